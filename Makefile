@@ -1,0 +1,39 @@
+# Two commands: `make train` and `make test`. Each sets up what it needs first; a second call installs nothing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
+ARGS   ?=
+
+.PHONY: help train test lint types unit clean
+help:
+	@echo "make train   train a private model on the embedded digits (ARGS='--epsilon 2' passes flags on)"
+	@echo "make test    ruff, mypy --strict, doctests and pytest"
+	@echo "make clean   remove the environment and caches"
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "adadpigu needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "First call: making $(VENV) and installing the package (one to three minutes, once)."
+	@$(PYTHON) -m venv $(VENV)
+	@echo "  1/2 PyTorch" && $(PIP) torch
+	@echo "  2/2 adadpigu and its tools" && $(PIP) --editable '.[dev]'
+	@touch $@
+
+train: $(READY)
+	@$(BIN)/adadpigu train $(ARGS)
+
+test: lint types unit
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+unit: $(READY)
+	$(BIN)/pytest $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Differentially private training whose guarantee is real, fast and accurate."""

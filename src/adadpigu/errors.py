@@ -1,0 +1,42 @@
+"""Every error the package raises on purpose, as one small hierarchy.
+
+The command line turns an `InputError` into one line on standard error and exit code 2; a `PrivacyLineError` is a defect in
+calling code, so it keeps its traceback. No message may carry a sensitive value.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AdaDPIGUError(Exception):
+    """Base class of all errors raised on purpose."""
+
+
+class InputError(AdaDPIGUError, ValueError):
+    """A value the user gave cannot be used; the message names the value and what is allowed."""
+
+
+class ModelError(InputError):
+    """A module that cannot be trained privately, named by its dotted path."""
+
+
+class BudgetError(InputError):
+    """A step that would exceed the budget; raised before anything is drawn or charged."""
+
+
+class PrivacyLineError(AdaDPIGUError, TypeError):
+    """Something sensitive was handed to code that may only see releases, or a release was made outside the mechanism."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name nobody registered, with the nearest one suggested.
+
+    >>> str(unknown("method", "adadpig", ["adadpigu", "dpsgd"]))
+    "unknown method 'adadpig'; did you mean 'adadpigu'? (known: adadpigu, dpsgd)"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")

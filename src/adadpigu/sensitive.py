@@ -1,0 +1,53 @@
+"""The sensitive side of the privacy line: boxes around values that depend on private records and carry no noise.
+
+A box refuses everything that would let its content out by accident: printing, comparing, indexing, converting, pickling.
+Only the modules that stand on the line (`gradients`, `bounding`, `mechanism`, `diagnostics`, `audit`) call `unseal`.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NoReturn, TypeVar
+
+from adadpigu.errors import PrivacyLineError
+
+T = TypeVar("T")
+
+
+class Sensitive(Generic[T]):
+    """A value on the un-noised side of the privacy line.
+
+    >>> box = Sensitive(3.14)
+    >>> box
+    <Sensitive: un-noised, outside the guarantee>
+    >>> float(box)
+    Traceback (most recent call last):
+        ...
+    adadpigu.errors.PrivacyLineError: a Sensitive value cannot be read: only the mechanism turns it into a Release
+    """
+
+    __slots__ = ("__content",)
+
+    def __init__(self, content: T) -> None:
+        self.__content = content
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: un-noised, outside the guarantee>"
+
+    def __refuse(self, *_: object, **__: object) -> NoReturn:
+        raise PrivacyLineError(
+            f"a {type(self).__name__} value cannot be read: only the mechanism turns it into a Release"
+        )
+
+    __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __array__ = __refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __reduce_ex__ = __copy__ = __deepcopy__ = __torch_function__ = __refuse
+
+    def _open(self) -> T:
+        return self.__content
+
+
+def unseal(box: Sensitive[T]) -> T:
+    """The content of a box. Only modules that stand on the privacy line may import this; a test holds them to it."""
+    if not isinstance(box, Sensitive):
+        raise PrivacyLineError(f"expected a Sensitive value, got {type(box).__name__}")
+    return box._open()
