@@ -1,7 +1,7 @@
 """Every error the package raises on purpose, as one small hierarchy.
 
-The command line turns an `InputError` into one line on standard error and exit code 2; a `PrivacyLineError` is a defect in
-calling code, so it keeps its traceback. No message may carry a sensitive value.
+The command line turns an `InputError` into one line on standard error and exit code 2; a `PrivacyLineError` is a
+defect in calling code, so it keeps its traceback. No message may carry a sensitive value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BudgetError(InputError):
 
 
 class PrivacyLineError(AdaDPIGUError, TypeError):
-    """Something sensitive was handed to code that may only see releases, or a release was made outside the mechanism."""
+    """A sensitive value reached code that may only see releases, or a release was made outside the mechanism."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

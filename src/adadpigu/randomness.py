@@ -49,8 +49,8 @@ class _Generated:
 class SystemRandomness(_Generated):
     """Keyed with 256 bits from the operating system at construction.
 
-    The generator is statistical (Philox), not cryptographic: the key cannot be guessed, but an observer of long raw noise
-    output is not covered by a security proof.
+    The generator is statistical (Philox), not cryptographic: its key cannot be guessed, but no security proof covers an
+    observer of long raw noise output.
     """
 
     description = "Philox generator keyed with 256 bits from the operating system, float64"

@@ -1,6 +1,6 @@
 """The sensitive side of the privacy line: boxes around values that depend on private records and carry no noise.
 
-A box refuses everything that would let its content out by accident: printing, comparing, indexing, converting, pickling.
+A box refuses everything that would let its content out by accident: printing, comparing, indexing, pickling.
 Only the modules that stand on the line (`gradients`, `bounding`, `mechanism`, `diagnostics`, `audit`) call `unseal`.
 """
 
