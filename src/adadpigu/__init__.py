@@ -1,1 +1,46 @@
-"""Differentially private training whose guarantee is real, fast and accurate."""
+"""Differentially private training whose guarantee is real, fast and accurate.
+
+    import adadpigu as ad
+    run = ad.train(model, (inputs, targets), records=60_000, privacy=ad.Budget(epsilon=4, delta=1e-5),
+                   method=ad.AdaDPIGU(retention=0.6), batch_size=1000, epochs=30)
+    run.accuracy, run.epsilon, run.privacy.statement()
+
+The pipeline, as the modules stand: sampling -> gradients -> bounding -> mechanism (the privacy line) -> importance,
+statistics, methods, training.
+"""
+
+from __future__ import annotations
+
+from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.bounding import GradientSum, RecordSum
+from adadpigu.data import DataSet, load_dataset
+from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
+from adadpigu.mechanism import Release
+from adadpigu.methods import DPSGD, SGD, AdaDPIGU, Method, make_method
+from adadpigu.models import make_model
+from adadpigu.training import Observer, Run, TrainingOptions, train
+
+__all__ = [
+    "DPSGD",
+    "SGD",
+    "AdaDPIGU",
+    "AdaDPIGUError",
+    "Budget",
+    "BudgetError",
+    "DataSet",
+    "GradientSum",
+    "InputError",
+    "Method",
+    "ModelError",
+    "Observer",
+    "PrivacyLineError",
+    "PrivacyReport",
+    "RecordSum",
+    "Release",
+    "Run",
+    "TrainingOptions",
+    "load_dataset",
+    "make_method",
+    "make_model",
+    "train",
+]

@@ -72,12 +72,7 @@ class Layout:
     def split(self, flat: Tensor) -> Iterator[tuple[Slot, Tensor]]:
         """Views of a [..., d] tensor, one a parameter, in the parameter's shape."""
         for slot in self.slots:
-            yield (
-                slot,
-                flat[..., slot.start : slot.stop]
-                .unflatten(-1, slot.shape or (1,))
-                .reshape(*flat.shape[:-1], *slot.shape),
-            )
+            yield slot, flat[..., slot.start : slot.stop].reshape(*flat.shape[:-1], *slot.shape)
 
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The model's parameters in the order of the slots."""

@@ -6,7 +6,7 @@ Only the modules that stand on the line (`gradients`, `bounding`, `mechanism`, `
 
 from __future__ import annotations
 
-from typing import Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from adadpigu.errors import PrivacyLineError
 
@@ -33,14 +33,18 @@ class Sensitive(Generic[T]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: un-noised, outside the guarantee>"
 
-    def __refuse(self, *_: object, **__: object) -> NoReturn:
-        raise PrivacyLineError(
-            f"a {type(self).__name__} value cannot be read: only the mechanism turns it into a Release"
-        )
+    if not TYPE_CHECKING:  # mypy shall refuse these by their absence
 
-    __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __array__ = __refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __matmul__ = __refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __reduce_ex__ = __copy__ = __deepcopy__ = __torch_function__ = __refuse
+        def __refuse(self, *_: object, **__: object) -> NoReturn:
+            raise PrivacyLineError(
+                f"a {type(self).__name__} value cannot be read: only the mechanism turns it into a Release"
+            )
+
+        __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __array__ = __refuse
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __refuse
+        __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __reduce_ex__ = __refuse
+        __copy__ = __deepcopy__ = __refuse
+        __torch_function__ = classmethod(__refuse)
 
     def _open(self) -> T:
         return self.__content

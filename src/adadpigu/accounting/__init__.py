@@ -1,0 +1,50 @@
+"""What a run costs in privacy: events, plans, accountants, calibration, the ledger, the statement.
+
+Nothing in here sees a record. `dp_accounting` is imported where it is used, since it alone takes over a second.
+"""
+
+from adadpigu.accounting.accountants import ACCOUNTANTS, AccountingWarning, epsilon, epsilon_curve, epsilons
+from adadpigu.accounting.budget import Budget
+from adadpigu.accounting.calibration import Calibration, affordable_prefix, affordable_steps, calibrate
+from adadpigu.accounting.events import combined_noise_multiplier, draw_event, event_from_json, event_to_json
+from adadpigu.accounting.ledger import Ledger
+from adadpigu.accounting.ledger_reading import LedgerRecord, read_ledger
+from adadpigu.accounting.plan import Plan, PlannedDraw, PlannedStage, plan_for
+from adadpigu.accounting.statement import (
+    EventCount,
+    PrivacyReport,
+    ReleaseSummary,
+    StageSteps,
+    library_versions,
+    privacy_report,
+)
+
+__all__ = [
+    "ACCOUNTANTS",
+    "AccountingWarning",
+    "Budget",
+    "Calibration",
+    "EventCount",
+    "Ledger",
+    "LedgerRecord",
+    "Plan",
+    "PlannedDraw",
+    "PlannedStage",
+    "PrivacyReport",
+    "ReleaseSummary",
+    "StageSteps",
+    "affordable_prefix",
+    "affordable_steps",
+    "calibrate",
+    "combined_noise_multiplier",
+    "draw_event",
+    "epsilon",
+    "epsilon_curve",
+    "epsilons",
+    "event_from_json",
+    "event_to_json",
+    "library_versions",
+    "plan_for",
+    "privacy_report",
+    "read_ledger",
+]

@@ -1,0 +1,16 @@
+"""The command line: `adadpigu` and `python -m adadpigu` are the same program.
+
+Exit codes: 0 done; 1 ran, and the answer is no; 2 bad input, one line on standard error; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the program and exits."""
+    from adadpigu.cli.app import run  # the command line's own imports stay out of `import adadpigu`
+
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))

@@ -1,0 +1,31 @@
+"""Per-sample gradients: the first stage of the pipeline, all of it on the sensitive side of the privacy line.
+
+`choose_engine` inspects a model on a synthetic example, refuses what cannot be trained privately, and returns the
+fastest engine that is right; engines seal what they compute: records → g_i = ∇ℓ(θ; record i) → `PerSampleGradients`.
+"""
+
+from __future__ import annotations
+
+from adadpigu.gradients.choice import choose_engine
+from adadpigu.gradients.functional import FunctionalEngine, LoopEngine
+from adadpigu.gradients.inspection import inspect_model
+from adadpigu.gradients.interface import GradientBatch, GradientEngine, PerRecordLosses, PerSampleGradients
+from adadpigu.gradients.losses import Loss
+from adadpigu.gradients.rule_engine import RuleEngine
+from adadpigu.gradients.rules import RULES, Destination, rule
+
+__all__ = [
+    "RULES",
+    "Destination",
+    "FunctionalEngine",
+    "GradientBatch",
+    "GradientEngine",
+    "LoopEngine",
+    "Loss",
+    "PerRecordLosses",
+    "PerSampleGradients",
+    "RuleEngine",
+    "choose_engine",
+    "inspect_model",
+    "rule",
+]

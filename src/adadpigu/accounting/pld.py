@@ -1,0 +1,108 @@
+"""Privacy loss distributions: the tight accountant, with a discretisation that fits what it is asked.
+
+`dp_accounting` rounds the privacy loss up to multiples of an interval h, which only ever raises ε. At its default of
+1e-4 the rounding is invisible for usual budgets; but where one step leaks less than h (ε near 0.01 over 1e5 steps) it
+doubles ε, and where ε is in the hundreds the grid has millions of points. So h is 1e-4 unless one of these bites.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from adadpigu.accounting.closed_forms import gaussian_epsilon
+from adadpigu.accounting.spending import Spending
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+DEFAULT_INTERVAL = 1e-4
+SMALLEST_SIGMA = 1 / 64
+_COARSEST_INTERVAL = DEFAULT_INTERVAL * 2**6
+_TIGHT_EXCESS = 1e-3
+_COARSE_EXCESS = 2e-3
+
+
+def tight_interval(spending: Spending) -> float:
+    """1e-4 (dp_accounting's default) where that is fine enough; halved until rounding adds at most 0.05 % to ε."""
+    return _fitting_interval(spending, DEFAULT_INTERVAL, _TIGHT_EXCESS, most_points=400_000)
+
+
+def coarse_interval(spending: Spending) -> float:
+    """At most 6.4e-3, rounding adds at most about 0.1 % to ε: for curves and for searching, never for a claim."""
+    return _fitting_interval(spending, _COARSEST_INTERVAL, _COARSE_EXCESS, most_points=40_000)
+
+
+@functools.lru_cache(maxsize=4096)
+def pld_epsilon(spending: Spending, delta: float, interval: float) -> float:
+    """ε at δ. Gaussians alone are exact (closed form).
+
+    A sampled draw with σ below 1/64 counts as publishing the record whenever it is drawn; ε is infinite where float64
+    cannot hold e^ε (above about 700). Both only ever raise ε.
+    """
+    import numpy as np
+
+    if not spending.private:
+        return math.inf
+    if spending.free:
+        return 0.0
+    if not spending.sampled:
+        return gaussian_epsilon(spending.gaussian_multiplier, delta)
+    if spending.sampled_below(SMALLEST_SIGMA).sampled:
+        bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
+        left = delta - bare.chance_of_being_drawn()
+        return pld_epsilon(rest, left, interval) if left > 0 else math.inf
+    parts = [_composed(q, sigma, count, interval) for q, sigma, count in spending.mechanisms()]
+    with np.errstate(over="ignore"):
+        return float(functools.reduce(lambda left, right: left.compose(right), parts).get_epsilon_for_delta(delta))
+
+
+@functools.lru_cache(maxsize=16)
+def _composed(q: float, sigma: float, count: int, interval: float) -> PrivacyLossDistribution:
+    single = _single(q, sigma, interval)
+    return single if count == 1 else single.self_compose(count)
+
+
+@functools.lru_cache(maxsize=4)
+def _single(q: float, sigma: float, interval: float) -> PrivacyLossDistribution:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=interval, sampling_prob=q
+    )
+
+
+def _fitting_interval(spending: Spending, start: float, excess: float, *, most_points: int) -> float:
+    """The largest start·2^k, k ≤ 0, whose rounding inflates the variance of the loss by at most `excess`.
+
+    Spreading a loss over two grid points adds about h²/6 to its variance, or s·h when its spread s is below h.
+    k > 0 only to keep the grid of one draw within `most_points` and that of all within ten times as many.
+    """
+    mechanisms = spending.sampled_from(SMALLEST_SIGMA).mechanisms()
+    moments = [(_loss_variance(q, sigma), _loss_range(q, sigma), n) for q, sigma, n in mechanisms]
+    if not moments:
+        return start
+    variance = math.fsum(n * v for v, _, n in moments)
+    longest = max(reach for _, reach, _ in moments)
+    least = max(longest, 2 * math.sqrt(variance)) / most_points
+
+    def added(h: float) -> float:
+        return math.fsum(n * min(h * h / 6, math.sqrt(v) * h) for v, _, n in moments)
+
+    interval = start
+    while interval < least:
+        interval *= 2
+    while added(interval) > excess * variance and interval / 2 >= least:
+        interval /= 2
+    return interval
+
+
+def _loss_variance(q: float, sigma: float) -> float:
+    """About the variance of one draw's privacy loss: its χ² divergence, cut where σ is so small that this explodes."""
+    return min(q**2 * math.expm1(min(sigma**-2, 700.0)), q * _loss_range(q, sigma) ** 2)
+
+
+def _loss_range(q: float, sigma: float) -> float:
+    """About the largest privacy loss of one draw that is kept (ten standard deviations out)."""
+    return math.log1p(q * math.expm1(min(10 / sigma, 700.0))) + 0.5 / sigma**2 + 10 / sigma

@@ -1,0 +1,224 @@
+"""The privacy report of a run (`privacy.json`): what is claimed, under which assumptions, and what is not covered.
+
+The claim is the ε of the *whole plan*, also for a run that was stopped: when to stop may depend on what was seen.
+Every field is public. `wording` renders it for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, TypeVar
+
+from adadpigu.accounting import accountants
+from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.plan import Plan
+from adadpigu.accounting.wording import render
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+FORMAT = "adadpigu-privacy-1"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSteps:
+    """How far a stage got."""
+
+    name: str
+    planned: int
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventCount:
+    """A planned event (as `event_to_json` writes it) and how often the plan holds it."""
+
+    event: Mapping[str, object]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseSummary:
+    """One named kind of release: how many numbers it has, what bounds a record's part in it, and its noise."""
+
+    name: str
+    dimension: int
+    sensitivity: float
+    noise_multiplier: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyReport:
+    """Everything an auditor needs; `privacy_report` fills it in consistently."""
+
+    private: bool
+    method: str
+    epsilon_pld: float
+    epsilon_rdp: float
+    epsilon_rdp_classic: float
+    epsilon_spent: float
+    """ε (PLD) of what was charged until the run ended; for information, the claim is `epsilon_pld`"""
+    target_epsilon: float | None
+    delta: float
+    records: int
+    """the declared public record count N"""
+    expected_batch_size: float
+    sample_rate: float
+    noise_multiplier: float
+    clip_norm: float | None
+    stages: tuple[StageSteps, ...]
+    events: tuple[EventCount, ...]
+    releases: tuple[ReleaseSummary, ...]
+    randomness: str
+    randomness_private: bool
+    diagnostics_exposed: bool = False
+    interrupted: bool = False
+    not_covered: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unit_of_privacy: str = "one record"
+    relation: str = "add or remove one"
+    sampler: str = "Poisson"
+
+    def event(self) -> DpEvent:
+        """The planned events as one composition, for any accountant to replay."""
+        return compose((event_from_json(group.event), group.count) for group in self.events)
+
+    def statement(self) -> str:
+        """The guarantee in plain words, wrapped for a terminal."""
+        return render(self)
+
+    def to_json(self) -> dict[str, object]:
+        """Strict JSON: an infinite number (no guarantee at all) becomes null."""
+        return {"format": FORMAT, **_plain(dataclasses.asdict(self))}  # type: ignore[dict-item]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
+        """The inverse of `to_json`; null in a number becomes infinity again."""
+        if data.get("format") != FORMAT:
+            raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
+        fields = {key: value for key, value in data.items() if key != "format"}
+        try:
+            for name, kind in (("stages", StageSteps), ("events", EventCount), ("releases", ReleaseSummary)):
+                fields[name] = tuple(_record(kind, entry) for entry in fields[name])  # type: ignore[attr-defined]
+            for name in ("not_covered", "warnings"):
+                fields[name] = tuple(fields[name])  # type: ignore[arg-type]
+            report: PrivacyReport = _record(cls, fields)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"not a privacy report: {error}") from error
+        return report
+
+
+def privacy_report(
+    *,
+    plan: Plan,
+    spent: DpEvent,
+    delta: float,
+    target_epsilon: float | None,
+    method: str,
+    records: int,
+    expected_batch_size: float,
+    noise_multiplier: float,
+    clip_norm: float | None,
+    steps_done: Mapping[str, int],
+    releases: Sequence[ReleaseSummary],
+    randomness: str,
+    randomness_private: bool,
+    diagnostics_exposed: bool = False,
+    interrupted: bool = False,
+    not_covered: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    versions: Mapping[str, str] | None = None,
+) -> PrivacyReport:
+    """The report of a run, its ε values computed from the plan and from what was spent (`ledger.events()`).
+
+    `private` follows: a finite ε and noise that nobody can repeat. `not_covered` and `warnings` add to the usual ones.
+    """
+    claim = accountants.epsilons(plan.event(), delta)
+    return PrivacyReport(
+        private=math.isfinite(claim["pld"]) and randomness_private,
+        method=method,
+        epsilon_pld=claim["pld"],
+        epsilon_rdp=claim["rdp"],
+        epsilon_rdp_classic=claim["rdp_classic"],
+        epsilon_spent=accountants.epsilon(spent, delta),
+        target_epsilon=target_epsilon,
+        delta=delta,
+        records=records,
+        expected_batch_size=expected_batch_size,
+        sample_rate=expected_batch_size / records,
+        noise_multiplier=noise_multiplier,
+        clip_norm=clip_norm,
+        stages=tuple(
+            StageSteps(name=stage.name, planned=stage.steps, done=steps_done.get(stage.name, 0))
+            for stage in plan.stages
+        ),
+        events=tuple(
+            EventCount(event=event_to_json(event), count=count) for event, count in leaves(plan.event()).items()
+        ),
+        releases=tuple(releases),
+        randomness=randomness,
+        randomness_private=randomness_private,
+        diagnostics_exposed=diagnostics_exposed,
+        interrupted=interrupted,
+        not_covered=_not_covered(diagnostics_exposed, not_covered),
+        warnings=_unique([*_delta_warning(delta, records, warnings), *warnings]),
+        versions=library_versions() if versions is None else versions,
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """The versions that a reader would need to repeat the accounting."""
+    found = {"python": platform.python_version()}
+    for package in ("adadpigu", "torch", "numpy", "dp-accounting"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
+
+
+def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str, ...]:
+    usual = [
+        "the choice of hyper-parameters, if other runs on the same records guided it",
+        "test records: whatever is measured on them is exact",
+        "facts declared as public: the record count, normalisation constants, the list of classes",
+    ]
+    exposed = ["diagnostics that were looked at: un-noised losses, norms, batch sizes"] if diagnostics_exposed else []
+    return _unique([*usual, *exposed, *further])
+
+
+def _delta_warning(delta: float, records: int, given: Sequence[str]) -> list[str]:
+    if delta * records < 1 or any(warning.startswith("delta=") for warning in given):
+        return []
+    return [
+        f"delta={delta:g} is not below 1/records = {1 / records:.3g}: publishing one whole record now and then would "
+        "satisfy such a guarantee"
+    ]
+
+
+def _unique(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lines))
+
+
+def _plain(value: object) -> object:
+    """Tuples become lists, infinities null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _record(kind: type[T], data: Mapping[str, object]) -> T:
+    """A dataclass from its fields, null standing for infinity where only a number is allowed."""
+    annotations = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    infinite = [key for key, value in data.items() if value is None and annotations.get(key) == "float"]
+    return kind(**{**data, **dict.fromkeys(infinite, math.inf)})

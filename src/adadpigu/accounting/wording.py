@@ -1,0 +1,159 @@
+"""The guarantee in plain words, for a reader who has never heard of differential privacy.
+
+It says what is protected, how much, under which assumptions, what is not covered and how to check it; and it says
+NOT PRIVATE first when there is nothing to claim.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adadpigu.accounting.statement import PrivacyReport
+
+_WIDTH = 100
+
+
+def render(report: PrivacyReport) -> str:
+    """The whole statement; each paragraph wrapped at 100 columns."""
+    if not report.private:
+        return "\n".join([*_not_private(report), "", *_not_covered(report)])
+    parts = [
+        [_headline(report)],
+        _protected(report),
+        _strength(report),
+        *([_interruption(report)] if report.interrupted else []),
+        *([_diagnostics()] if report.diagnostics_exposed else []),
+        *(_wrap(f"Warning: {warning}.") for warning in report.warnings),
+        _assumptions(report),
+        _not_covered(report),
+        _checking(report),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _headline(report: PrivacyReport) -> str:
+    exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
+    return f"PRIVATE: epsilon = {number(report.epsilon_pld)} at delta = {report.delta:g}{exposed}"
+
+
+def _not_private(report: PrivacyReport) -> list[str]:
+    lines = ["NOT PRIVATE: this run gives no guarantee for anybody's record.", ""]
+    if not math.isfinite(report.epsilon_pld):
+        lines += _wrap(
+            f"The method {report.method!r} let values that depend on single records out without enough noise, so its "
+            "epsilon is infinite. Treat the model as you would treat the records themselves."
+        )
+    if not report.randomness_private:
+        lines += _wrap(
+            f"The noise can be repeated ({report.randomness}): whoever knows the seed can subtract it, so the "
+            f"epsilon of {number(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
+            "Run again without fixed noise before the model leaves your hands."
+        )
+    return lines
+
+
+def _protected(report: PrivacyReport) -> list[str]:
+    return _wrap(
+        f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
+        f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
+        "same had that record been left out, or had one more been put in."
+    )
+
+
+def _strength(report: PrivacyReport) -> list[str]:
+    epsilon, delta = report.epsilon_pld, report.delta
+    certainty = 1 / (1 + math.exp(-epsilon))
+    weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
+    target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
+    return _wrap(
+        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about a record being used, "
+        f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
+        f"toss, they end up at most {percent(certainty)} sure. This may fail with a probability of about delta = "
+        f"{delta:g}, 1 in {1 / delta:,.0f}.{weak}"
+    )
+
+
+def _interruption(report: PrivacyReport) -> list[str]:
+    done, planned = sum(s.done for s in report.stages), sum(s.planned for s in report.stages)
+    return _wrap(
+        f"Interrupted: {done} of {planned} steps were done, and the steps charged until then cost epsilon = "
+        f"{number(report.epsilon_spent)}. The claim stays the full {number(report.epsilon_pld)}, because the "
+        "moment of stopping may have depended on what was seen."
+    )
+
+
+def _diagnostics() -> list[str]:
+    return _wrap(
+        "Diagnostics were exposed: somebody looked at un-noised values (losses, norms, batch sizes) during the run. "
+        "These are outside the guarantee, and so is everything decided because of them."
+    )
+
+
+def _assumptions(report: PrivacyReport) -> list[str]:
+    steps = ", ".join(f"{stage.name} {stage.planned}" for stage in report.stages)
+    clip = "" if report.clip_norm is None else f", each record's part bounded by {report.clip_norm:g}"
+    return _wrap(
+        f"Under which assumptions: two data sets are neighbours when they differ by one record ({report.relation}); "
+        f"each step takes every record independently ({report.sampler} sampling) with probability "
+        f"{report.sample_rate:.6g}{clip}, with Gaussian noise of multiplier {report.noise_multiplier:.6g}; steps: "
+        f"{steps}. Noise and sampling: {report.randomness}."
+    )
+
+
+def _not_covered(report: PrivacyReport) -> list[str]:
+    lines = ["Not covered:"]
+    for item in report.not_covered:
+        lines += textwrap.wrap(item, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    return lines if report.not_covered else []
+
+
+def _checking(report: PrivacyReport) -> list[str]:
+    return _wrap(
+        "How to check: privacy.json lists every planned event and ledger.jsonl every draw that was made; any "
+        "accountant that knows these events can replay them. Here: "
+        f"{number(report.epsilon_pld)} by privacy loss distributions (the claim), "
+        f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
+        "conversion."
+    )
+
+
+def number(value: float) -> str:
+    """An ε for people: four digits, rounded up, so that what is read is never below what is spent.
+
+    >>> number(3.99412), number(math.inf), number(0.0)
+    ('3.995', 'infinite', '0')
+    """
+    if not math.isfinite(value):
+        return "infinite"
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.4g}"
+
+
+def odds(epsilon: float) -> str:
+    """The factor e^ε for people.
+
+    >>> odds(4.0), odds(30.0), odds(2000.0)
+    ('54.6', '1.07e+13', 'more than 1e+300')
+    """
+    return f"{math.exp(epsilon):.3g}" if epsilon < 690 else "more than 1e+300"
+
+
+def percent(share: float) -> str:
+    """A probability for people, never rounded up to certainty.
+
+    >>> percent(0.98201), percent(1 - 1e-9)
+    ('98.2 %', '99.9999999 %')
+    """
+    digits = 1
+    while digits < 8 and round(100 * share, digits) >= 100:
+        digits += 1
+    return f"{100 * share:.{digits}f} %" if share < 1 else "practically 100 %"
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH)

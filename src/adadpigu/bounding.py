@@ -1,0 +1,211 @@
+"""Per-record values -> a bounded sum that knows its own sensitivity. Everything here is before the noise: sensitive.
+
+For gradients (design: stage 2, steps 2 to 4), with mask m, centre α and scale √β + μ, all learned from releases:
+
+    z_i = m ⊙ (g_i − α) / scale,   optionally the top-k of each record,   z̄_i = z_i · min(1, C/‖z_i‖₂),   Σ z̄_i
+
+A sum, never a mean. Norms and sums run in float64, and a record whose norm is not finite contributes exactly zero,
+so no input, however odd, contributes more than C.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adadpigu.errors import InputError, PrivacyLineError
+from adadpigu.gradients import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.sensitive import Sensitive, unseal
+
+# Rounding a clipped record to its dtype may push its norm past C by a few last places; the target stays below.
+_MARGIN = {torch.float64: 2.0**-40, torch.float32: 2.0**-20}
+
+
+class BoundedSum(Sensitive[Tensor]):
+    """Σ z̄_i in float64, and what adding or removing one record can change in it (L2). The noise reads it from here."""
+
+    __slots__ = ("active", "dtype", "name", "sensitivity", "size")
+
+    def __init__(
+        self, total: Tensor, *, name: str, sensitivity: float, active: Tensor | None, size: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__(total)
+        self.name = name
+        self.sensitivity = sensitivity
+        self.active = active
+        """Positions of the entries in a vector of `size`; None when every entry is there."""
+        self.size = size
+        self.dtype = dtype
+        """What the release is rounded to; the sum and the noise are float64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSum:
+    """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
+
+    `active` holds the positions the mask keeps (None: all), `center` α and `scale` √β + μ are [d] tensors (None: 0
+    and 1), `top_k` ρ keeps the ⌊ρ·|m|⌋ largest entries of each record. `share` is this query's part of the draw's
+    privacy cost.
+    """
+
+    clip_norm: float
+    name: str = "gradient"
+    active: Tensor | None = None
+    center: Tensor | None = None
+    scale: Tensor | None = None
+    top_k: float = 1.0
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_query(self.name, self.clip_norm, self.share)
+        if not 0 < self.top_k <= 1:
+            raise InputError(f"top_k={self.top_k} is not in (0, 1]")
+
+    def transform(self, gradients: Tensor) -> Tensor:
+        """[b, d] -> [b, |m|]: mask, standardise, keep the largest. Row by row; allocates, never changes its input."""
+        z = gradients if self.active is None else gradients.index_select(1, self.active)
+        if self.center is not None:
+            z = z - self._select(self.center, z)
+        if self.scale is not None:
+            z = z / self._select(self.scale, z)
+        return keep_largest(z, self.top_k) if self.top_k < 1 else z
+
+    def restore(self, total: Tensor, batch_size: int) -> Tensor:
+        """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
+        mean = total / batch_size
+        if self.scale is not None:
+            mean = mean * self.scale.to(mean)
+        if self.center is not None:
+            mean = mean + self.center.to(mean)
+        if self.active is None:
+            return mean
+        return torch.zeros_like(mean).index_copy_(0, self.active, mean[self.active])
+
+    def _select(self, values: Tensor, like: Tensor) -> Tensor:
+        kept = values if self.active is None else values.index_select(0, self.active)
+        return kept.to(dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a `RecordSum` may look at: one record's gradient, its loss, and its losses at other parameters."""
+
+    gradient: Tensor
+    loss: Tensor
+    losses_at: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSum:
+    """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
+
+    `of` is run by `torch.func.vmap` on one record at a time, so it cannot look at two records at once. `losses_at`
+    names parameter vectors (public ones) at which the record's loss is wanted.
+    """
+
+    name: str
+    of: Callable[[Record], Tensor]
+    clip_norm: float
+    losses_at: tuple[Tensor, ...] = ()
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_query(self.name, self.clip_norm, self.share)
+
+
+Query = GradientSum | RecordSum
+
+
+def _check_query(name: str, clip_norm: float, share: float) -> None:
+    if not clip_norm > 0:
+        raise InputError(f"clip_norm={clip_norm} of {name!r} is not above 0")
+    if not 0 < share <= 1:
+        raise InputError(f"share={share} of {name!r} is not in (0, 1]")
+
+
+def keep_largest(z: Tensor, ratio: float) -> Tensor:
+    """Zeroes all but the ⌊ratio·n⌋ largest magnitudes of each row; ties are broken, so exactly that many stay.
+
+    >>> keep_largest(torch.tensor([[3.0, -4.0, 1.0, 2.0]]), 0.5)
+    tensor([[ 3., -4.,  0.,  0.]])
+    """
+    count = math.floor(ratio * z.shape[1])
+    if count < 1:
+        raise InputError(
+            f"top_k={ratio} keeps none of {z.shape[1]} active coordinates; allowed: at least 1/{z.shape[1]}"
+        )
+    kept = torch.topk(z.abs(), count, dim=1, sorted=False).indices
+    return torch.zeros_like(z).scatter_(1, kept, z.gather(1, kept))
+
+
+def clip_rows(z: Tensor, clip_norm: float) -> Tensor:
+    """Scales each row to an L2 norm of at most `clip_norm`; a row with a non-finite entry becomes zero.
+
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("inf"), 0.0]]), 1.0).round(decimals=3)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000],
+            [0.0000, 0.0000]])
+    """
+    norms = torch.linalg.vector_norm(z, dim=1, dtype=torch.float64)
+    finite = torch.isfinite(norms)
+    target = clip_norm * (1 - _MARGIN.get(z.dtype, 2.0**-7))
+    factors = (target / norms).clamp(max=1.0).to(z.dtype)
+    return torch.where(finite[:, None], z * factors[:, None], 0.0)
+
+
+class Bounder:
+    """Adds up one query's clipped records over the micro-batches of a draw."""
+
+    def __init__(self, query: Query, size: int) -> None:
+        self._query = query
+        self._size = size
+        self._total: Tensor | None = None
+        self._dtype = torch.float32
+
+    def add(self, gradients: PerSampleGradients, losses_at: PerRecordLosses | None = None) -> None:
+        """Adds one micro-batch. Only an engine's output is taken, and it is clipped record by record."""
+        if not isinstance(gradients, PerSampleGradients):
+            raise PrivacyLineError(f"expected PerSampleGradients from an engine, got {type(gradients).__name__}")
+        batch = unseal(gradients)
+        if isinstance(self._query, GradientSum):
+            values = self._query.transform(batch.gradients)
+        else:
+            values = _per_record(self._query, batch, None if losses_at is None else unseal(losses_at))
+        self._dtype = values.dtype if values.is_floating_point() else torch.float32
+        total = clip_rows(values, self._query.clip_norm).sum(dim=0, dtype=torch.float64)
+        self._total = total if self._total is None else self._total + total
+
+    def result(self) -> BoundedSum:
+        """The bounded sum, with its sensitivity."""
+        if self._total is None:
+            raise PrivacyLineError(f"nothing was added to {self._query.name!r}, not even an empty batch")
+        query = self._query
+        gradient = isinstance(query, GradientSum)
+        return BoundedSum(
+            self._total,
+            name=query.name,
+            sensitivity=query.clip_norm,
+            active=query.active if isinstance(query, GradientSum) else None,
+            size=self._size if gradient else len(self._total),
+            dtype=self._dtype,
+        )
+
+
+def _per_record(query: RecordSum, batch: GradientBatch, losses_at: Tensor | None) -> Tensor:
+    """[b, k] values of `of` on each record alone; for an empty batch, a blank record gives the shape."""
+    gradients, losses = batch.gradients, batch.losses
+    count = len(gradients)
+    if losses_at is None:
+        losses_at = gradients.new_zeros(count, 0)
+    if count == 0:
+        gradients, losses, losses_at = (t.new_zeros(1, *t.shape[1:]) for t in (gradients, losses, losses_at))
+
+    def one(gradient: Tensor, loss: Tensor, at: Tensor) -> Tensor:
+        return query.of(Record(gradient, loss, at)).reshape(-1)
+
+    values: Tensor = torch.func.vmap(one)(gradients, losses, losses_at)
+    return values[:count]

@@ -1,0 +1,84 @@
+"""`adadpigu calibrate` (σ for a budget) and `adadpigu account` (ε for a σ). No data is involved."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adadpigu.cli.output import number, print_json, screen, table
+
+Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
+Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]
+Delta = Annotated[float, typer.Option("--delta", help="δ of the guarantee.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+_NAMES = {
+    "pld": "privacy loss distribution (tight; the one we claim)",
+    "rdp": "Rényi DP, improved conversion",
+    "rdp_classic": "Rényi DP, classic conversion (the paper's)",
+}
+
+
+def account(
+    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", "-s", help="σ, noise over sensitivity.")],
+    sample_rate: Rate,
+    steps: Steps,
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Tells the ε of a noise multiplier, under every accountant (Poisson sampling, add or remove one record)."""
+    from adadpigu.accounting import epsilons, plan_for
+    from adadpigu.accounting.budget import check_delta
+
+    check_delta(delta)
+    found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
+    if as_json:
+        finite = {name: value if value < float("inf") else None for name, value in found.items()}
+        print_json({**finite, "delta": delta, "noise_multiplier": noise_multiplier, "steps": steps})
+        return
+    screen().print(table(["ε", "accountant"], [[number(found[key], 6), name] for key, name in _NAMES.items()]))
+
+
+def calibrate(
+    epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="ε that must not be exceeded.")],
+    sample_rate: Rate,
+    steps: Steps,
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Finds the least noise multiplier σ that keeps a budget, and shows the paper's closed form beside it."""
+    from adadpigu.accounting import Budget, epsilons, plan_for
+    from adadpigu.accounting import calibrate as find
+    from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
+
+    Budget(epsilon=epsilon, delta=delta)
+    found = find(plan_for(sample_rate, steps), epsilon=epsilon, delta=delta)
+    closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
+    claimed = epsilons(plan_for(sample_rate, steps)(closed).event(), delta)["pld"]
+    if as_json:
+        print_json(
+            {
+                "noise_multiplier": found.noise_multiplier,
+                "epsilon": found.epsilon,
+                "delta": delta,
+                "closed_form": closed,
+                "closed_form_epsilon": claimed if claimed < float("inf") else None,
+            }
+        )
+        return
+    rows = [
+        [number(found.noise_multiplier, 6), number(found.epsilon, 6), "calibrated by PLD: this is the guarantee"],
+        [
+            number(closed, 6),
+            number(claimed, 6),
+            "the paper's closed form 2q√(T ln(1/δ))/ε: an asymptotic bound, no guarantee",
+        ],
+    ]
+    screen().print(table(["σ", "ε by PLD", "how"], rows))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(account)
+    app.command()(calibrate)

@@ -1,0 +1,79 @@
+"""The program's commands put together, and its one way of dealing with errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from adadpigu.cli import accounting, catalogue, training, usage
+from adadpigu.cli.output import print_error
+from adadpigu.errors import AdaDPIGUError, unknown
+
+app = typer.Typer(
+    name="adadpigu",
+    help="Train PyTorch models on sensitive records, and prove what they leak.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for commands in (training, accounting, catalogue, usage):
+    commands.add_to(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"adadpigu {version('adadpigu')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on sensitive records, and prove what they leak."""
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a command line and returns its exit code; every error is one line."""
+    try:
+        code: Any = app(arguments, standalone_mode=False, prog_name="adadpigu")
+        return code if isinstance(code, int) else 0
+    except AdaDPIGUError as error:
+        print_error(str(error))
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        print_error("interrupted before anything was trained: nothing was spent")
+        return 130
+    except Exception as error:
+        message = _parser_message(error, arguments)
+        if message is None:
+            raise
+        if message:
+            print_error(message)
+        return 2
+
+
+def _parser_message(error: Exception, arguments: list[str]) -> str | None:
+    """An argument parser's error in one line that names the value; None for any other error.
+
+    typer's parser raises classes of its own or click's, by version; what they share is `format_message`.
+    """
+    if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+        return None
+    message = str(error.format_message()).strip().rstrip(".")
+    if message.startswith("No such command"):
+        names = [c.name or "" for c in app.registered_commands]
+        return str(unknown("command", message.split("'")[1], names))
+    for option in getattr(getattr(error, "param", None), "opts", ()):
+        for position, argument in enumerate(arguments):
+            given = argument.split("=", 1)
+            if given[0] == option and message.startswith("Invalid value"):
+                value = given[1] if len(given) == 2 else " ".join(arguments[position + 1 : position + 2])
+                return f"{message} (got {value!r})"
+    return message

@@ -1,0 +1,85 @@
+"""`adadpigu methods`, `models` and `presets`: what there is, one line each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from adadpigu.cli.output import print_json, screen, table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def methods(as_json: Json = False) -> None:
+    """Lists the training methods: where each is from, what it adds, what it costs, its options."""
+    import dataclasses
+
+    from adadpigu.methods import all_methods
+
+    found = all_methods().values()
+    if as_json:
+        rows = [
+            {
+                "name": m.name,
+                "source": m.source,
+                "adds": m.adds,
+                "costs": m.costs,
+                "private": m.private,
+                "options": {f.name: _plain(f.default) for f in dataclasses.fields(m)},
+            }
+            for m in found
+        ]
+        print_json({"methods": rows})
+        return
+    screen().print(table(["method", "source", "adds", "costs"], [[m.name, m.source, m.adds, m.costs] for m in found]))
+    for m in found:
+        options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(m))
+        if options:
+            screen().print(f"\n{m.name} takes --set NAME=VALUE with {options}")
+
+
+def _plain(value: object) -> object:
+    return None if value == float("inf") else value
+
+
+def models(as_json: Json = False) -> None:
+    """Lists the models, with their number of parameters."""
+    from adadpigu.models import all_models
+
+    cards = all_models().values()
+    sizes = {c.name: c.parameters() for c in cards}
+    if as_json:
+        rows = [{"name": c.name, "parameters": sizes[c.name], "shape": c.shape, "about": c.about} for c in cards]
+        print_json({"models": rows})
+        return
+    rows_ = [
+        [
+            c.name,
+            "by data" if sizes[c.name] is None else f"{sizes[c.name]:,}",
+            "any" if c.shape is None else str(c.shape),
+            c.about,
+        ]
+        for c in cards
+    ]
+    screen().print(table(["model", "parameters", "record", "about"], rows_))
+    screen().print("\nA model of your own: --model package.module:function, which returns an nn.Module.")
+
+
+def presets(as_json: Json = False) -> None:
+    """Lists the presets: readable TOML files that `train --preset` and `train --config` take."""
+    from adadpigu.config import all_presets, parse
+
+    found = all_presets()
+    if as_json:
+        print_json({"presets": [{"name": name, **parse(text, name)} for name, text in found.items()]})
+        return
+    rows = [[name, text.splitlines()[0].lstrip("# ")] for name, text in found.items()]
+    screen().print(table(["preset", "about"], rows))
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(methods)
+    app.command()(models)
+    app.command()(presets)

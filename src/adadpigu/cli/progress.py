@@ -1,0 +1,68 @@
+"""The live bar of `train`: step, ε so far of ε target, test accuracy, steps a second. It sees public values only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from adadpigu.cli.output import number
+from adadpigu.training.run import Facts, Metrics, Run
+
+
+class _Rate(ProgressColumn):
+    """Steps a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.0f} steps/s")
+
+
+class Progress:
+    """An observer that draws a bar on a terminal, and a line for each look at the test set elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._target: float | None = None
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+        self._fields: dict[str, Any] = {"epsilon": "", "accuracy": ""}
+
+    def begin(self, facts: Facts) -> None:
+        self._target = facts.epsilon
+        budget = "not private" if facts.epsilon is None else f"(ε = {number(facts.epsilon)}, δ = {facts.delta:g})"
+        self._console.print(
+            f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
+            f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}"
+        )
+        self._console.print(f"per-sample gradients by {facts.engine}", style="dim")
+        if self._console.is_terminal:
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[epsilon]}"),
+                TextColumn("{task.fields[accuracy]}"),
+                _Rate(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("training", total=facts.steps, **self._fields)
+            self._bar.start()
+
+    def update(self, metrics: Metrics) -> None:
+        if metrics.epsilon is not None:
+            self._fields["epsilon"] = f"ε {number(metrics.epsilon, 3)} of {number(self._target, 3)}"
+        if metrics.test_accuracy is not None:
+            self._fields["accuracy"] = f"test {metrics.test_accuracy:.1%}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=metrics.step, description=metrics.stage, **self._fields)
+        elif metrics.mask:
+            words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
+            self._console.print("  " + "  ".join(words))
+
+    def end(self, run: Run) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,200 @@
+"""`adadpigu train`: flags and files become a config, the config a run, the run a folder and a short table."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adadpigu.cli.output import notes, number, print_json, screen, table
+from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from adadpigu.training import Preparation, Run
+
+
+def train(
+    dataset: Annotated[str | None, typer.Option(help="Data set by name, or FILE.npz of your own. [digits]")] = None,
+    method: Annotated[str | None, typer.Option(help="See `adadpigu methods`. [adadpigu]")] = None,
+    model: Annotated[str | None, typer.Option(help="See `adadpigu models`, or package.module:function.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4]")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ of the guarantee. [1e-5]")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="See `adadpigu presets`. [<dataset>-<method> where there is one]")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file, e.g. a run folder's config.toml; flags win over it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
+    steps: Annotated[int | None, typer.Option(help="T, steps of all stages together.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the average of the weights that is kept.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="C, the bound on a record's contribution.")] = None,
+    retention: Annotated[
+        float | None, typer.Option(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method; repeatable.")
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="σ; without it, the least that keeps the budget.")
+    ] = None,
+    records: Annotated[int | None, typer.Option(help="N, the public record count of your own data.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes the initialisation; never the noise.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … [cpu]")] = None,
+    physical_batch_size: Annotated[
+        int | None, typer.Option(help="Records in memory at once; changes memory only.")
+    ] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Steps between looks at the test set.")] = None,
+    diagnostics: Annotated[
+        bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> int:
+    """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
+    flags: dict[str, object] = {
+        "dataset": dataset,
+        "method": method,
+        "model": model,
+        "epsilon": epsilon,
+        "delta": delta,
+        "steps": steps,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": momentum,
+        "optimizer": optimizer,
+        "weight_decay": weight_decay,
+        "ema": ema,
+        "noise_multiplier": noise_multiplier,
+        "records": records,
+        "classes": classes,
+        "seed": seed,
+        "device": device,
+        "physical_batch_size": physical_batch_size,
+        "evaluate_every": evaluate_every,
+        "diagnostics": diagnostics,
+        "method_options": {**_options(option or []), **_given(clip_norm=clip_norm, retention=retention)},
+    }
+    if steps is not None and epochs is not None:
+        raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
+    settings = configure(flags, preset=preset, config=config)
+    prepared = ready(settings)
+    folder = out or Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    run = _execute(prepared, settings, folder, quiet=as_json and not sys.stderr.isatty())
+    if as_json:
+        print_json(run.summary())
+    else:
+        _conclude(run)
+    return 130 if run.interrupted else 0
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _options(pairs: list[str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"--set {pair!r} is not NAME=VALUE")
+        found[name.strip().replace("-", "_")] = value
+    return found
+
+
+def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:
+    """Defaults, preset, config file, flags, later ones winning. The preset of data and method is the default one."""
+    file = {} if config is None else read_config(config)
+    base: dict[str, object] = {}
+    if preset is not None:
+        base = read_preset(preset)
+    elif config is None:
+        names = merge(file, flags)
+        default = f"{names.dataset}-{names.method}"
+        if default in all_presets():
+            base = read_preset(default)
+    return merge(base, file, flags)
+
+
+def ready(settings: RunConfig) -> Preparation:
+    """Loads, checks and calibrates; nothing is written."""
+    from adadpigu.accounting import Budget
+    from adadpigu.data import load_dataset
+    from adadpigu.methods import make_method
+    from adadpigu.models import make_model
+    from adadpigu.training import TrainingOptions, prepare
+
+    data = load_dataset(settings.dataset, records=settings.records, classes=settings.classes)
+    network = make_model(settings.model or "mlp", shape=data.shape, classes=data.classes or 10, seed=settings.seed)
+    chosen = make_method(settings.method, settings.method_options)
+    epsilon = 4.0 if settings.epsilon is None and settings.noise_multiplier is None else settings.epsilon
+    budget = None if epsilon is None else Budget(epsilon=epsilon, delta=settings.delta)
+    options = TrainingOptions(
+        batch_size=settings.batch_size,
+        steps=settings.steps,
+        epochs=settings.epochs,
+        lr=settings.lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        optimizer=settings.optimizer,
+        ema=settings.ema,
+        noise_multiplier=settings.noise_multiplier,
+        physical_batch_size=settings.physical_batch_size,
+        device=settings.device,
+        evaluate_every=settings.evaluate_every,
+        diagnostics=settings.diagnostics,
+    )
+    return prepare(network, data, method=chosen, budget=budget, delta=settings.delta, options=options)
+
+
+def _execute(prepared: Preparation, settings: RunConfig, folder: Path, *, quiet: bool) -> Run:
+    from adadpigu.cli.progress import Progress
+    from adadpigu.report.figures import draw_figures
+    from adadpigu.training import train_prepared
+
+    for warning in prepared.warnings:
+        notes().print(f"[yellow]warning:[/] {warning}")
+    run = train_prepared(
+        prepared, out=folder, config=settings.to_toml(), observers=[] if quiet else [Progress(notes())]
+    )
+    draw_figures(run, folder / "figures")
+    return run
+
+
+def _conclude(run: Run) -> None:
+    privacy = run.privacy
+    rows = [
+        ["test accuracy", "—" if run.accuracy is None else f"{run.accuracy:.2%}"],
+        ["ε (PLD, the one to cite)", number(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
+        ["ε (RDP)", number(privacy.epsilon_rdp)],
+        ["δ", f"{privacy.delta:g}"],
+        ["noise multiplier σ", number(privacy.noise_multiplier)],
+        ["steps", f"{run.steps}"],
+        ["seconds", f"{run.seconds:.1f}"],
+    ]
+    if run.interrupted:
+        rows.insert(1, ["INTERRUPTED: ε spent so far", number(privacy.epsilon_spent)])
+    folder = run.folder
+    screen().print(table(["", ""], rows))
+    screen().print(f"\nThe run is in {folder}. Look next at", soft_wrap=True)
+    screen().print(f"  {folder}/statement.txt          what the model gives away, in plain words", soft_wrap=True)
+    screen().print(
+        f"  {folder}/figures                accuracy and ε over the steps, the mask by layer", soft_wrap=True
+    )
+    screen().print(f"  adadpigu evaluate {folder}", soft_wrap=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+    app.command()(train)

@@ -1,0 +1,75 @@
+"""`adadpigu evaluate` and `adadpigu predict`: use the model of a run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adadpigu.cli.output import print_json, screen
+from adadpigu.errors import InputError
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def evaluate(run: Folder, as_json: Json = False) -> None:
+    """Measures a run's model on the test records of its data set."""
+    import torch
+
+    from adadpigu.report.loading import load_run
+    from adadpigu.training.evaluation import accuracy
+
+    loaded = load_run(run)
+    test = loaded.data.test
+    if test is None:
+        raise InputError(f"run={str(run)!r}: its data set {loaded.data.name!r} has no test records")
+    share = accuracy(loaded.model, test, device=torch.device("cpu"))
+    if as_json:
+        print_json({"run": str(run), "dataset": loaded.data.name, "test_accuracy": share, "test_records": len(test)})
+    else:
+        screen().print(f"test accuracy {share:.2%} on {len(test)} records of {loaded.data.name}")
+
+
+def predict(
+    run: Folder,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=".npy, or .npz with an array x.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Predicts a class for each record of a .npy or .npz file."""
+    import torch
+
+    from adadpigu.data.npz import read_arrays
+    from adadpigu.report.loading import load_run
+    from adadpigu.training.evaluation import predict as outputs
+
+    loaded = load_run(run)
+    arrays = read_arrays(file)
+    if "x" not in arrays:
+        raise InputError(f"file={str(file)!r} holds {', '.join(sorted(arrays))}; allowed: an array x")
+    inputs, shape = arrays["x"].float(), loaded.data.shape
+    if shape is not None and tuple(inputs.shape[1:]) != shape:
+        raise InputError(f"file={str(file)!r} holds records of shape {tuple(inputs.shape[1:])}; allowed: {shape}")
+    if not bool(torch.isfinite(inputs).all()):
+        bad = int((~torch.isfinite(inputs)).flatten(1).any(dim=1).nonzero()[0])
+        raise InputError(f"file={str(file)!r}: record {bad} has a NaN or infinite value")
+    if not len(inputs):
+        classes: list[int] = []
+        confidence: list[float] = []
+    else:
+        scores = outputs(loaded.model, inputs, device=torch.device("cpu")).softmax(dim=1).max(dim=1)
+        classes, confidence = scores.indices.tolist(), [round(p, 4) for p in scores.values.tolist()]
+    if as_json:
+        print_json({"run": str(run), "predictions": classes, "confidence": confidence})
+        return
+    for position, (label, share) in enumerate(zip(classes, confidence, strict=True)):
+        screen().print(f"{position}\t{label}\t{share:.2%}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    app.command()(evaluate)
+    app.command()(predict)

@@ -1,0 +1,168 @@
+"""A run as a file: every choice that the command line makes, in TOML. Public throughout.
+
+Presets are such files; the `config.toml` in a run folder is one too, and reruns it. Order of precedence: defaults,
+preset, config file, flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from adadpigu.errors import InputError, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What `adadpigu train` does. The defaults train AdaDPIGU on the embedded digits."""
+
+    dataset: str = "digits"
+    records: int | None = None
+    classes: int | None = None
+    model: str | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int = 512
+    lr: float = 1.0
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    optimizer: str = "sgd"
+    ema: float | None = None
+    noise_multiplier: float | None = None
+    physical_batch_size: int | None = None
+    evaluate_every: int | None = None
+    device: str = "cpu"
+    seed: int | None = None
+    diagnostics: bool = False
+    method: str = "adadpigu"
+    method_options: Mapping[str, object] = field(default_factory=dict)
+
+    def to_toml(self) -> str:
+        """The config as a file that `from_toml` reads back."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        options = dict(values.pop("method_options"))
+        method = values.pop("method")
+        return to_toml({k: v for k, v in values.items() if v is not None} | {"method": {"name": method, **options}})
+
+
+def parse(text: str, name: str) -> dict[str, object]:
+    """The keys that a TOML config sets, checked by name and type; errors tell the line."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"config {name}: {error}") from None
+    method = table.pop("method", {})
+    found: dict[str, object] = {}
+    if isinstance(method, str):
+        method = {"name": method}
+    if not isinstance(method, dict):
+        raise InputError(f"config {name}, line {_line(text, 'method')}: method must be a name or a table")
+    if "name" in method:
+        found["method"] = method.pop("name")
+        if not isinstance(found["method"], str):
+            raise InputError(f"config {name}, line {_line(text, 'name')}: name={found['method']!r} is not a string")
+    found["method_options"] = method
+    types = _types()
+    for key, value in table.items():
+        if key not in types:
+            raise InputError(f"config {name}, line {_line(text, key)}: {unknown('key', key, [*types, 'method'])}")
+        found[key] = _checked(value, types[key], f"config {name}, line {_line(text, key)}: {key}")
+    return found
+
+
+def _types() -> dict[str, Any]:
+    hints = get_type_hints(RunConfig)
+    return {name: hint for name, hint in hints.items() if name not in ("method", "method_options")}
+
+
+def _checked(value: object, hint: Any, where: str) -> object:
+    kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise InputError(f"{where}={value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+    return value
+
+
+def _line(text: str, key: str) -> int:
+    """The line on which a key is set."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if re.match(rf"\s*\[?\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
+            return number
+    return 1
+
+
+def merge(*layers: Mapping[str, object]) -> RunConfig:
+    """One config from several, later ones winning; another method drops the options of the one before."""
+    values: dict[str, Any] = {}
+    options: dict[str, object] = {}
+    for layer in layers:
+        given = {key: value for key, value in layer.items() if value is not None}
+        chosen = given.pop("method_options", {})
+        if given.get("method", values.get("method")) != values.get("method", given.get("method")):
+            options = {}
+        if "steps" in given or "epochs" in given:
+            values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
+        values |= given
+        options |= dict(chosen) if isinstance(chosen, Mapping) else {}
+    return RunConfig(**values, method_options=options)
+
+
+def read_config(path: Path) -> dict[str, object]:
+    """The keys of a config file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"config={str(path)!r} cannot be read: {reason}") from None
+    return parse(text, str(path))
+
+
+def all_presets() -> dict[str, str]:
+    """The text of every preset, by name."""
+    folder = resources.files("adadpigu") / "presets"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files}
+
+
+def read_preset(name: str) -> dict[str, object]:
+    """The keys of a preset."""
+    presets = all_presets()
+    if name not in presets:
+        raise unknown("preset", name, presets)
+    return parse(presets[name], f"preset {name}")
+
+
+def to_toml(values: Mapping[str, object]) -> str:
+    """Plain values and tables of plain values as TOML.
+
+    >>> print(to_toml({"lr": 1.0, "method": {"name": "dpsgd"}}), end="")
+    lr = 1.0
+    <BLANKLINE>
+    [method]
+    name = "dpsgd"
+    """
+    lines = [f"{key} = {_literal(value)}" for key, value in values.items() if not isinstance(value, Mapping)]
+    for key, table in values.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{key}]", *(f"{k} = {_literal(v)}" for k, v in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    escaped = str(value).translate(
+        {ord('"'): '\\"', ord("\\"): "\\\\", **{c: f"\\u{c:04x}" for c in (*range(32), 127)}}
+    )
+    return f'"{escaped}"'

@@ -1,0 +1,146 @@
+"""A data set as the trainer sees it: records that can be gathered by position, and their public description.
+
+Input is checked once, here. A refusal names the record at fault, to the person who holds the data anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from adadpigu.errors import InputError
+from adadpigu.sampling import Population
+
+
+class TensorRecords:
+    """Records held as two tensors, inputs [n, ...] and targets [n, ...]."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor, *, name: str = "data") -> None:
+        if len(inputs) != len(targets):
+            raise InputError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; allowed: one target a record")
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        where = indices.to(self.inputs.device)
+        return self.inputs[where], self.targets[where]
+
+    def to(self, device: torch.device) -> TensorRecords:
+        """The same records on a device."""
+        moved = object.__new__(TensorRecords)
+        moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
+        return moved
+
+
+class IndexedRecords:
+    """Records of a map-style `torch.utils.data.Dataset` whose items are (input, target)."""
+
+    def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
+        if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
+            raise InputError(f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
+        self._dataset = dataset
+        self._size = len(dataset)
+        self._name = name
+        if self._size:
+            inputs, targets = self._collate([0])
+            self._empty = inputs[:0], targets[:0]
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        batch = default_collate([self._dataset[i] for i in indices])
+        if not (isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
+            raise InputError(f"{self._name}: items must be pairs (input tensor, target)")
+        return cast(Tensor, batch[0]), cast(Tensor, batch[1])
+
+    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if not len(indices):
+            return self._empty
+        return self._collate(indices.tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Private training records with their public description; test records are outside the guarantee."""
+
+    name: str
+    train: Population
+    records: int
+    """N, the declared public record count"""
+    test: Population | None = None
+    classes: int | None = None
+    shape: tuple[int, ...] | None = None
+    public: tuple[str, ...] = ()
+    """constants declared public, for the statement"""
+
+    def __post_init__(self) -> None:
+        if self.records < 1:
+            raise InputError(f"records={self.records} is not at least 1")
+
+
+Source = DataSet | Dataset[Any] | tuple[Tensor, Tensor]
+
+
+def declare(
+    source: Source, *, records: int | None = None, test: Source | None = None, name: str = "own data"
+) -> DataSet:
+    """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public."""
+    if isinstance(source, DataSet):
+        if records not in (None, source.records):
+            raise InputError(f"records={records} contradicts the {source.records} that {source.name!r} declares")
+        return source
+    if records is None:
+        raise InputError(
+            "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate; the "
+            "length of the data set is private, so it is never read for that)"
+        )
+    if records < 1:
+        raise InputError(f"records={records} is not at least 1")
+    train = _population(source, name)
+    if len(train) == 0:
+        raise InputError(f"{name}: there is no record; allowed: at least 1")
+    return DataSet(name=name, train=train, records=records, test=None if test is None else _population(test, "test"))
+
+
+def _population(source: Source, name: str) -> Population:
+    if isinstance(source, DataSet):
+        return source.train
+    if isinstance(source, tuple):
+        return TensorRecords(*source, name=name)
+    return IndexedRecords(source, name=name)
+
+
+def check_records(population: Population, classes: int | None, *, name: str, chunk: int = 4096) -> None:
+    """Reads every record once and refuses NaN, infinities and labels outside 0 … classes − 1, naming the record.
+
+    The refusal goes to whoever holds the data, before anything is trained; it is outside the guarantee.
+    """
+    for start in range(0, len(population), chunk):
+        inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
+        for what, tensor in (("input", inputs), ("target", targets)):
+            record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
+            if record is not None:
+                raise InputError(f"{name}: record {start + record} has a NaN or infinite value in its {what}")
+        if classes is None:
+            continue
+        record = _first((targets < 0) | (targets >= classes))
+        if record is not None:
+            label = targets[record].flatten()[0].item()
+            raise InputError(
+                f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
+                f"model's {classes} outputs"
+            )
+
+
+def _first(bad: Tensor) -> int | None:
+    """The first record with a bad value."""
+    rows = bad.reshape(len(bad), -1).any(dim=1).nonzero() if len(bad) else bad.nonzero()
+    return int(rows[0]) if len(rows) else None

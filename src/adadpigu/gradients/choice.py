@@ -1,0 +1,119 @@
+"""Chooses the fastest engine that is right for a model, and says why.
+
+Layer rules where every trained parameter has one, torch.func for any other model, a loop where vmap refuses. Each is
+checked record by record against autograd on a public, synthetic example; private records are never looked at here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import InputError, ModelError
+from adadpigu.gradients.functional import FunctionalEngine, LoopEngine, flat_gradient
+from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_by_type
+from adadpigu.gradients.interface import GradientEngine, SealedEngine
+from adadpigu.gradients.losses import Loss, RecordLoss, first_line
+from adadpigu.gradients.probing import forward, innermost, quiet_mode, seed
+from adadpigu.gradients.rule_engine import RuleEngine, ruled
+from adadpigu.gradients.rules import RULES
+from adadpigu.gradients.state import describe, untouched
+from adadpigu.layout import Layout
+
+
+def choose_engine(model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor]) -> GradientEngine:
+    """Inspects a model and returns its engine; the model and torch's random state are left bit-identical.
+
+    `example` is a synthetic pair (inputs [k, ...], targets [k, ...]), k ≥ 3, made from public shapes and dtypes only.
+
+    >>> example = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
+    >>> choose_engine(nn.Linear(2, 3), nn.CrossEntropyLoss(), example).reason
+    'layer rules: every trained parameter belongs to Linear, and they agree with autograd on an example'
+    """
+    inputs, targets = example
+    if len(inputs) < 3 or len(inputs) != len(targets):
+        raise InputError(f"example={len(inputs)} inputs, {len(targets)} targets: give at least 3 of each, equally many")
+    refuse_by_type(model)
+    with untouched(model), torch.enable_grad():
+        inputs = prepared(model, inputs)
+        refuse_by_behaviour(model, inputs)
+        record_loss = RecordLoss.of(loss, forward(model, inputs).detach(), targets)
+        return _choose(model, record_loss, inputs, targets)
+
+
+def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor) -> SealedEngine:
+    unruly = _against_rules(model, loss, inputs, targets)
+    if unruly is None:
+        kinds = ", ".join(sorted({type(module).__name__ for _, module in ruled(model)}))
+        slow = f"; the loss runs record by record, as vmap refuses it: {loss.refusal}" if loss.refusal else ""
+        reason = f"every trained parameter belongs to {kinds}, and they agree with autograd on an example"
+        return RuleEngine(model, loss, f"layer rules: {reason}{slow}")
+    refusal = _against_functional(model, loss, inputs, targets)
+    if refusal is None:
+        return FunctionalEngine(model, loss, f"torch.func over the whole model: {unruly}")
+    try:
+        LoopEngine(model, loss, "").compute(inputs, targets)
+    except Exception as error:
+        raise ModelError(
+            f"{describe('', model)}: autograd fails on an example: {first_line(error)}; mend it"
+        ) from error
+    return LoopEngine(model, loss, f"loop over records: {refusal}")
+
+
+def _against_rules(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor) -> str | None:
+    """Why the layer rules cannot be used, or None.
+
+    Same batch, same seed, so dropout agrees; compared record by record, so that a layer which sees the batch in another
+    dimension is found even where the sum over records is right.
+    """
+    for path, module in ruled(model):
+        if type(module) not in RULES:
+            return f"no layer rule for {describe(path, module)}"
+    try:
+        seed()
+        found = RuleEngine(model, loss, "").compute(inputs, targets).gradients
+        seed()
+        parameters = Layout.of(model).parameters(model)
+        losses = loss(model(inputs), targets)
+        expected = torch.stack([flat_gradient(each, parameters, retain_graph=True) for each in losses])
+    except Exception as error:
+        return f"the layer rules fail: {first_line(error)}"
+    where = difference(model, found, expected)
+    return f"the layer rules differ from autograd at {where}" if where else None
+
+
+def _against_functional(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor) -> str | None:
+    """Why torch.func cannot be used, or None.
+
+    Compared where the model draws no randomness, since vmap draws its own; this finds weights that a forward reaches by
+    other ways than its attributes, which torch.func does not see.
+    """
+    with innermost(model) as stack:
+        try:
+            FunctionalEngine(model, loss, "").compute(inputs, targets)
+        except Exception as error:
+            where = describe(*stack[-1]) if stack else "the loss or the backward pass"
+            return f"vmap refuses {where}: {first_line(error)}"
+    try:
+        if quiet_mode(model, inputs) is None:
+            return None
+        found = FunctionalEngine(model, loss, "").compute(inputs, targets).gradients
+        expected = LoopEngine(model, loss, "").compute(inputs, targets).gradients
+    except Exception as error:
+        return f"torch.func or autograd fails: {first_line(error)}"
+    finally:
+        model.train()
+    differs = difference(model, found, expected)
+    return f"torch.func differs from autograd at {differs}" if differs else None
+
+
+def difference(model: nn.Module, found: Tensor, expected: Tensor) -> str | None:
+    """The first parameter whose per-sample gradients [k, d] differ, or None; anything not finite differs."""
+    roundings = min(1e4 * torch.finfo(expected.dtype).eps, 0.1)
+    floor = 0.01 * roundings * expected.norm(dim=1)
+    for slot in Layout.of(model).slots:
+        part = slice(slot.start, slot.stop)
+        gap = (found[:, part] - expected[:, part]).norm(dim=1)
+        if not bool((gap <= roundings * expected[:, part].norm(dim=1) + floor).all()):
+            return f"{slot.name!r} ({type(model.get_submodule(slot.layer)).__name__})"
+    return None

@@ -1,0 +1,62 @@
+"""Engines for models without a rule for every layer: vmap over records, and where vmap refuses, one record at a time.
+
+Both compute g_i = ∇_θ ℓ(model(x_i as a batch of one), y_i) by definition, so records cannot mix. Output is sealed by
+the base class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from adadpigu.gradients.interface import GradientBatch, SealedEngine
+
+
+class FunctionalEngine(SealedEngine):
+    """vmap(grad_and_value(functional_call)) over the whole model; every record draws its own randomness."""
+
+    name: ClassVar[str] = "functional"
+
+    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+        trained = zip(self.layout.slots, self.layout.parameters(self.model), strict=True)
+        parameters = {slot.name: parameter.detach() for slot, parameter in trained}
+
+        def alone(theta: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            output = functional_call(self.model, theta, (x.unsqueeze(0),))
+            return self.loss.one(output, y.unsqueeze(0))
+
+        each = vmap(grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
+        gradients, losses = each(parameters, inputs, targets)
+        flat = self.buffer(len(inputs))
+        for slot in self.layout.slots:
+            flat[:, slot.start : slot.stop] = gradients.pop(slot.name).detach().reshape(len(inputs), -1)
+        return GradientBatch(flat, losses.detach())
+
+
+class LoopEngine(SealedEngine):
+    """Ordinary autograd on one record after the other: slow, and the definition all other engines must meet."""
+
+    name: ClassVar[str] = "loop"
+
+    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+        flat = self.buffer(len(inputs))
+        losses = []
+        parameters = self.layout.parameters(self.model)
+        for row, x, y in zip(flat, inputs.unsqueeze(1), targets.unsqueeze(1), strict=True):
+            loss = self.loss.one(self.model(x), y)
+            row.copy_(flat_gradient(loss, parameters))
+            losses.append(loss.detach())
+        return GradientBatch(flat, torch.stack(losses))
+
+
+def flat_gradient(loss: Tensor, parameters: list[nn.Parameter], retain_graph: bool = False) -> Tensor:
+    """∇_θ of a scalar loss by ordinary autograd, flat [d]; zero for parameters it does not depend on."""
+    if not loss.requires_grad:
+        return torch.cat([torch.zeros_like(parameter).reshape(-1) for parameter in parameters])
+    gradients = torch.autograd.grad(
+        loss, parameters, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+    )
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])

@@ -1,0 +1,127 @@
+"""What a per-sample gradient engine is: records in, one sealed gradient g_i = ∇ℓ(θ; record i) a record out.
+
+What an engine returns is on the sensitive side of the privacy line, so it is sealed before it leaves this package.
+`SealedEngine` holds what all engines share: the empty batch, the seal, and the watch over the model's buffers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import PrivacyLineError
+from adadpigu.gradients.losses import RecordLoss
+from adadpigu.gradients.state import refuse_changes
+from adadpigu.layout import Layout
+from adadpigu.records import Records
+from adadpigu.sensitive import Sensitive, unseal
+
+
+@dataclass(frozen=True)
+class GradientBatch:
+    """Per-sample gradients [b, d] in the order of the layout, and the losses [b] they belong to."""
+
+    gradients: Tensor
+    losses: Tensor
+
+
+class PerSampleGradients(Sensitive[GradientBatch]):
+    """The sealed gradients and losses of one batch."""
+
+    __slots__ = ()
+
+
+class PerRecordLosses(Sensitive[Tensor]):
+    """The sealed losses [b] of one batch."""
+
+    __slots__ = ()
+
+
+class GradientEngine(Protocol):
+    """A way to compute per-sample gradients; which one is used changes speed and memory, never the numbers."""
+
+    @property
+    def name(self) -> str:
+        """`rules`, `functional` or `loop`."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """One sentence for users: why this engine."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """Where each parameter lies in the flat gradient."""
+        ...
+
+    def per_sample_gradients(self, records: Records) -> PerSampleGradients:
+        """g_i for every record, at the model's current parameters."""
+        ...
+
+    def per_record_losses(self, records: Records) -> PerRecordLosses:
+        """ℓ_i for every record, at the model's current parameters, without gradients."""
+        ...
+
+
+class SealedEngine(ABC):
+    """The part of an engine that stands on the privacy line.
+
+    | batch | result |
+    | --- | --- |
+    | no records | [0, d] and [0]; the model is not run |
+    | a buffer or parameter changed in the forward | `ModelError` that names it |
+    | not `Records` | `PrivacyLineError` |
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, model: nn.Module, loss: RecordLoss, reason: str) -> None:
+        self.model = model
+        self.loss = loss
+        self.reason = reason
+        self.layout = Layout.of(model)
+
+    @abstractmethod
+    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+        """The unsealed gradients of a batch of at least one record; only for this package."""
+
+    def per_sample_gradients(self, records: Records) -> PerSampleGradients:
+        inputs, targets = _open(records)
+        if len(inputs) == 0:
+            return PerSampleGradients(GradientBatch(self.buffer(0), self._no_losses()))
+        with refuse_changes(self.model), torch.enable_grad():
+            return PerSampleGradients(self.compute(inputs, targets))
+
+    def per_record_losses(self, records: Records) -> PerRecordLosses:
+        inputs, targets = _open(records)
+        if len(inputs) == 0:
+            return PerRecordLosses(self._no_losses())
+        with refuse_changes(self.model), torch.no_grad():
+            return PerRecordLosses(self.loss(self.model(inputs), targets).detach())
+
+    def buffer(self, records: int) -> Tensor:
+        """An unfilled [b, d] tensor where the model's parameters live."""
+        dtype, device = self._kind()
+        return torch.empty(records, self.layout.size, dtype=dtype, device=device)
+
+    def _no_losses(self) -> Tensor:
+        dtype, device = self._kind()
+        return torch.empty(0, dtype=dtype, device=device)
+
+    def _kind(self) -> tuple[torch.dtype, torch.device]:
+        parameters = self.layout.parameters(self.model)
+        dtype = parameters[0].dtype
+        for parameter in parameters[1:]:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        return dtype, parameters[0].device
+
+
+def _open(records: Records) -> tuple[Tensor, Tensor]:
+    if not isinstance(records, Records):
+        raise PrivacyLineError(f"expected Records, got {type(records).__name__}")
+    return unseal(records)

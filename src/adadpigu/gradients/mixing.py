@@ -1,0 +1,140 @@
+"""Finds modules that mix records: the output for one record must not depend on the others in its batch.
+
+Per-sample clipping bounds a record's influence only if g_i depends on record i alone; a batch statistic breaks that.
+One record of a public example is replaced, and the first module whose output for the *others* moves is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from adadpigu.errors import ModelError
+from adadpigu.gradients.probing import agree, forward, quiet_mode
+from adadpigu.gradients.state import describe
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What went into and came out of one module call."""
+
+    path: str
+    module: nn.Module
+    entered: list[Tensor]
+    left: list[Tensor]
+
+
+def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
+    """Raises `ModelError` if records influence each other's output, or if the forward before does."""
+    everyone = torch.ones(len(inputs), dtype=torch.bool)
+    output, passages = _traced(model, inputs)
+    for record in (0, len(inputs) - 1):
+        altered, moved = _traced(model, _replaced(inputs, record))
+        again, repeated = _traced(model, inputs)
+        if not agree(again, output):
+            where, _ = _blame(model, passages, repeated, everyone)
+            raise ModelError(
+                f"{where}: the same input and seed give another output the second time; keep no state from one forward "
+                "to the next, and draw randomness from torch only"
+            )
+        others = everyone.clone()
+        others[record] = False
+        if not agree(altered[others], output[others]):
+            where, blamed = _blame(model, passages, moved, others)
+            raise ModelError(f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}")
+
+
+def refuse_counting(model: nn.Module, inputs: Tensor) -> None:
+    """Raises `ModelError` if a record's output depends on how many others came with it."""
+    if quiet_mode(model, inputs) is None:
+        return
+    together, alone = forward(model, inputs)[:1], forward(model, inputs[:1])
+    model.train()
+    if not agree(alone, together, factor=1 / math.sqrt(torch.finfo(together.dtype).eps)):
+        raise ModelError(
+            f"{describe('', model)}: a record's output depends on the batch it comes in; make the forward independent "
+            "of the batch size"
+        )
+
+
+def _traced(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Passage]]:
+    with _passages(model) as passages:
+        return forward(model, inputs).detach(), passages
+
+
+@contextmanager
+def _passages(model: nn.Module) -> Iterator[list[Passage]]:
+    done: list[Passage] = []
+    entered: list[list[Tensor]] = []
+
+    def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
+        entered.append(_copies((args, kwargs)))
+
+    def leaving(path: str) -> Any:
+        return lambda module, _, output: done.append(Passage(path, module, entered.pop(), _copies(output)))
+
+    handles = [module.register_forward_pre_hook(entering, with_kwargs=True) for module in model.modules()]
+    handles += [module.register_forward_hook(leaving(path)) for path, module in model.named_modules()]
+    try:
+        yield done
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _copies(tree: Any) -> list[Tensor]:
+    return [leaf.detach().clone() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _replaced(inputs: Tensor, record: int) -> Tensor:
+    """The batch with one record made very different, in the range of the example where values are indices."""
+    replaced, old = inputs.clone(), inputs[record]
+    if inputs.dtype == torch.bool:
+        replaced[record] = ~old
+    elif inputs.is_floating_point() or inputs.is_complex():
+        replaced[record] = 10 * torch.randn_like(old) + 3
+    else:
+        mirrored = inputs.min() + inputs.max() - old
+        replaced[record] = torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)
+    return replaced
+
+
+def _blame(model: nn.Module, before: list[Passage], after: list[Passage], rows: Tensor) -> tuple[str, nn.Module]:
+    """The first module to finish, hence the innermost, that got the same for these records and gave something else."""
+    for old, new in zip(before, after, strict=False):
+        if old.path != new.path:
+            break
+        if _same_entered(old, new, rows) and not _same_left(old, new, rows):
+            return describe(old.path, old.module), old.module
+    return describe("", model), model
+
+
+def _same_entered(old: Passage, new: Passage, rows: Tensor) -> bool:
+    pairs = zip(old.entered, new.entered, strict=False)
+    return all(agree(_of(b, rows), _of(a, rows)) for a, b in pairs)
+
+
+def _same_left(old: Passage, new: Passage, rows: Tensor) -> bool:
+    pairs = zip(old.left, new.left, strict=False)
+    return all(agree(b[rows], a[rows]) for a, b in pairs if _batched(a, rows) and _batched(b, rows))
+
+
+def _of(tensor: Tensor, rows: Tensor) -> Tensor:
+    return tensor[rows] if _batched(tensor, rows) else tensor
+
+
+def _batched(tensor: Tensor, rows: Tensor) -> bool:
+    return tensor.dim() > 0 and len(tensor) == len(rows)
+
+
+def _remedy(module: nn.Module) -> str:
+    if getattr(module, "batch_first", True) is False:
+        return "build it with batch_first=True, or give it inputs of [sequence, batch, features]"
+    return "use a layer that treats each record on its own, such as nn.GroupNorm or nn.LayerNorm"

@@ -1,0 +1,96 @@
+"""Running a model on a public, synthetic example to see how it behaves, before any private record is touched.
+
+Nothing here sees private data. Callers hold the model in `untouched`, so seeding and nudging leave no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import ModelError
+from adadpigu.gradients.losses import first_line
+from adadpigu.gradients.state import describe
+
+
+def seed(number: int = 0) -> None:
+    """Seeds the generators that `untouched` puts back, and no others (a CUDA that nobody uses stays asleep)."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
+        torch.cuda.manual_seed_all(number)
+
+
+def varied(inputs: Tensor) -> Tensor:
+    """The example with distinct records: a constant one (all zeros, say) would hide what the model does to records."""
+    if inputs.is_floating_point() and inputs.numel() > 0 and bool((inputs == inputs.flatten()[0]).all()):
+        return torch.randn_like(inputs)
+    return inputs
+
+
+@torch.no_grad()
+def nudge(model: nn.Module) -> None:
+    """Moves trained parameters away from zero: a zero-initialised gate or last layer would hide what lies behind."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and not parameter.any():
+            parameter.normal_(std=0.05)
+
+
+@contextmanager
+def innermost(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """The stack of modules in their forward; after an exception the last entry is where it happened."""
+    stack: list[tuple[str, nn.Module]] = []
+
+    def entering(path: str) -> Any:
+        return lambda module, _: stack.append((path, module))
+
+    def leaving(*_: object) -> None:
+        stack.pop()
+
+    handles = [module.register_forward_pre_hook(entering(path)) for path, module in model.named_modules()]
+    handles += [module.register_forward_hook(leaving) for module in model.modules()]
+    try:
+        yield stack
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def forward(model: nn.Module, inputs: Tensor, number: int = 0) -> Tensor:
+    """One seeded forward; a failure is reported with the module it happened in."""
+    seed(number)
+    with innermost(model) as stack:
+        try:
+            output: Tensor = model(inputs)
+        except Exception as error:
+            where = describe(*stack[-1]) if stack else describe("", model)
+            raise ModelError(
+                f"{where}: forward fails on an example of shape {tuple(inputs.shape)} and {inputs.dtype}: "
+                f"{first_line(error)}; match the model to the data"
+            ) from error
+    return output
+
+
+def quiet_mode(model: nn.Module, inputs: Tensor) -> bool | None:
+    """The training flag under which two seeds give the same output (train first), or None; leaves that flag set."""
+    for training in (True, False):
+        model.train(training)
+        if agree(forward(model, inputs, number=0), forward(model, inputs, number=1)):
+            return training
+    model.train()
+    return None
+
+
+def agree(found: Tensor, expected: Tensor, factor: float = 100.0) -> bool:
+    """Whether two tensors are equal up to `factor` roundings of the largest entry."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if not (found.is_floating_point() or found.is_complex()):
+        return torch.equal(found, expected)
+    tolerance = min(factor * torch.finfo(found.dtype).eps, 0.02)
+    sizes = expected.detach().abs().nan_to_num(0.0, 0.0, 0.0)
+    scale = float(sizes.max()) if sizes.numel() else 0.0
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

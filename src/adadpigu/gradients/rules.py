@@ -1,0 +1,132 @@
+"""Layer rules: from a layer's input x and dℓ/dy to the per-sample gradients of its own parameters.
+
+A rule is one decorated function; registering it is all it takes. Rules work on sensitive tensors and keep nothing.
+Linear and convolution: ∂ℓ_i/∂W = Σ_p dy_ip x_ipᵀ over positions p; norms: ∂ℓ_i/∂γ = Σ_p dy_ip ⊙ x̂_ip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Destination(Protocol):
+    """Where a rule leaves the gradients of one module's parameters; contributions of several calls are added."""
+
+    def wants(self, name: str) -> bool:
+        """Whether the parameter exists and is trained."""
+        ...
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Adds a gradient [b, *shape]."""
+        ...
+
+    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter."""
+        ...
+
+
+M = TypeVar("M", bound=nn.Module)
+Rule = Callable[[M, Tensor, Tensor, Destination], None]
+
+RULES: dict[type[nn.Module], Rule[Any]] = {}
+
+
+def rule(kind: type[M]) -> Callable[[Rule[M]], Rule[M]]:
+    """Registers the rule for exactly this module type; a subclass may compute something else, so it needs its own."""
+
+    def register(function: Rule[M]) -> Rule[M]:
+        RULES[kind] = function
+        return function
+
+    return register
+
+
+@rule(nn.Linear)
+def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = x Wᵀ + b at every position of any middle dimensions."""
+    dy = positions(dy, keep=1)
+    if into.wants("weight"):
+        into.add_product("weight", dy.mT, positions(x, keep=1))
+    if into.wants("bias"):
+        into.add("bias", dy.sum(1))
+
+
+@rule(nn.Conv2d)
+def conv2d(module: nn.Conv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
+    if into.wants("weight"):
+        if module.groups == 1:
+            into.add_product("weight", dy.flatten(2), patches(module, x).flatten(1, 3).flatten(2).mT)
+        else:
+            into.add("weight", _grouped(module, patches(module, x), dy))
+    if into.wants("bias"):
+        into.add("bias", dy.sum((2, 3)))
+
+
+@rule(nn.LayerNorm)
+def layer_norm(module: nn.LayerNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ ⊙ x̂ + β, x̂ normalised over the last dimensions."""
+    keep = len(module.normalized_shape)
+    if into.wants("weight"):
+        normal = F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+        into.add("weight", positions(dy * normal, keep).sum(1))
+    if into.wants("bias"):
+        into.add("bias", positions(dy, keep).sum(1))
+
+
+@rule(nn.GroupNorm)
+def group_norm(module: nn.GroupNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ_c x̂_c + β_c, x̂ normalised over each group of channels."""
+    shape = (len(x), module.num_channels, math.prod(x.shape[2:]))
+    if into.wants("weight"):
+        normal = F.group_norm(x, module.num_groups, None, None, module.eps)
+        into.add("weight", (dy * normal).reshape(shape).sum(2))
+    if into.wants("bias"):
+        into.add("bias", dy.reshape(shape).sum(2))
+
+
+def positions(x: Tensor, keep: int) -> Tensor:
+    """[b, p, ...]: all middle dimensions as one, the last `keep` left alone.
+
+    >>> positions(torch.zeros(2, 3, 4, 5), keep=1).shape, positions(torch.zeros(2, 5), keep=1).shape
+    (torch.Size([2, 12, 5]), torch.Size([2, 1, 5]))
+    """
+    middle, last = x.shape[1 : x.dim() - keep], x.shape[x.dim() - keep :]
+    return x.reshape(len(x), math.prod(middle), *last)
+
+
+def patches(module: nn.Conv2d, x: Tensor) -> Tensor:
+    """[b, c, kh, kw, h', w']: what each kernel entry meets at each output position, as a view of the padded input."""
+    x = _padded(module, x)
+    for axis in (0, 1):
+        span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        x = x.unfold(2 + axis, span, module.stride[axis])[..., :: module.dilation[axis]]
+    return x.permute(0, 1, 4, 5, 2, 3)
+
+
+def _padded(module: nn.Conv2d, x: Tensor) -> Tensor:
+    sides: list[int] = []
+    for axis in (1, 0):  # F.pad wants the last dimension first
+        if module.padding == "valid":
+            sides += [0, 0]
+        elif module.padding == "same":
+            total = module.dilation[axis] * (module.kernel_size[axis] - 1)
+            sides += [total // 2, total - total // 2]
+        else:
+            sides += [int(module.padding[axis])] * 2
+    if not any(sides):
+        return x
+    return F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def _grouped(module: nn.Conv2d, patch: Tensor, dy: Tensor) -> Tensor:
+    records, groups = len(dy), module.groups
+    left = dy.reshape(records * groups, module.out_channels // groups, -1)
+    right = patch.reshape(records * groups, math.prod(module.weight.shape[1:]), -1)
+    return torch.bmm(left, right.mT).reshape(records, *module.weight.shape)

@@ -1,0 +1,96 @@
+"""What a model remembers from one forward to the next: its buffers and its parameters.
+
+A module that writes to either in a forward would carry un-noised data around the privacy line, so engines watch both;
+inspection runs the model on public examples only and puts everything back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """One buffer or parameter as it was: the object itself and how often it had been written to."""
+
+    path: str
+    module: nn.Module
+    kind: str
+    name: str
+    tensor: Tensor
+    version: int
+
+
+def describe(path: str, module: nn.Module) -> str:
+    """How errors name a module: dotted path and type.
+
+    >>> describe("features.0", nn.ReLU()), describe("", nn.ReLU())
+    ("'features.0' (ReLU)", '<model> (ReLU)')
+    """
+    return f"{repr(path) if path else '<model>'} ({type(module).__name__})"
+
+
+def remember(model: nn.Module) -> list[Remembered]:
+    """Every buffer and parameter of every module, without copying any."""
+    seen = []
+    for path, module in model.named_modules():
+        for kind, tensors in (("buffer", module._buffers), ("parameter", module._parameters)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    version = 0 if tensor.is_inference() else tensor._version
+                    seen.append(Remembered(path, module, kind, name, tensor, version))
+    return seen
+
+
+@contextmanager
+def refuse_changes(model: nn.Module) -> Iterator[None]:
+    """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter.
+
+    Compares identity and version counter: free of data, and cheap enough for every step.
+    """
+    before = remember(model)
+    yield
+    for old, new in zip_longest(before, remember(model)):
+        if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
+            raise changed(new or old)
+
+
+def changed(entry: Remembered) -> ModelError:
+    """The refusal of a module that writes to its own state."""
+    return ModelError(
+        f"{describe(entry.path, entry.module)}: a training forward changes {entry.kind} {entry.name!r}, which would "
+        "carry data around the noise; remove it, use a layer without such state, or set it in __init__ and leave it"
+    )
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Leaves the model and torch's random state bit-identical, whatever the body does to them.
+
+    Covers parameters, buffers, training flags and plain attributes that the forward sets.
+    """
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, module._parameters)]
+    values = [(entry.tensor, entry.tensor.detach().clone()) for entry in remember(model)]
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
+    devices = range(torch.cuda.device_count()) if cuda else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for module, attribute in attributes:
+            vars(module).clear()
+            vars(module).update(attribute)
+        for table, entries in tables:
+            table.clear()
+            table.update(entries)  # type: ignore[arg-type]
+        for tensor, value in values:
+            tensor.data.copy_(value)  # .data: a graph the caller still holds stays usable

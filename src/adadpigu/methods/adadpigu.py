@@ -1,0 +1,202 @@
+"""AdaDPIGU: importance masks, progressive unfreezing and coordinate-wise adaptive clipping, all learned from releases.
+
+Stage 1 runs DP-SGD and ranks coordinates by their noisy gradients. Stage 2, with mask m, mean α and spread β:
+
+    z_i = m ⊙ (g_i − α)/(√β + μ)   S = Σ clip_C(z_i) + m ⊙ N(0, σ²C² I)   ĝ = m ⊙ ((S/B) ⊙ (√β + μ) + α)
+
+Both stages are charged. The published method reads un-noised gradients for its mask and statistics; this one cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.importance import Importance, MaskSchedule, Schedule, Score
+from adadpigu.mechanism import Release
+from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
+from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
+
+Mode = Literal["freeze", "prune"]
+VarianceStart = Literal["constant", "stage-1"]
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class AdaDPIGU(Method):
+    """The paper's method with its privacy made real. The defaults hold α = 0 and β where it starts."""
+
+    name: ClassVar[str] = "adadpigu"
+    source: ClassVar[str] = "Zhang and Xie 2025, corrected"
+    adds: ClassVar[str] = "a mask by importance, progressive unfreezing, coordinate-wise adaptive clipping"
+    costs: ClassVar[str] = "one event a step, the importance steps of stage 1 included"
+
+    retention: float = 0.6
+    """r, the share of coordinates that stage 2 starts with"""
+    clip_norm: float = 0.5
+    """C, in standardised units in stage 2"""
+    importance_steps: int | None = None
+    """T_pre, counted within the run's steps; unset: a twentieth of them; 0: no stage 1 (needs retention 1)"""
+    score: str = "absolute"
+    schedule: str = "constant"
+    unfreeze_by: float = 1.0
+    """the share of stage 2 after which a growing schedule is at 1"""
+    stairs: int = 4
+    mode: str = "freeze"
+    top_k: float = 1.0
+    """ρ, the share of active coordinates each record keeps"""
+    variance_start: str = "constant"
+    beta: float = 1.0
+    """β at the start, for variance_start constant"""
+    mean_decay: float = 1.0
+    """γ1"""
+    variance_decay: float = 1.0
+    """γ2"""
+    offset: float = 0.0
+    """μ"""
+    debias: bool = False
+    floor: float = 0.0
+    """h1"""
+    ceiling: float = float("inf")
+    """h2"""
+    per_layer: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_norm < float("inf"):
+            raise InputError(f"clip_norm={self.clip_norm} is not a finite number above 0")
+        if not 0 < self.top_k <= 1:
+            raise InputError(f"top_k={self.top_k} is not in (0, 1]")
+        if not 0 < self.beta < float("inf"):
+            raise InputError(f"beta={self.beta} is not a finite number above 0")
+        for key, value, kinds in (
+            ("mode", self.mode, get_args(Mode)),
+            ("variance_start", self.variance_start, get_args(VarianceStart)),
+            ("score", self.score, get_args(Score)),
+        ):
+            if value not in kinds:
+                raise InputError(f"{key}={value!r} is not one of {', '.join(kinds)}")
+        self._mask_schedule()
+        self._statistics_options()
+
+    def stages(self, steps: int) -> tuple[Stage, ...]:
+        first = self._importance_steps(steps)
+        training = Stage(name="training", steps=steps - first)
+        return (Stage(name="importance", steps=first), training) if first else (training,)
+
+    def begin(self, setting: Setting) -> Running:
+        return _Running(self, setting)
+
+    def _importance_steps(self, steps: int) -> int:
+        needed = self.retention < 1 or self.variance_start == "stage-1"
+        first = (max(1, steps // 20) if needed else 0) if self.importance_steps is None else self.importance_steps
+        if not 0 <= first < steps:
+            raise InputError(f"importance_steps={first} is not from 0 to below the run's {steps} steps")
+        if needed and first == 0:
+            raise InputError(
+                f"importance_steps=0 with retention={self.retention}, variance_start={self.variance_start!r}: "
+                "a mask or a start from stage 1 needs at least 1 step there"
+            )
+        return first
+
+    def _mask_schedule(self) -> MaskSchedule:
+        kinds: dict[str, Schedule] = {kind: kind for kind in get_args(Schedule)}
+        if self.schedule not in kinds:
+            raise InputError(f"schedule={self.schedule!r} is not one of {', '.join(kinds)}")
+        return MaskSchedule(
+            retention=self.retention,
+            kind=kinds[self.schedule],
+            unfreeze_by=self.unfreeze_by,
+            stairs=self.stairs,
+        )
+
+    def _statistics_options(self) -> StatisticsOptions:
+        return StatisticsOptions(
+            mean_decay=self.mean_decay,
+            variance_decay=self.variance_decay,
+            offset=self.offset,
+            debias=self.debias,
+            floor=self.floor,
+            ceiling=self.ceiling,
+            per_layer=self.per_layer,
+        )
+
+
+class _Running(Running):
+    def __init__(self, options: AdaDPIGU, setting: Setting) -> None:
+        size, device = setting.layout.size, setting.device
+        scores: dict[str, Score] = {score: score for score in get_args(Score)}
+        self._options = options
+        self._batch_size = setting.batch_size
+        self._layers = setting.layout.layer_index().to(device)
+        self._importance = Importance(size, scores[options.score])
+        self._power = LayerPower(self._layers)
+        self._schedule = options._mask_schedule()
+        self._ranking = torch.arange(size, device=device)
+        self._active: Tensor | None = None
+        self._statistics: Statistics | None = None
+
+    @property
+    def active(self) -> Tensor | None:
+        return self._active
+
+    def begin_step(self, stage: Stage, index: int) -> None:
+        if stage.name != "training":
+            return
+        if self._statistics is None:
+            self._statistics = self._begin_training(stage)
+        active = self._schedule.active(self._ranking, index, stage.steps)
+        before = self._active
+        if before is not None and len(active) > len(before):
+            self._statistics.welcome(active[~torch.isin(active, before)], before)
+        self._active = active if len(active) < len(self._ranking) else None
+
+    def _begin_training(self, stage: Stage) -> Statistics:
+        """Ends stage 1: fixes the ranking and where β starts."""
+        options = self._options
+        if options.retention < 1:
+            self._ranking = self._importance.ranking().to(self._ranking.device)
+        if options.variance_start == "stage-1":
+            variance = self._power.variance()
+        else:
+            variance = torch.full((len(self._layers),), options.beta, device=self._layers.device)
+        return Statistics(options._statistics_options(), variance=variance, layers=self._layers)
+
+    def effective(self, parameters: Tensor) -> Tensor:
+        if self._options.mode == "freeze" or self._active is None:
+            return parameters
+        return torch.zeros_like(parameters).index_copy_(0, self._active, parameters[self._active])
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        return self._train(batches) if self._statistics is not None else self._rank(batches)
+
+    def _rank(self, batches: Batches) -> Release:
+        """Stage 1: a DP-SGD step whose release also feeds the scores and the layers' power."""
+        query = GradientSum(clip_norm=self._options.clip_norm)
+        total = batches.release(query)[query.name]
+        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        self._importance.update(restored)
+        noise = (total.noise_stddev or 0.0) / self._batch_size
+        self._power.update(restored, noise_variance=noise**2)
+        return restored
+
+    def _train(self, batches: Batches) -> Release:
+        """Stage 2: standardise, clip, release, restore, learn."""
+        statistics = self._statistics
+        assert statistics is not None
+        query = GradientSum(
+            clip_norm=self._options.clip_norm,
+            active=self._active,
+            center=statistics.mean.clone(),
+            scale=statistics.scale,
+            top_k=self._options.top_k,
+        )
+        total = batches.release(query)[query.name]
+        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        noise = statistics.scale * ((total.noise_stddev or 0.0) / self._batch_size)
+        statistics.update(restored, noise_variance=noise.square())
+        return restored

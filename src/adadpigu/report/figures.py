@@ -1,0 +1,100 @@
+"""Figures of a run: accuracy and ε over the steps, the mask's share in each layer. Drawn from public metrics only."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from adadpigu.training.run import Metrics, Run
+
+_ACCURACY, _EPSILON, _GRID = "#1b6ca8", "#c8553d", "#d9d9d9"
+
+
+def draw_figures(run: Run, folder: Path) -> list[Path]:
+    """Writes the run's figures as PNG and returns their paths."""
+    if not run.metrics:
+        return []
+    folder.mkdir(exist_ok=True)
+    drawn = [_progress(run, folder / "progress.png")]
+    if any(share < 1 for share in run.metrics[-1].mask.values()) or any(m.active < 1 for m in run.metrics):
+        drawn.append(_mask(run, folder / "mask.png"))
+    return drawn
+
+
+def _progress(run: Run, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel("step (all stages)")
+    axes.set_xlim(0, run.metrics[-1].steps)
+    axes.grid(axis="y", color=_GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    seen = [m for m in run.metrics if m.test_accuracy is not None]
+    if seen:
+        values = [100 * (m.test_accuracy or 0.0) for m in seen]
+        axes.plot([m.step for m in seen], values, color=_ACCURACY, marker="o", markersize=3)
+        axes.set_ylabel("test accuracy, %", color=_ACCURACY)
+        axes.set_ylim(0, 100)
+    spent = [m for m in run.metrics if m.epsilon is not None]
+    if spent:
+        right = axes.twinx()
+        right.spines[["top"]].set_visible(False)
+        right.plot([0, *(m.step for m in spent)], [0.0, *(m.epsilon or 0.0 for m in spent)], color=_EPSILON)
+        target = run.privacy.epsilon_pld
+        right.axhline(target, color=_EPSILON, linestyle=":", linewidth=1)
+        right.set_ylabel(f"ε spent of {target:.3g} (PLD), δ = {run.privacy.delta:g}", color=_EPSILON)
+        right.set_ylim(0, target * 1.08)
+    _mark_stages(axes, run.metrics)
+    axes.set_title(f"{run.method} on {run.dataset}: accuracy and privacy spent", loc="left", fontsize=11)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _mark_stages(axes: object, metrics: tuple[Metrics, ...]) -> None:
+    from matplotlib.axes import Axes
+
+    assert isinstance(axes, Axes)
+    for before, after in itertools.pairwise(metrics):
+        if before.stage != after.stage:
+            axes.axvline(before.step, color="gray", linewidth=0.8, linestyle="--")
+            axes.annotate(
+                f"{before.stage} | {after.stage}",
+                (before.step, 2),
+                xytext=(4, 0),
+                textcoords="offset points",
+                fontsize=8,
+            )
+
+
+def _mask(run: Run, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    last = run.metrics[-1]
+    first = next((m for m in run.metrics if m.stage == last.stage), last)
+    layers = list(last.mask)
+    figure = Figure(figsize=(7, 1.2 + 0.42 * len(layers)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(layers))
+    axes.barh(places, [100 * last.mask[layer] for layer in layers], color=_ACCURACY, height=0.6, label="at the end")
+    if first.mask != last.mask:
+        axes.plot(
+            [100 * first.mask[layer] for layer in layers], places, "|", color="black", label="at the start", ms=14
+        )
+        axes.legend(loc="lower right", fontsize=8)
+    for place, layer in zip(places, layers, strict=True):
+        axes.annotate(
+            f"{last.mask[layer]:.0%}", (100 * last.mask[layer], place), (3, -3), textcoords="offset points", fontsize=8
+        )
+    axes.set_yticks(list(places), layers)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 108)
+    axes.set_xlabel("coordinates that may change, % of the layer")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(
+        f"{run.method} on {run.dataset}: the mask by layer ({last.active:.0%} of all)", loc="left", fontsize=11
+    )
+    figure.savefig(path, dpi=150)
+    return path

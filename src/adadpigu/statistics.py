@@ -1,0 +1,150 @@
+"""Releases -> α and β, the mean and the spread that standardise the next step's gradients. After the noise: public.
+
+    β ← γ2 β + (1 − γ2)(ĝ − α)²      then      α ← γ1 α + (1 − γ1) ĝ      on active coordinates only
+
+Options: the known noise variance is subtracted from (ĝ − α)² and β is kept within [h1, h2]; β is shared by all
+coordinates of a layer; β starts from what stage 1 released.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adadpigu.errors import InputError
+from adadpigu.mechanism import Release, require_release
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsOptions:
+    """How α and β move. γ1 = γ2 = 1 holds them where they start."""
+
+    mean_decay: float = 1.0
+    """γ1"""
+    variance_decay: float = 1.0
+    """γ2"""
+    offset: float = 0.0
+    """μ, added to √β"""
+    debias: bool = False
+    """subtract the known noise variance before β learns from (ĝ − α)²"""
+    floor: float = 0.0
+    """h1, the least β"""
+    ceiling: float = float("inf")
+    """h2, the largest β"""
+    per_layer: bool = False
+    """share β (not α) among the coordinates of a layer"""
+
+    def __post_init__(self) -> None:
+        for name in ("mean_decay", "variance_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name}={getattr(self, name)} is not in [0, 1]")
+        if not self.offset >= 0:
+            raise InputError(f"offset={self.offset} (μ) is not at least 0")
+        if not 0 <= self.floor <= self.ceiling:
+            raise InputError(f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 0 ≤ floor ≤ ceiling")
+        if self.floor == 0 and self.offset == 0 and self.variance_decay < 1:
+            raise InputError(
+                "offset=0 with floor=0 lets √β + μ reach 0; allowed: offset > 0 or floor > 0 where β moves"
+            )
+
+
+class Statistics:
+    """α and β for every coordinate, learned from releases alone."""
+
+    def __init__(self, options: StatisticsOptions, *, variance: Tensor, layers: Tensor) -> None:
+        """`variance` is β at the start, [d]; `layers` the number of each coordinate's layer."""
+        self._options = options
+        self._layers = layers
+        self.mean = torch.zeros_like(variance)
+        self.variance = variance.clamp(options.floor, options.ceiling)
+        if not bool((self.scale > 0).all()):
+            raise InputError("√β + μ must be above 0: raise beta_start, floor or offset")
+
+    @property
+    def scale(self) -> Tensor:
+        """√β + μ, [d]."""
+        return self.variance.sqrt() + self._options.offset
+
+    @property
+    def held(self) -> bool:
+        """Whether α and β stay where they started."""
+        return self._options.mean_decay == 1 and self._options.variance_decay == 1
+
+    def update(self, restored: Release, *, noise_variance: Tensor) -> None:
+        """Takes ĝ (a restored release) and its known noise variance ((√β + μ)σC/B)², [d]."""
+        restored = require_release(restored)
+        if self.held:
+            return
+        gradient, options = restored.value, self._options
+        active = _positions(restored)
+        step = gradient[active] - self.mean[active]
+        spread = step.square()
+        if options.debias:
+            spread = spread - noise_variance[active]
+        if options.per_layer:
+            spread = _layer_means(spread, self._layers[active])[self._layers[active]]
+        spread = spread.clamp(options.floor, options.ceiling)
+        decay = options.variance_decay
+        self.variance[active] = decay * self.variance[active] + (1 - decay) * spread
+        self.mean[active] = self.mean[active] + (1 - options.mean_decay) * step
+
+    def welcome(self, returned: Tensor, active: Tensor) -> None:
+        """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
+
+        Where β is held or shared by a layer, a coordinate has no β of its own to start afresh: it takes its layer's.
+        """
+        if not len(returned) or not len(active) or self.held:
+            return
+        self.mean[returned] = 0.0
+        median = self.variance[active].median()
+        if not self._options.per_layer:
+            self.variance[returned] = median
+            return
+        layers = self._layers
+        shared = _layer_means(self.variance[active], layers[active], size=int(layers.max()) + 1)
+        self.variance[returned] = torch.where(shared > 0, shared, median)[layers[returned]]
+
+
+class LayerPower:
+    """Estimates each layer's mean squared gradient from stage-1 releases, noise variance subtracted."""
+
+    def __init__(self, layers: Tensor) -> None:
+        self._layers = layers
+        self._sum = torch.zeros(int(layers.max()) + 1, dtype=torch.float64, device=layers.device)
+        self._count = 0
+
+    def update(self, gradient: Release, *, noise_variance: float) -> None:
+        """Takes a stage-1 mean gradient and the variance of its noise."""
+        squares = require_release(gradient).value.double().square() - noise_variance
+        self._sum += _layer_means(squares, self._layers)
+        self._count += 1
+
+    def variance(self) -> Tensor:
+        """β_l with √β_l ∝ P_l^(1/4), geometric mean 1 over the layers, spread over the coordinates, [d] float32.
+
+        A layer whose estimate is not above zero carries no visible signal: it gets a hundredth of the smallest
+        positive one.
+        """
+        power = self._sum / max(self._count, 1)
+        positive = power[power > 0]
+        if not len(positive):
+            return torch.ones(len(self._layers), device=self._layers.device)
+        root = power.clamp(min=float(positive.min()) / 100).pow(0.25)
+        scale = root / root.log().mean().exp()
+        return scale.square()[self._layers].float()
+
+
+def _positions(release: Release) -> Tensor:
+    value = release.value
+    return torch.arange(len(value), device=value.device) if release.active is None else release.active
+
+
+def _layer_means(values: Tensor, layers: Tensor, size: int | None = None) -> Tensor:
+    """The mean of the values of each layer (0 for a layer without any)."""
+    total = values.new_zeros(int(layers.max()) + 1 if size is None else size)
+    count = total.clone()
+    total.index_add_(0, layers, values)
+    count.index_add_(0, layers, torch.ones_like(values))
+    return total / count.clamp(min=1)

@@ -1,0 +1,219 @@
+"""The training loop: it knows no method, engine or accountant by name.
+
+    ask the ledger -> let the method ask for releases -> optimiser -> (method may reject) -> average -> look at the
+    test set
+
+Weights are functions of releases, so they are public at every moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from adadpigu.accounting import Ledger, epsilon_curve
+from adadpigu.diagnostics import Diagnostics
+from adadpigu.errors import BudgetError
+from adadpigu.mechanism import GaussianMechanism, Tape
+from adadpigu.methods.base import Running, Setting
+from adadpigu.randomness import Randomness
+from adadpigu.training.draws import Draws
+from adadpigu.training.ema import WeightAverage
+from adadpigu.training.evaluation import accuracy
+from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.reporting import report_on
+from adadpigu.training.run import Facts, Metrics, Observer, Run
+
+
+class Session:
+    """One run from its first step to its report."""
+
+    def __init__(
+        self,
+        prepared: Preparation,
+        *,
+        ledger: Ledger,
+        randomness: Randomness,
+        observers: Sequence[Observer] = (),
+        tape: Tape | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._p = prepared
+        self._ledger = ledger
+        self._randomness = randomness
+        self._observers = observers
+        self._folder = folder
+        self._layout = prepared.engine.layout
+        self._diagnostics = _diagnostics(prepared, folder)
+        self._exposed = self._diagnostics is not None or tape is not None
+        self._draws = Draws(
+            population=prepared.data.train,
+            model=prepared.model,
+            engine=prepared.engine,
+            mechanism=GaussianMechanism(ledger, randomness, tape),
+            randomness=randomness,
+            device=prepared.device,
+            physical_batch_size=prepared.options.physical_batch_size,
+            diagnostics=self._diagnostics,
+        )
+        self._optimiser = MaskedOptimiser(prepared.model, self._layout, prepared.options.factory())
+        self._running = prepared.method.begin(
+            Setting(
+                layout=self._layout,
+                stages=prepared.stages,
+                batch_size=prepared.options.batch_size,
+                noise_multiplier=prepared.noise_multiplier,
+                device=prepared.device,
+            )
+        )
+        self._parameters = self._layout.read(prepared.model)
+        ema = prepared.options.ema
+        self._average = None if ema is None else WeightAverage(ema, self._parameters)
+        self._metrics: list[Metrics] = []
+        self._done = 0
+
+    def run(self) -> Run:
+        """Trains to the end of the plan, or until interrupted; either way what was spent is reported."""
+        start = time.perf_counter()
+        self._tell_begin()
+        interrupted = False
+        self._p.model.train()
+        try:
+            self._train()
+        except KeyboardInterrupt:
+            interrupted = True
+        self._keep_weights()
+        with contextlib.suppress(BudgetError):  # interrupted in the middle of a line: the ledger takes no more
+            self._ledger.note("interrupted" if interrupted else "finished", steps_done=self._done)
+        run = Run(
+            model=self._p.model,
+            method=self._p.method.name,
+            dataset=self._p.data.name,
+            privacy=report_on(
+                self._p, self._ledger, self._randomness, done=self._done, interrupted=interrupted, exposed=self._exposed
+            ),
+            accuracy=self._accuracy(),
+            steps=self._done,
+            seconds=time.perf_counter() - start,
+            metrics=tuple(self._metrics),
+            interrupted=interrupted,
+            folder=self._folder,
+        )
+        for observer in self._observers:
+            observer.end(run)
+        return run
+
+    def _train(self) -> None:
+        looks = self._looks()
+        for number, stage in enumerate(self._p.stages):
+            planned = self._p.samplers(number)
+            events = [sampler.event([sigma]) for sampler, sigma in planned.values()]
+            for index in range(stage.steps):
+                self._ledger.ensure_affordable(events)
+                self._running.begin_step(stage, index)
+                self._draws.begin_step(stage.name, self._done, planned)
+                self._step(number, index)
+                self._done += 1
+                self._tell_step(stage.name, looks)
+
+    def _step(self, stage: int, index: int) -> None:
+        model, running, before = self._p.model, self._running, self._parameters
+        effective = running.effective(before)
+        pruned = effective is not before
+        if pruned:
+            self._layout.write(model, effective)
+        direction = running.step(self._draws, self._p.stages[stage], index)
+        if pruned:
+            self._layout.write(model, before)
+        may_reject = type(running).accept is not Running.accept
+        state = self._optimiser.snapshot() if may_reject else None
+        self._optimiser.step(direction)
+        after = self._layout.read(model)
+        if state is not None and not running.accept(self._draws, self._p.stages[stage], before, after):
+            self._layout.write(model, before)
+            self._optimiser.undo(state)
+            after = before
+        self._parameters = after
+        if self._average is not None:
+            self._average.update(after)
+
+    def _keep_weights(self) -> None:
+        """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
+        kept = self._parameters if self._average is None else self._average.value
+        self._layout.write(self._p.model, self._running.effective(kept))
+
+    def _accuracy(self) -> float | None:
+        test = self._p.data.test
+        return None if test is None else accuracy(self._p.model, test, device=self._p.device)
+
+    def _looks(self) -> dict[int, float | None]:
+        """After which steps the test set is looked at, and the ε spent by then."""
+        steps = self._p.plan.steps
+        every = self._p.options.evaluate_every or max(1, -(-steps // 20))
+        at = sorted({*range(every, steps + 1, every), steps})
+        if not self._p.method.private:
+            return dict.fromkeys(at)
+        return dict(zip(at, epsilon_curve(self._p.plan, self._p.budget.delta, at), strict=True))
+
+    def _tell_begin(self) -> None:
+        p = self._p
+        facts = Facts(
+            dataset=p.data.name,
+            method=p.method.name,
+            parameters=self._layout.size,
+            steps=p.plan.steps,
+            noise_multiplier=p.noise_multiplier,
+            sample_rate=p.sample_rate,
+            epsilon=p.epsilons["pld"] if p.method.private else None,
+            delta=p.budget.delta,
+            engine=f"{p.engine.name}: {p.engine.reason}",
+            warnings=p.warnings,
+        )
+        for observer in self._observers:
+            observer.begin(facts)
+
+    def _tell_step(self, stage: str, looks: dict[int, float | None]) -> None:
+        look = self._done in looks
+        test: float | None = None
+        if look and self._p.data.test is not None:
+            self._keep_weights()
+            test = self._accuracy()
+            self._layout.write(self._p.model, self._parameters)
+        metrics = Metrics(
+            step=self._done,
+            steps=self._p.plan.steps,
+            stage=stage,
+            epsilon=looks.get(self._done),
+            test_accuracy=test,
+            active=_share(self._running.active, self._layout.size),
+            mask=self._mask_by_layer() if look else {},
+        )
+        if look:
+            self._metrics.append(metrics)
+        for observer in self._observers:
+            observer.update(metrics)
+
+    def _mask_by_layer(self) -> dict[str, float]:
+        active = self._running.active
+        if active is None:
+            return {layer or "model": 1.0 for layer in self._layout.layers()}
+        index = self._layout.layer_index()
+        kept = torch.bincount(index[active.cpu()], minlength=int(index.max()) + 1)
+        shares = kept / torch.bincount(index)
+        return {layer or "model": float(share) for layer, share in zip(self._layout.layers(), shares, strict=True)}
+
+
+def _share(active: Tensor | None, size: int) -> float:
+    return 1.0 if active is None else len(active) / size
+
+
+def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:
+    if not prepared.options.diagnostics:
+        return None
+    return Diagnostics(None if folder is None else folder / "diagnostics.jsonl")

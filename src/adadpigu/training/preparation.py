@@ -1,0 +1,195 @@
+"""All that is settled before the first record is drawn: the model's fitness, the plan, σ. Nothing is written yet.
+
+σ, q and all step counts are fixed here; what adapts later adapts through releases only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, affordable_prefix, calibrate, epsilons
+from adadpigu.data.datasets import DataSet, check_records
+from adadpigu.errors import BudgetError, InputError, ModelError
+from adadpigu.gradients import GradientEngine, Loss, choose_engine
+from adadpigu.layout import Layout
+from adadpigu.methods.base import Method, Stage
+from adadpigu.sampling import PoissonSampler, Population
+from adadpigu.training.options import TrainingOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """A run that is ready to start."""
+
+    model: nn.Module
+    data: DataSet
+    method: Method
+    options: TrainingOptions
+    budget: Budget
+    stages: tuple[Stage, ...]
+    plan: Plan
+    noise_multiplier: float
+    """σ of the run; 0 for a method without a guarantee"""
+    engine: GradientEngine
+    device: torch.device
+    epsilons: dict[str, float]
+    """ε of the whole plan, by accountant"""
+    warnings: tuple[str, ...]
+
+    @property
+    def sample_rate(self) -> float:
+        """q = B/N."""
+        return self.options.batch_size / self.data.records
+
+    def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
+        """For each draw of a stage's step, the sampler and σ: from the same plan that was accounted."""
+        draws = self.plan.stages[stage].draws
+        return {d.name: (PoissonSampler(sample_rate=d.sample_rate), d.noise_multiplier) for d in draws}
+
+
+def prepare(
+    model: nn.Module,
+    data: DataSet,
+    *,
+    method: Method,
+    budget: Budget | None,
+    delta: float,
+    options: TrainingOptions,
+    loss: Loss = F.cross_entropy,
+) -> Preparation:
+    """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs."""
+    device = options.torch_device()
+    stages = method.stages(options.step_count(data.records))
+    PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
+    example = _example(data.train, device)
+    model.to(device)
+    output = _output(model, example[0])
+    classes = _classes(output, data) if loss is F.cross_entropy else None
+    engine = choose_engine(model, loss, example)
+    check_records(data.train, classes, name=data.name)
+    if data.test is not None:
+        check_records(data.test, classes, name=f"{data.name} test")
+    options.factory()(Layout.of(model).parameters(model))
+    sigma, plan, budget = _fix_noise(method, stages, data, budget, delta, options)
+    return Preparation(
+        model=model,
+        data=data,
+        method=method,
+        options=options,
+        budget=budget,
+        stages=stages,
+        plan=plan,
+        noise_multiplier=sigma,
+        engine=engine,
+        device=device,
+        epsilons=epsilons(plan.event(), budget.delta),
+        warnings=_warnings(budget, data, method),
+    )
+
+
+def _example(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Four synthetic records of the right shape and type: they look at no private value."""
+    inputs, targets = population.take(torch.arange(0))
+    generator = torch.Generator().manual_seed(0)
+    shape = (4, *inputs.shape[1:])
+    if inputs.is_floating_point():
+        blank = torch.randn(shape, generator=generator, dtype=inputs.dtype)
+    else:
+        blank = torch.zeros(shape, dtype=inputs.dtype)
+    return blank.to(device), torch.zeros((4, *targets.shape[1:]), dtype=targets.dtype, device=device)
+
+
+def _output(model: nn.Module, inputs: Tensor) -> Tensor:
+    """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            output = model(inputs)
+    except (RuntimeError, ValueError, IndexError) as error:
+        first = str(error).splitlines()[0]
+        raise ModelError(f"the model does not take records of shape {tuple(inputs.shape[1:])}: {first}") from error
+    finally:
+        model.train(training)
+    if not isinstance(output, Tensor):
+        raise ModelError(f"the model's output is a {type(output).__name__}; allowed: one tensor")
+    return output
+
+
+def _classes(output: Tensor, data: DataSet) -> int:
+    """The number of classes, from a model whose outputs are class scores."""
+    if output.ndim != 2:
+        raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: (records, classes)")
+    if data.classes is not None and output.shape[1] != data.classes:
+        raise ModelError(
+            f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes: one output a class"
+        )
+    return output.shape[1]
+
+
+def _plan(stages: tuple[Stage, ...], records: int, batch_size: int, sigma: float) -> Plan:
+    return Plan(
+        stages=tuple(
+            PlannedStage(
+                name=stage.name,
+                steps=stage.steps,
+                draws=tuple(
+                    PlannedDraw(
+                        name=draw.name,
+                        sample_rate=(draw.batch_size or batch_size) / records,
+                        noise_multiplier=sigma if draw.noise_multiplier is None else draw.noise_multiplier,
+                    )
+                    for draw in stage.draws
+                ),
+            )
+            for stage in stages
+        )
+    )
+
+
+def _fix_noise(
+    method: Method,
+    stages: tuple[Stage, ...],
+    data: DataSet,
+    budget: Budget | None,
+    delta: float,
+    options: TrainingOptions,
+) -> tuple[float, Plan, Budget]:
+    def plan_at(sigma: float) -> Plan:
+        return _plan(stages, data.records, options.batch_size, sigma)
+
+    fixed = options.noise_multiplier
+    if not method.private:
+        if fixed is not None:
+            raise InputError(f"noise_multiplier={fixed}: method {method.name!r} adds no noise; leave it out")
+        return 0.0, plan_at(0.0), budget or Budget(epsilon=1.0, delta=delta)
+    if fixed is None:
+        if budget is None:
+            raise InputError("privacy=None and noise_multiplier=None: give a budget or a noise multiplier")
+        found = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta)
+        return found.noise_multiplier, found.plan, budget
+    plan = plan_at(fixed)
+    cost = epsilons(plan.event(), delta if budget is None else budget.delta)["pld"]
+    if budget is None:
+        return fixed, plan, Budget(epsilon=cost, delta=delta)
+    if cost > budget.epsilon:
+        most = affordable_prefix(plan, epsilon=budget.epsilon, delta=budget.delta)
+        raise BudgetError(
+            f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}: they cost "
+            f"{cost:.4g}; allowed: at most {most} steps, or more noise"
+        )
+    return fixed, plan, budget
+
+
+def _warnings(budget: Budget, data: DataSet, method: Method) -> tuple[str, ...]:
+    found = []
+    if method.private and budget.delta >= 1 / data.records:
+        found.append(
+            f"delta={budget.delta:g} is not below 1/records = {1 / data.records:.3g}: a mechanism that publishes one "
+            "record in full could satisfy it"
+        )
+    return tuple(found)

@@ -1,0 +1,142 @@
+"""What a training run leaves: a model, its privacy report, public metrics, and (if asked) a folder that holds them all.
+
+Nothing here has seen a sensitive value: metrics are functions of releases, of the plan and of test records.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from adadpigu.accounting import PrivacyReport
+from adadpigu.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Public facts after a step."""
+
+    step: int
+    steps: int
+    stage: str
+    epsilon: float | None
+    """ε spent so far, an upper bound by PLD; None without a guarantee"""
+    test_accuracy: float | None = None
+    active: float = 1.0
+    """share of coordinates that may change"""
+    mask: dict[str, float] = field(default_factory=dict)
+    """that share for each layer"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Public facts before the first step."""
+
+    dataset: str
+    method: str
+    parameters: int
+    steps: int
+    noise_multiplier: float
+    sample_rate: float
+    epsilon: float | None
+    delta: float
+    engine: str
+    warnings: tuple[str, ...]
+
+
+class Observer(Protocol):
+    """Follows a run, and can see public values only. Progress bars, loggers and files are observers."""
+
+    def begin(self, facts: Facts) -> None: ...
+
+    def update(self, metrics: Metrics) -> None: ...
+
+    def end(self, run: Run) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished (or interrupted) training run."""
+
+    model: nn.Module
+    method: str
+    dataset: str
+    privacy: PrivacyReport
+    accuracy: float | None
+    """test accuracy of the kept weights, 0 to 1"""
+    steps: int
+    seconds: float
+    metrics: tuple[Metrics, ...]
+    interrupted: bool = False
+    folder: Path | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """The ε to cite: of the whole plan, by PLD."""
+        return self.privacy.epsilon_pld
+
+    def summary(self) -> dict[str, object]:
+        """The run as one JSON object; infinity is null there."""
+        privacy = self.privacy.to_json()
+        return {
+            "run": None if self.folder is None else str(self.folder),
+            "method": self.method,
+            "dataset": self.dataset,
+            "test_accuracy": self.accuracy,
+            "epsilon": privacy["epsilon_pld"],
+            "epsilon_rdp": privacy["epsilon_rdp"],
+            "epsilon_spent": privacy["epsilon_spent"],
+            "delta": self.privacy.delta,
+            "noise_multiplier": self.privacy.noise_multiplier,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "private": self.privacy.private,
+            "interrupted": self.interrupted,
+            "warnings": list(self.privacy.warnings),
+        }
+
+
+class RunFolder:
+    """The folder of a run, readable by its owner alone. As an observer it appends to `metrics.jsonl`."""
+
+    def __init__(self, path: Path, config: str) -> None:
+        check_free(path)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        self.path = path
+        self.write_text("config.toml", config)
+        self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a whole file or none of it."""
+        target, part = self.path / name, self.path / f".{name}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(target)
+
+    def begin(self, facts: Facts) -> None:
+        return None
+
+    def update(self, metrics: Metrics) -> None:
+        if metrics.test_accuracy is not None or metrics.mask:
+            self._metrics.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
+            self._metrics.flush()
+
+    def end(self, run: Run) -> None:
+        """Stores the model, the privacy report and its statement."""
+        from safetensors.torch import save_model
+
+        self._metrics.close()
+        save_model(run.model, str(self.path / "model.safetensors"))
+        self.write_text("privacy.json", json.dumps(run.privacy.to_json(), indent=2, allow_nan=False) + "\n")
+        self.write_text("statement.txt", run.privacy.statement() + "\n")
+        self.write_text("summary.json", json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
+
+
+def check_free(path: Path) -> None:
+    """Refuses a folder that holds anything: a run is never written over."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"out={str(path)!r} already holds a run or other files; allowed: a new or empty folder")

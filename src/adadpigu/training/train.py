@@ -1,0 +1,112 @@
+"""`train`: the whole pipeline in one call, from records to a model with a privacy report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn import functional as F
+
+from adadpigu.accounting import Budget, Ledger, library_versions
+from adadpigu.data.datasets import Source, declare
+from adadpigu.gradients import Loss
+from adadpigu.mechanism import Tape
+from adadpigu.methods import AdaDPIGU, Method
+from adadpigu.randomness import Randomness, SystemRandomness
+from adadpigu.training.loop import Session
+from adadpigu.training.options import TrainingOptions
+from adadpigu.training.preparation import Preparation, prepare
+from adadpigu.training.run import Observer, Run, RunFolder, check_free
+
+
+def train(
+    model: nn.Module,
+    dataset: Source,
+    *,
+    records: int | None = None,
+    test: Source | None = None,
+    method: Method | None = None,
+    privacy: Budget | None = None,
+    delta: float = 1e-5,
+    loss: Loss = F.cross_entropy,
+    out: Path | str | None = None,
+    observers: Sequence[Observer] = (),
+    randomness: Randomness | None = None,
+    **options: Any,
+) -> Run:
+    """Trains `model` in place on private records and reports what that leaks.
+
+    `dataset` is a `DataSet`, two tensors (inputs, targets) or a map-style `torch.utils.data.Dataset`; own data
+    needs `records`, its *public* record count N. `method` defaults to AdaDPIGU, `privacy` to `Budget(epsilon=4,
+    delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields of `TrainingOptions`: batch_size,
+    steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch dimension. With `out`, a run
+    folder is written there.
+
+    Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
+    (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
+    provided `dataset`'s declared facts are public and the method's code asks for releases only through the frame.
+    """
+    data = declare(dataset, records=records, test=test)
+    chosen = TrainingOptions(**options)
+    if privacy is None and chosen.noise_multiplier is None:
+        privacy = Budget(epsilon=4.0, delta=delta)
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        check_free(folder)
+    prepared = prepare(
+        model,
+        data,
+        method=AdaDPIGU() if method is None else method,
+        budget=privacy,
+        delta=delta,
+        options=chosen,
+        loss=loss,
+    )
+    return train_prepared(prepared, out=folder, observers=observers, randomness=randomness)
+
+
+def train_prepared(
+    prepared: Preparation,
+    *,
+    out: Path | None = None,
+    config: str = "",
+    observers: Sequence[Observer] = (),
+    randomness: Randomness | None = None,
+    tape: Tape | None = None,
+) -> Run:
+    """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn."""
+    folder = None if out is None else RunFolder(out, config or _describe(prepared))
+    ledger = Ledger(
+        prepared.plan,
+        budget=prepared.budget if prepared.method.private else None,
+        path=None if folder is None else folder.path / "ledger.jsonl",
+        facts={"method": prepared.method.name, "dataset": prepared.data.name, "versions": library_versions()},
+    )
+    with ledger:
+        session = Session(
+            prepared,
+            ledger=ledger,
+            randomness=SystemRandomness() if randomness is None else randomness,
+            observers=[*observers, *([] if folder is None else [folder])],
+            tape=tape,
+            folder=None if folder is None else folder.path,
+        )
+        return session.run()
+
+
+def _describe(prepared: Preparation) -> str:
+    """The config of a run that was started from Python: a record, since a model object cannot be rerun from a file."""
+    from adadpigu.config import to_toml
+
+    options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
+    return "# started from Python: model and data were objects there\n" + to_toml(
+        {
+            "dataset": prepared.data.name,
+            "epsilon": prepared.budget.epsilon,
+            "delta": prepared.budget.delta,
+            **options,
+            "method": {"name": prepared.method.name, **prepared.method.options()},
+        }
+    )

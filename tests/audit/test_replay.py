@@ -1,0 +1,143 @@
+"""Record and replay on neighbouring data sets: clean for every method and option, and it catches planted bugs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adadpigu import bounding
+from adadpigu.audit.replay import ReplayResult, replay
+from adadpigu.methods import AdaDPIGU, Method, all_methods, make_method
+from adadpigu.methods.adadpigu import _Running
+from adadpigu.training.draws import Draws
+from open_method import OpenMethod
+from trials import prepare_small, small_digits
+
+RECORD = torch.full((1, 8, 8), 0.5)
+EVIL: dict[str, Tensor] = {
+    "ordinary": RECORD,
+    "huge": torch.full((1, 8, 8), 3e38),
+    "large": torch.full((1, 8, 8), 1e6),
+    "zero": torch.zeros(1, 8, 8),
+    "nan": torch.full((1, 8, 8), float("nan")),
+    "inf": torch.full((1, 8, 8), float("inf")),
+}
+OPTIONS: dict[str, Method] = {
+    "moving statistics": AdaDPIGU(importance_steps=2, mean_decay=0.9, variance_decay=0.9, offset=0.01, debias=True),
+    "per layer, unfreezing": AdaDPIGU(
+        importance_steps=2, retention=0.4, schedule="linear", per_layer=True, variance_decay=0.9, offset=0.01
+    ),
+    "from stage 1, pruned": AdaDPIGU(importance_steps=2, variance_start="stage-1", mode="prune"),
+    "top-k": AdaDPIGU(importance_steps=2, top_k=0.3),
+    "two releases, fresh batch, rejection": OpenMethod(),
+}
+
+
+def on_neighbours(method: Method, monkey: pytest.MonkeyPatch | None = None, **options: Any) -> ReplayResult:
+    """Replays a short run with one ordinary record removed."""
+    return replay(lambda data: prepare_small(method, data, steps=6, **options), small_digits(), removed=3)
+
+
+@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method.private])
+def test_replay_is_clean_for_every_registered_method(name: str) -> None:
+    method = make_method(name)
+    removed = on_neighbours(method)
+    added = replay(lambda data: prepare_small(method, data, steps=6), small_digits(), added=(RECORD, torch.tensor(1)))
+    for result in (removed, added):
+        assert result.breaches == ()
+        assert result.draws >= 6
+        assert 0.05 < result.largest <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_replay_is_clean_for_every_option(name: str) -> None:
+    result = on_neighbours(OPTIONS[name])
+    assert result.breaches == ()
+    assert 0.05 < result.largest <= 1 + 1e-5
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_replay_is_clean_for_adversarial_records(evil: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
+    method = AdaDPIGU(importance_steps=2, mean_decay=0.9, variance_decay=0.9, offset=0.01)
+    result = replay(
+        lambda data: prepare_small(method, data, steps=5), small_digits(), added=(EVIL[evil], torch.tensor(1))
+    )
+    assert result.breaches == ()
+    assert result.largest <= 1 + 1e-5
+
+
+def test_replay_is_clean_with_micro_batches_and_a_convolution() -> None:
+    def net() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10))
+
+    result = on_neighbours(AdaDPIGU(importance_steps=2), net=net, physical_batch_size=7)
+    assert result.breaches == ()
+
+
+def unclipped(z: Tensor, clip_norm: float) -> Tensor:
+    return z
+
+
+def nan_passes(z: Tensor, clip_norm: float) -> Tensor:
+    return torch.mul(z, (clip_norm / torch.linalg.vector_norm(z, dim=1)).clamp(max=1)[:, None])
+
+
+def clipped_as_one(z: Tensor, clip_norm: float) -> Tensor:
+    return z * min(1.0, clip_norm * len(z) / float(z.norm()))
+
+
+@pytest.mark.parametrize("planted", [unclipped, clipped_as_one])
+def test_replay_catches_a_broken_clip(
+    planted: Callable[[Tensor, float], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounding, "clip_rows", planted)
+    result = on_neighbours(make_method("dpsgd", {"clip_norm": 0.01}))
+    assert result.breaches
+
+
+def test_replay_catches_a_nan_that_passes_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounding, "clip_rows", nan_passes)
+    monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
+    result = replay(
+        lambda data: prepare_small(make_method("dpsgd"), data, steps=2),
+        small_digits(),
+        added=(EVIL["nan"], torch.tensor(1)),
+    )
+    assert result.breaches
+
+
+def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the ranking is taken from the raw sum of the last draw instead of from releases."""
+    raw: list[Tensor] = []
+    genuine = Draws._bound
+
+    def spy(self: Draws, records: Any, queries: Any, bounders: Any) -> None:
+        genuine(self, records, queries, bounders)
+        raw.append(bounders[0]._total)
+
+    def leaky(self: _Running, stage: Any) -> Any:
+        made = begin(self, stage)
+        self._ranking = torch.argsort(raw[-1].abs(), descending=True)
+        return made
+
+    begin = _Running._begin_training
+    monkeypatch.setattr(Draws, "_bound", spy)
+    monkeypatch.setattr(_Running, "_begin_training", leaky)
+    result = on_neighbours(AdaDPIGU(importance_steps=2))
+    assert any("another mask" in breach for breach in result.breaches)
+
+
+def test_replay_catches_a_divisor_or_rate_taken_from_the_records() -> None:
+    """Planted: the expected batch size follows len(dataset), so the neighbour's clip norm (scaled by it) differs."""
+    result = replay(
+        lambda data: prepare_small(make_method("dpsgd", {"clip_norm": 100 / len(data.train)}), data, steps=3),
+        small_digits(),
+        removed=0,
+    )
+    assert any("other releases" in breach for breach in result.breaches)

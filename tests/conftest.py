@@ -1,0 +1,54 @@
+"""Fixtures shared by all tests: a small real data set, sums and releases made the legal way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from adadpigu.accounting import Ledger, Plan, PlannedDraw, PlannedStage
+from adadpigu.bounding import BoundedSum, Bounder, GradientSum
+from adadpigu.gradients import GradientBatch, PerSampleGradients
+from adadpigu.mechanism import GaussianMechanism, Release
+from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.sampling import PoissonSampler
+
+
+def gradients(rows: Tensor) -> PerSampleGradients:
+    """Per-sample gradients as an engine would wrap them."""
+    return PerSampleGradients(GradientBatch(rows, torch.zeros(len(rows))))
+
+
+def bounded(rows: Tensor, query: GradientSum) -> BoundedSum:
+    bounder = Bounder(query, rows.shape[1])
+    bounder.add(gradients(rows))
+    return bounder.result()
+
+
+def one_draw_ledger(sigma: float, steps: int = 1, rate: float = 0.5) -> Ledger:
+    draw = PlannedDraw(name="gradient", sample_rate=rate, noise_multiplier=sigma)
+    return Ledger(Plan(stages=(PlannedStage(name="training", steps=steps, draws=(draw,)),)), budget=None, path=None)
+
+
+@pytest.fixture
+def release() -> Callable[..., Release]:
+    """Makes a genuine release of given rows: `release(rows, query, sigma=…)`; without noise for sigma=0."""
+
+    def make(
+        rows: Tensor, query: GradientSum | None = None, sigma: float = 0.0, randomness: Randomness | None = None
+    ) -> Release:
+        query = query or GradientSum(clip_norm=float("inf") if sigma == 0 else 1.0)
+        mechanism = GaussianMechanism(one_draw_ledger(sigma), randomness or ReproducibleRandomness(0))
+        return mechanism.release(
+            [bounded(rows, query)],
+            [1.0],
+            source=PoissonSampler(sample_rate=0.5),
+            noise_multiplier=sigma,
+            stage="training",
+            step=0,
+            draw="gradient",
+        )["gradient"]
+
+    return make

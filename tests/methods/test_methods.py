@@ -1,0 +1,254 @@
+"""Methods in the frame: equalities between them, frozen weights, what a method may ask for and what it may not."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from adadpigu.accounting import Ledger, epsilons
+from adadpigu.audit.replay import Recorder
+from adadpigu.bounding import GradientSum
+from adadpigu.data import TensorRecords
+from adadpigu.errors import InputError, PrivacyLineError
+from adadpigu.mechanism import Release
+from adadpigu.methods import DPSGD, SGD, AdaDPIGU, all_methods, make_method
+from adadpigu.methods.base import Batches, Method, Running, Setting, Stage
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training import train_prepared
+from adadpigu.training.loop import Session
+from open_method import OpenMethod
+from trials import prepare_small, run_small, small_digits, small_net, weights
+
+
+def test_adadpigu_without_its_parts_is_dpsgd_to_the_bit() -> None:
+    plain = AdaDPIGU(
+        retention=1.0, importance_steps=0, clip_norm=0.3, beta=1.0, mean_decay=1.0, variance_decay=1.0, offset=0.0
+    )
+    ours, theirs = run_small(plain, momentum=0.9), run_small(DPSGD(clip_norm=0.3), momentum=0.9)
+    assert torch.equal(weights(ours.model), weights(theirs.model))
+    other = run_small(DPSGD(clip_norm=0.3), momentum=0.9, randomness=ReproducibleRandomness(8))
+    assert not torch.equal(weights(ours.model), weights(other.model))
+
+
+def test_one_dpsgd_step_equals_the_formula_in_float64() -> None:
+    data, randomness = small_digits(), ReproducibleRandomness(3)
+    coins = ReproducibleRandomness(3)
+    drawn = (coins.uniform(len(data.train)) < 40 / 240).nonzero().flatten()
+    noise = coins.normal(64 * 12 + 12 + 12 * 10 + 10)
+    net = small_net().double()
+    inputs, targets = data.train.take(drawn)
+    total = torch.zeros(len(noise), dtype=torch.float64)
+    for x, y in zip(inputs.double(), targets, strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(net(x[None]), y[None]), list(net.parameters()))
+        flat = torch.cat([g.flatten() for g in grads])
+        total += flat * min(1.0, 0.3 / float(flat.norm()))
+    expected = weights(small_net()).double() - 0.5 * (total + 1.5 * 0.3 * noise) / 40
+    run = run_small(DPSGD(clip_norm=0.3), randomness=randomness, steps=1, momentum=0.0)
+    np.testing.assert_allclose(weights(run.model).numpy(), expected.numpy(), atol=2e-6)
+
+
+def test_sgd_is_the_mean_gradient_and_claims_nothing() -> None:
+    data, coins = small_digits(), ReproducibleRandomness(3)
+    drawn = (coins.uniform(len(data.train)) < 40 / 240).nonzero().flatten()
+    net = small_net()
+    inputs, targets = data.train.take(drawn)
+    loss = F.cross_entropy(net(inputs), targets, reduction="sum") / 40
+    grads = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    run = run_small(SGD(), randomness=ReproducibleRandomness(3), steps=1, momentum=0.0)
+    torch.testing.assert_close(weights(run.model), weights(small_net()) - 0.5 * grads, atol=1e-5, rtol=1e-4)
+    assert run.epsilon == float("inf")
+    assert "NOT PRIVATE" in run.privacy.statement()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam"])
+def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str) -> None:
+    method = AdaDPIGU(retention=0.4, importance_steps=2)
+    short = run_small(method, steps=3, optimizer=optimizer, lr=0.05, weight_decay=0.1)
+    recorder = Recorder()
+    run = run_small(method, steps=12, optimizer=optimizer, lr=0.05, weight_decay=0.1, tape=recorder)
+    start = run_small(DPSGD(clip_norm=0.5), steps=2, optimizer=optimizer, lr=0.05, weight_decay=0.1)
+    active = recorder.calls[-1][0].active
+    assert active is not None
+    assert len(active) == int(0.4 * len(weights(run.model)))
+    frozen = torch.ones(len(weights(run.model)), dtype=torch.bool)
+    frozen[active] = False
+    assert torch.equal(weights(run.model)[frozen], weights(start.model)[frozen])
+    assert (weights(run.model)[active] != weights(start.model)[active]).float().mean() > 0.99
+    assert short.steps == 3
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "steps"])
+def test_masks_grow_in_order_of_importance_and_noise_stays_inside_them(schedule: str) -> None:
+    recorder = Recorder()
+    run_small(AdaDPIGU(retention=0.3, importance_steps=2, schedule=schedule), steps=12, tape=recorder)
+    size = len(weights(small_net()))
+    masks = [set(range(size)) if c[0].active is None else set(c[0].active.tolist()) for c in recorder.calls]
+    assert masks[0] == masks[1] == set(range(size))
+    assert len(masks[2]) == int(0.3 * size)
+    assert all(a <= b for a, b in itertools.pairwise(masks))
+    assert len(masks[-1]) == (int(0.3 * size) if schedule == "constant" else size)
+    for mask, released in zip(masks, recorder.released, strict=True):
+        moved = released["gradient"].value.nonzero().flatten().tolist()
+        assert set(moved) == mask
+    scores = torch.stack([r["gradient"].value for r in recorder.released[:2]]).abs().sum(0)
+    assert min(scores[list(masks[2])]) >= max(scores[list(set(range(size)) - masks[2])])
+
+
+def test_prune_mode_evaluates_and_keeps_zeros_where_freeze_keeps_weights() -> None:
+    recorder = Recorder()
+    method = AdaDPIGU(retention=0.4, importance_steps=2, mode="prune")
+    pruned = run_small(method, steps=6, tape=recorder)
+    active = recorder.calls[-1][0].active
+    assert active is not None
+    frozen = torch.ones(len(weights(pruned.model)), dtype=torch.bool)
+    frozen[active] = False
+    assert (weights(pruned.model)[frozen] == 0).all()
+    assert (weights(pruned.model)[active] != 0).all()
+
+
+def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
+    """The first stage-2 sum equals looped autograd at m ⊙ θ, clipped on the active coordinates."""
+    recorder, randomness = Recorder(), ReproducibleRandomness(5)
+    method = AdaDPIGU(retention=0.4, importance_steps=1, mode="prune", clip_norm=0.3)
+    run_small(method, steps=2, tape=recorder, randomness=randomness, momentum=0.0)
+    active = recorder.calls[1][0].active
+    assert active is not None
+    theta = weights(small_net()) - 0.5 * recorder.released[0]["gradient"].value / 40
+    masked = torch.zeros_like(theta).index_copy_(0, active, theta[active])
+    net = small_net()
+    torch.nn.utils.vector_to_parameters(masked, net.parameters())
+    coins = ReproducibleRandomness(5)
+    coins.uniform(240)
+    coins.normal(len(theta))
+    inputs, targets = small_digits().train.take((coins.uniform(240) < 40 / 240).nonzero().flatten())
+    total = torch.zeros(len(active), dtype=torch.float64)
+    for x, y in zip(inputs, targets, strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(net(x[None]), y[None]), list(net.parameters()))
+        flat = torch.cat([g.flatten() for g in grads])[active].double()
+        total += flat * min(1.0, 0.3 / float(flat.norm()))
+    np.testing.assert_allclose(recorder.calls[1][0].total.numpy(), total.numpy(), atol=1e-5)
+
+
+def test_every_option_of_adadpigu_trains_and_stays_finite() -> None:
+    settings: list[dict[str, Any]] = [
+        {"top_k": 0.3},
+        {"score": "signed"},
+        {"score": "energy", "schedule": "cosine", "unfreeze_by": 0.5},
+        {"mean_decay": 0.9, "variance_decay": 0.9, "offset": 1e-3, "debias": True, "floor": 1e-6, "ceiling": 10.0},
+        {"variance_decay": 0.99, "offset": 0.1, "per_layer": True, "schedule": "steps", "stairs": 2},
+        {"variance_start": "stage-1"},
+        {"variance_start": "stage-1", "retention": 1.0, "mode": "prune"},
+    ]
+    for options in settings:
+        run = run_small(AdaDPIGU(**{"retention": 0.5, "importance_steps": 2, **options}), ema=0.9)
+        assert torch.isfinite(weights(run.model)).all(), options
+
+
+def test_an_empty_poisson_batch_adds_noise_is_charged_and_trains_on() -> None:
+    class NobodyComes(ReproducibleRandomness):
+        def uniform(self, count: int) -> torch.Tensor:
+            return torch.ones(count, dtype=torch.float64)
+
+    for name in all_methods():
+        recorder = Recorder()
+        run = run_small(make_method(name), randomness=NobodyComes(0), tape=recorder, steps=5)
+        assert all(bool((call.total == 0).all()) for calls in recorder.calls for call in calls)
+        assert run.steps == len(recorder.calls) == 5
+        if all_methods()[name].private:
+            assert not torch.equal(weights(run.model), weights(small_net()))
+            plan = prepare_small(make_method(name), steps=5).plan
+            assert run.epsilon == pytest.approx(epsilons(plan.event(), 1e-5)["pld"])
+
+
+def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() -> None:
+    prepared = prepare_small(OpenMethod(), sigma=None, steps=4)
+    ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
+    session = Session(prepared, ledger=ledger, randomness=ReproducibleRandomness(0))
+    run = session.run()
+    running = session._running
+    assert running.verdicts == [True] * 4  # type: ignore[attr-defined]
+    assert len(running.shares) == len(running.improvements) == 4  # type: ignore[attr-defined]
+    assert ledger.count == 8
+    assert run.epsilon <= 4.0
+    assert not torch.equal(weights(run.model), weights(small_net()))
+
+
+def test_a_rejected_update_is_undone_momentum_included_but_charged() -> None:
+    run = run_small(OpenMethod(reject_all=True), momentum=0.9, steps=4)
+    assert torch.equal(weights(run.model), weights(small_net()))
+    assert run.epsilon > 0
+    accepted = run_small(OpenMethod(), momentum=0.9, steps=4)
+    assert accepted.epsilon == run.epsilon
+
+
+def test_a_draw_that_was_not_planned_is_refused_before_anything_is_charged() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Greedy(Method):
+        name: ClassVar[str] = "greedy"
+        draw: str = "gradient"
+
+        def begin(self, setting: Setting) -> Running:
+            draw = self.draw
+
+            class Asking(Running):
+                def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+                    batches.release(GradientSum(clip_norm=1.0))
+                    return batches.release(GradientSum(clip_norm=1.0), draw=draw)["gradient"]
+
+            return Asking()
+
+    for draw in ("gradient", "another"):
+        prepared = prepare_small(Greedy(draw=draw))
+        with pytest.raises(PrivacyLineError, match=f"no draw '{draw}' left"):
+            train_prepared(prepared, randomness=ReproducibleRandomness(0))
+
+
+def test_a_method_that_returns_something_else_than_a_release_is_refused() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Cheating(Method):
+        name: ClassVar[str] = "cheating"
+
+        def begin(self, setting: Setting) -> Running:
+            class Raw(Running):
+                def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+                    return torch.ones(setting.layout.size)  # type: ignore[return-value]
+
+            return Raw()
+
+    with pytest.raises(PrivacyLineError, match="takes a Release"):
+        train_prepared(prepare_small(Cheating()), randomness=ReproducibleRandomness(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("adadpig", {}, "did you mean 'adadpigu'"),
+        ("adadpigu", {"retention": 1.5}, "retention=1.5"),
+        ("adadpigu", {"retention": "much"}, "retention='much'"),
+        ("adadpigu", {"retentoin": 0.5}, "did you mean 'retention'"),
+        ("adadpigu", {"importance_steps": 0}, "importance_steps=0"),
+        ("adadpigu", {"mode": "melt"}, "mode='melt'"),
+        ("adadpigu", {"score": "loud"}, "score='loud'"),
+        ("adadpigu", {"schedule": "never"}, "schedule='never'"),
+        ("dpsgd", {"clip_norm": 0}, "clip_norm=0"),
+        ("dpsgd", {"clip_norm": True}, "clip_norm=True"),
+    ],
+)
+def test_bad_options_are_named(name: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_method(name, options).stages(100)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_survive_a_round_trip_through_text() -> None:
+    method = AdaDPIGU(retention=0.3, debias=True, offset=0.1, importance_steps=7)
+    as_text: dict[str, object] = {k: str(v).lower() for k, v in method.options().items()}
+    assert AdaDPIGU.from_options(as_text) == method
+    assert isinstance(small_digits().train, TensorRecords)

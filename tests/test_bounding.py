@@ -1,0 +1,134 @@
+"""Clipped sums against their sensitivity, for any input, and against float64 numpy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, clip_rows, keep_largest
+from adadpigu.errors import InputError, PrivacyLineError
+from adadpigu.gradients import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.sensitive import unseal
+from conftest import bounded, gradients
+
+anything = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(0, 5), st.integers(1, 9)),
+    elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
+)
+
+
+@given(rows=anything, clip=st.floats(1e-6, 1e6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_no_record_contributes_more_than_the_clip_norm(rows: np.ndarray, clip: float, dtype: torch.dtype) -> None:
+    clipped = clip_rows(torch.from_numpy(rows).to(dtype), clip)
+    norms = torch.linalg.vector_norm(clipped.double(), dim=1)
+    assert torch.isfinite(clipped).all()
+    assert (norms <= clip).all()
+
+
+@given(rows=anything, data=st.data())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_sum_moves_by_at_most_its_sensitivity_when_a_record_leaves(rows: np.ndarray, data: st.DataObject) -> None:
+    if not len(rows):
+        return
+    size = rows.shape[1]
+    active = data.draw(st.one_of(st.none(), st.just(torch.arange(0, size, 2))))
+    query = GradientSum(
+        clip_norm=data.draw(st.sampled_from([0.1, 1.0, 50.0])),
+        active=active,
+        center=torch.linspace(-1, 1, size),
+        scale=torch.linspace(0.1, 3, size),
+        top_k=data.draw(st.sampled_from([1.0, 1.0 if size < 4 else 0.5])),
+    )
+    everybody = torch.from_numpy(rows)
+    gone = data.draw(st.integers(0, len(rows) - 1))
+    others = torch.cat([everybody[:gone], everybody[gone + 1 :]])
+    with_all, without = bounded(everybody, query), bounded(others, query)
+    assert with_all.sensitivity == query.clip_norm
+    moved = torch.linalg.vector_norm(unseal(with_all) - unseal(without))
+    assert moved <= query.clip_norm * (1 + 1e-9)
+
+
+def test_standardised_clip_equals_float64_numpy() -> None:
+    rng = np.random.default_rng(1)
+    g, alpha, scale = rng.normal(size=(7, 20)), rng.normal(size=20), rng.uniform(0.2, 2, 20)
+    kept = np.sort(rng.choice(20, 12, replace=False))
+    clip = 1.5
+    z = ((g - alpha) / scale)[:, kept]
+    expected = (z * np.minimum(1, clip / np.linalg.norm(z, axis=1))[:, None]).sum(0)
+    query = GradientSum(
+        clip_norm=clip, active=torch.tensor(kept), center=torch.tensor(alpha), scale=torch.tensor(scale)
+    )
+    total = bounded(torch.tensor(g), query)
+    np.testing.assert_allclose(unseal(total).numpy(), expected, rtol=1e-10)
+    restored = query.restore(torch.zeros(20, dtype=torch.float64).index_copy_(0, torch.tensor(kept), unseal(total)), 4)
+    by_hand = np.zeros(20)
+    by_hand[kept] = expected / 4 * scale[kept] + alpha[kept]
+    np.testing.assert_allclose(restored.numpy(), by_hand, rtol=1e-10)
+
+
+def test_top_k_keeps_exactly_k_of_the_active_coordinates_even_under_ties() -> None:
+    rows = torch.ones(3, 10)
+    assert (keep_largest(rows, 0.35) != 0).sum(dim=1).tolist() == [3, 3, 3]
+    query = GradientSum(clip_norm=100.0, active=torch.arange(4), top_k=0.5)
+    z = query.transform(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
+    assert z.tolist() == [[0.0, -9.0, 3.0, 0.0]]
+
+
+def test_top_k_that_keeps_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match=r"top_k=0.1 keeps none of 4"):
+        keep_largest(torch.ones(1, 4), 0.1)
+
+
+def test_micro_batches_are_clipped_record_by_record_and_change_nothing() -> None:
+    rows = torch.randn(13, 30, generator=torch.Generator().manual_seed(0)) * 5
+    query = GradientSum(clip_norm=1.0)
+    whole = bounded(rows, query)
+    bounder = Bounder(query, 30)
+    for part in torch.split(rows, 4):
+        bounder.add(gradients(part))
+    torch.testing.assert_close(unseal(bounder.result()), unseal(whole), rtol=1e-12, atol=1e-12)
+
+
+def test_an_empty_batch_sums_to_zero_with_the_same_sensitivity() -> None:
+    total = bounded(torch.empty(0, 6), GradientSum(clip_norm=2.0, active=torch.tensor([1, 3])))
+    assert unseal(total).tolist() == [0.0, 0.0]
+    assert total.sensitivity == 2.0
+    assert total.size == 6
+
+
+def test_a_record_sum_clips_whatever_the_function_returns_and_sees_one_record_at_a_time() -> None:
+    rows = torch.tensor([[3.0, 4.0], [0.0, 0.1], [math.nan, 1.0]])
+    seen: list[torch.Size] = []
+
+    def of(record: Record) -> torch.Tensor:
+        seen.append(record.gradient.shape)
+        return torch.stack([record.gradient.norm() * 1000, record.losses_at[0]])
+
+    bounder = Bounder(RecordSum(name="mine", of=of, clip_norm=0.5), 2)
+    bounder.add(gradients(rows), PerRecordLosses(torch.zeros(3, 1)))
+    total = bounder.result()
+    assert seen == [torch.Size([2])]
+    assert unseal(total)[0] == pytest.approx(1.0, rel=1e-5)
+    assert total.sensitivity == 0.5
+    empty = Bounder(RecordSum(name="mine", of=of, clip_norm=0.5), 2)
+    empty.add(PerSampleGradients(GradientBatch(torch.empty(0, 2), torch.empty(0))), PerRecordLosses(torch.zeros(0, 1)))
+    assert unseal(empty.result()).tolist() == [0.0, 0.0]
+
+
+def test_only_an_engines_output_is_taken() -> None:
+    with pytest.raises(PrivacyLineError, match="PerSampleGradients"):
+        Bounder(GradientSum(clip_norm=1.0), 3).add(torch.ones(2, 3))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
+def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
+    with pytest.raises(InputError, match="clip_norm"):
+        GradientSum(clip_norm=clip)

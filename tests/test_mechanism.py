@@ -1,0 +1,177 @@
+"""The privacy line: charge before noise, noise of the stated variance where it belongs and nowhere else."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from adadpigu.accounting import Ledger, Plan, PlannedDraw, PlannedStage
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import BudgetError, PrivacyLineError
+from adadpigu.mechanism import GaussianMechanism, Release, require_release
+from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
+from adadpigu.sampling import PoissonSampler
+from adadpigu.sensitive import Sensitive
+from conftest import bounded, one_draw_ledger
+
+MakeRelease = Callable[..., Release]
+
+
+def ask(mechanism: GaussianMechanism, query: GradientSum, rows: torch.Tensor, sigma: float) -> Release:
+    return mechanism.release(
+        [bounded(rows, query)],
+        [1.0],
+        source=PoissonSampler(sample_rate=0.5),
+        noise_multiplier=sigma,
+        stage="training",
+        step=0,
+        draw="gradient",
+    )[query.name]
+
+
+def test_noise_has_the_stated_variance_on_active_coordinates_and_is_absent_elsewhere(release: MakeRelease) -> None:
+    """10⁶ draws: the sample variance has a relative standard deviation of √2·10⁻³, so 0.8 % is 5.6 of them, 2e-8."""
+    size, sigma, clip = 1_250_000, 1.7, 0.3
+    active = torch.arange(size)[torch.arange(size) % 5 != 0]
+    query = GradientSum(clip_norm=clip, active=active)
+    made = release(torch.zeros(0, size), query, sigma=sigma, randomness=SystemRandomness())
+    noise = made.value.double()
+    assert len(active) == 1_000_000
+    assert made.noise_stddev == pytest.approx(sigma * clip)
+    assert noise[active].var().item() == pytest.approx((sigma * clip) ** 2, rel=0.008)
+    assert abs(noise[active].mean().item()) < 6 * sigma * clip / 1000
+    frozen = torch.ones(size, dtype=torch.bool)
+    frozen[active] = False
+    assert (noise[frozen] == 0).all()
+    assert (noise[active] != 0).all()
+
+
+def test_noise_of_two_steps_and_of_two_processes_keys_differs() -> None:
+    first, again = SystemRandomness(), SystemRandomness()
+    draws = [first.normal(1000), first.normal(1000), again.normal(1000)]
+    for i in range(3):
+        for j in range(i):
+            assert not (draws[i] == draws[j]).any()
+
+
+def test_the_ledger_is_charged_before_noise_is_drawn() -> None:
+    ledger = one_draw_ledger(1.0)
+    charged_at_draw: list[int] = []
+
+    class Watching(ReproducibleRandomness):
+        def normal(self, count: int) -> torch.Tensor:
+            charged_at_draw.append(ledger.count)
+            raise OSError("no entropy")
+
+    with pytest.raises(OSError, match="no entropy"):
+        ask(GaussianMechanism(ledger, Watching(0)), GradientSum(clip_norm=1.0), torch.ones(2, 3), 1.0)
+    assert charged_at_draw == [1]
+    assert ledger.count == 1
+
+
+def test_no_noise_is_drawn_when_the_plan_is_spent() -> None:
+    class Forbidden(ReproducibleRandomness):
+        def normal(self, count: int) -> torch.Tensor:
+            raise AssertionError("noise was drawn")
+
+    ledger = one_draw_ledger(1.0, steps=1)
+    mechanism = GaussianMechanism(ledger, ReproducibleRandomness(0))
+    ask(mechanism, GradientSum(clip_norm=1.0), torch.ones(2, 3), 1.0)
+    with pytest.raises(BudgetError):
+        ask(GaussianMechanism(ledger, Forbidden(0)), GradientSum(clip_norm=1.0), torch.ones(2, 3), 1.0)
+
+
+def test_several_releases_of_one_draw_are_one_event_at_the_draws_cost() -> None:
+    draw = PlannedDraw(name="gradient", sample_rate=0.02, noise_multiplier=1.0)
+    ledger = Ledger(Plan(stages=(PlannedStage(name="s", steps=1, draws=(draw,)),)), budget=None, path=None)
+    sums = [bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0, name=name)) for name in ("a", "b")]
+    made = GaussianMechanism(ledger, ReproducibleRandomness(0)).release(
+        sums,
+        [0.25, 0.75],
+        source=PoissonSampler(sample_rate=0.02),
+        noise_multiplier=1.0,
+        stage="s",
+        step=0,
+        draw="gradient",
+    )
+    assert ledger.count == 1
+    assert made["a"].noise_stddev == pytest.approx(2.0)
+    assert made["b"].noise_stddev == pytest.approx(0.75**-0.5)
+
+
+@pytest.mark.parametrize("shares", [[0.6, 0.6], []])
+def test_shares_that_cost_more_than_the_draw_are_refused(shares: list[float]) -> None:
+    sums = [bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0, name=f"n{i}")) for i in range(len(shares))]
+    with pytest.raises(PrivacyLineError, match="shares"):
+        GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0)).release(
+            sums,
+            shares,
+            source=PoissonSampler(sample_rate=0.5),
+            noise_multiplier=1.0,
+            stage="s",
+            step=0,
+            draw="gradient",
+        )
+
+
+def test_a_sum_without_a_finite_sensitivity_cannot_be_noised(release: MakeRelease) -> None:
+    with pytest.raises(PrivacyLineError, match="no finite sensitivity"):
+        release(torch.ones(2, 3), GradientSum(clip_norm=float("inf")), sigma=1.0)
+
+
+def test_nobody_but_the_mechanism_makes_a_release(release: MakeRelease) -> None:
+    raw = torch.ones(3)
+    with pytest.raises(PrivacyLineError, match="by the mechanism alone"):
+        Release(raw, name="gradient", noise_stddev=1.0, active=None)
+    with pytest.raises(PrivacyLineError, match="subclassed"):
+        type("Forged", (Release,), {})
+    forged = object.__new__(Release)
+    for candidate in (raw, forged, None, 3.0, Sensitive(raw), bounded(raw[None], GradientSum(clip_norm=1.0))):
+        with pytest.raises(PrivacyLineError, match="takes a Release"):
+            require_release(candidate)
+    genuine = release(torch.ones(1, 3))
+    assert require_release(genuine) is genuine
+    for copier in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(PrivacyLineError):
+            copier(genuine)
+
+
+def test_a_release_cannot_be_written_to(release: MakeRelease) -> None:
+    made = release(torch.ones(1, 3))
+    made.value.fill_(7.0)
+    assert made.value.tolist() == [1.0, 1.0, 1.0]
+    for name in ("name", "active", "noise_stddev", "_Release__value"):
+        with pytest.raises(PrivacyLineError):
+            setattr(made, name, torch.zeros(3))
+
+
+def test_post_processing_refuses_to_look_at_sensitive_boxes(release: MakeRelease) -> None:
+    made, secret = release(torch.ones(1, 3)), Sensitive(torch.zeros(3))
+    doubled = made.map(lambda value: value * 2)
+    assert require_release(doubled).value.tolist() == [2.0, 2.0, 2.0]
+
+    def leak(value: torch.Tensor) -> Any:
+        return secret
+
+    with pytest.raises(PrivacyLineError, match="may not look at a Sensitive"):
+        made.map(leak)
+    with pytest.raises(PrivacyLineError, match="must return a tensor"):
+        made.map(lambda value: Sensitive(value))  # type: ignore[arg-type,return-value]
+
+
+def test_the_mechanism_takes_nothing_but_bounded_sums() -> None:
+    with pytest.raises(PrivacyLineError, match="takes a BoundedSum"):
+        GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0)).release(
+            [torch.ones(3)],  # type: ignore[list-item]
+            [1.0],
+            source=PoissonSampler(sample_rate=0.5),
+            noise_multiplier=1.0,
+            stage="s",
+            step=0,
+            draw="gradient",
+        )

@@ -1,0 +1,75 @@
+"""The optimiser behind the line: fed releases only, leaves no gradient behind, freezes state as well as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.layout import Layout
+from adadpigu.mechanism import Release
+from adadpigu.training.optimiser import MaskedOptimiser, optimiser_factory
+
+MakeRelease = Callable[..., Release]
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return Layout.of(model).read(model)
+
+
+def test_a_step_equals_the_plain_torch_optimiser_on_the_active_coordinates(release: MakeRelease) -> None:
+    ours, theirs = net(), net()
+    optimiser = MaskedOptimiser(ours, Layout.of(ours), optimiser_factory("adam", lr=0.1))
+    plain = torch.optim.Adam(theirs.parameters(), lr=0.1)
+    active = torch.tensor([0, 3, 4, 7])
+    for seed in range(4):
+        g = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
+        made = release(g, GradientSum(clip_norm=float("inf"), active=active))
+        optimiser.step(made)
+        for parameter, (_, value) in zip(theirs.parameters(), Layout.of(theirs).split(made.value), strict=True):
+            parameter.grad = value.clone()
+        plain.step()
+    assert torch.equal(flat(ours)[active], flat(theirs)[active])
+    assert all(p.grad is None for p in ours.parameters())
+
+
+def test_momentum_of_an_earlier_stage_does_not_move_a_frozen_weight(release: MakeRelease) -> None:
+    model = net()
+    optimiser = MaskedOptimiser(
+        model, Layout.of(model), optimiser_factory("sgd", lr=1.0, momentum=0.9, weight_decay=0.1)
+    )
+    optimiser.step(release(torch.ones(1, 8)))
+    before = flat(model)
+    active = torch.tensor([1, 2])
+    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=active)))
+    frozen = torch.tensor([0, 3, 4, 5, 6, 7])
+    assert torch.equal(flat(model)[frozen], before[frozen])
+    assert (flat(model)[active] != before[active]).all()
+
+
+def test_p_grad_is_cleared_even_when_the_optimiser_fails(release: MakeRelease) -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            raise RuntimeError("broken")
+
+    model = net()
+    optimiser = MaskedOptimiser(model, Layout.of(model), lambda p: Failing(p, lr=1.0))
+    with pytest.raises(RuntimeError, match="broken"):
+        optimiser.step(release(torch.ones(1, 8)))
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "sparseadam", "sdg"])
+def test_optimisers_that_cannot_be_fed_are_refused_by_name(name: str) -> None:
+    model = net()
+    with pytest.raises(InputError, match="optimizer"):
+        MaskedOptimiser(model, Layout.of(model), optimiser_factory(name, lr=0.1))

@@ -1,0 +1,72 @@
+"""Small real runs for tests: the embedded digits, cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from adadpigu.accounting import Budget
+from adadpigu.data import DataSet, TensorRecords, load_dataset
+from adadpigu.mechanism import Tape
+from adadpigu.methods import Method
+from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
+
+
+@cache
+def small_digits(count: int = 240) -> DataSet:
+    """The first records of the digits, and of their test records."""
+    data = load_dataset("digits")
+    assert isinstance(data.train, TensorRecords)
+    assert isinstance(data.test, TensorRecords)
+    return replace(
+        data,
+        train=TensorRecords(data.train.inputs[:count], data.train.targets[:count]),
+        test=TensorRecords(data.test.inputs[:100], data.test.targets[:100]),
+        records=count,
+    )
+
+
+def small_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
+
+
+def prepare_small(
+    method: Method,
+    data: DataSet | None = None,
+    *,
+    net: Callable[[], nn.Module] = small_net,
+    sigma: float | None = 1.5,
+    **options: Any,
+) -> Preparation:
+    chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8} | options
+    return prepare(
+        net(),
+        data or small_digits(),
+        method=method,
+        budget=Budget(epsilon=4.0) if sigma is None and method.private else None,
+        delta=1e-5,
+        options=TrainingOptions(noise_multiplier=sigma if method.private else None, **chosen),
+    )
+
+
+def run_small(
+    method: Method,
+    *,
+    randomness: Randomness | None = None,
+    tape: Tape | None = None,
+    **options: Any,
+) -> Run:
+    return train_prepared(
+        prepare_small(method, **options), randomness=randomness or ReproducibleRandomness(7), tape=tape
+    )
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
