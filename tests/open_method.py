@@ -33,7 +33,8 @@ class OpenMethod(Method):
 
 
 def _change(record: Record) -> Tensor:
-    return torch.diff(record.losses_at)
+    change: Tensor = torch.diff(record.losses_at)
+    return change
 
 
 class OpenRunning(Running):
@@ -48,7 +49,8 @@ class OpenRunning(Running):
         gradient = GradientSum(clip_norm=0.5, share=0.9)
 
         def centred(record: Record) -> Tensor:
-            return (record.gradient.norm() <= 0.5).float() - 0.5
+            within: Tensor = torch.linalg.vector_norm(record.gradient) <= 0.5
+            return within.float() - 0.5
 
         made = batches.release(gradient, RecordSum(name="share", of=centred, clip_norm=0.5, share=0.1))
         self.shares.append(float(made["share"].value / self._batch_size + 0.5))

@@ -53,6 +53,10 @@ class RunConfig:
         return to_toml({k: v for k, v in values.items() if v is not None} | {"method": {"name": method, **options}})
 
 
+_RIVALS = ({"steps", "epochs"}, {"epsilon", "noise_multiplier"})
+"""keys of which a later layer's choice replaces an earlier layer's other one"""
+
+
 def parse(text: str, name: str) -> dict[str, object]:
     """The keys that a TOML config sets, checked by name and type; errors tell the line."""
     try:
@@ -109,8 +113,9 @@ def merge(*layers: Mapping[str, object]) -> RunConfig:
         chosen = given.pop("method_options", {})
         if given.get("method", values.get("method")) != values.get("method", given.get("method")):
             options = {}
-        if "steps" in given or "epochs" in given:
-            values = {key: value for key, value in values.items() if key not in ("steps", "epochs")}
+        for rivals in _RIVALS:
+            if rivals & given.keys():
+                values = {key: value for key, value in values.items() if key not in rivals}
         values |= given
         options |= dict(chosen) if isinstance(chosen, Mapping) else {}
     return RunConfig(**values, method_options=options)

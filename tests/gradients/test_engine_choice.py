@@ -170,6 +170,7 @@ VECTOR, SEQUENCE, IMAGE = (4,), (6, 4), (2, 5, 5)
 CASES: dict[str, Case] = {
     "nested sequential": (nested, IMAGE, "rules"),
     "module called three times": (Reused, VECTOR, "rules"),
+    "module called three times on sequences": (Reused, SEQUENCE, "rules"),
     "parameter shared by two modules": (SharedParameter, VECTOR, "rules"),
     "unused and frozen": (PartlyTrained, VECTOR, "rules"),
     "in-place activation, residual": (InPlace, IMAGE, "rules"),

@@ -236,3 +236,24 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path) -> None
     with pytest.raises(ad.InputError, match="already holds"):
         ad.train(small_net(), arrays(), records=240, out=tmp_path, **SHORT)
     assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_an_error_amid_private_records_does_not_quote_them() -> None:
+    class Quoting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(x) > 8:
+                raise IndexError(f"pixel {x[0].max()} is odd")
+            out: torch.Tensor = self.layer(x.flatten(1))
+            return out
+
+    common: dict[str, Any] = {"records": 240, "method": DPSGD(), "noise_multiplier": 1.0, **SHORT}
+    with pytest.raises(ad.ModelError, match="message is withheld") as caught:
+        ad.train(Quoting(), arrays(), **common)
+    assert "pixel" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    with pytest.raises(IndexError, match="pixel"):
+        ad.train(Quoting(), arrays(), diagnostics=True, **common)

@@ -19,7 +19,7 @@ _WIDTH = 100
 def render(report: PrivacyReport) -> str:
     """The whole statement; each paragraph wrapped at 100 columns."""
     if not report.private:
-        return "\n".join([*_not_private(report), "", *_not_covered(report)])
+        return "\n".join(_not_private(report))
     parts = [
         [_headline(report)],
         _protected(report),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +16,6 @@ app = typer.Typer(
     name="adadpigu",
     help="Train PyTorch models on sensitive records, and prove what they leak.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -41,8 +42,9 @@ def _root(
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit code; every error is one line."""
+    warnings.showwarning = _one_line_warning
     try:
-        code: Any = app(arguments, standalone_mode=False, prog_name="adadpigu")
+        code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
         return code if isinstance(code, int) else 0
     except AdaDPIGUError as error:
         print_error(str(error))
@@ -59,6 +61,10 @@ def run(arguments: list[str]) -> int:
         return 2
 
 
+def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
+    sys.stderr.write("adadpigu: warning: " + " ".join(str(message).split()) + "\n")
+
+
 def _parser_message(error: Exception, arguments: list[str]) -> str | None:
     """An argument parser's error in one line that names the value; None for any other error.
 
@@ -68,7 +74,7 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         return None
     message = str(error.format_message()).strip().rstrip(".")
     if message.startswith("No such command"):
-        names = [c.name or "" for c in app.registered_commands]
+        names = [c.callback.__name__ for c in app.registered_commands if c.callback is not None]
         return str(unknown("command", message.split("'")[1], names))
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for position, argument in enumerate(arguments):

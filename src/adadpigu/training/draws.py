@@ -5,14 +5,15 @@ This is where the sensitive side of a step happens from end to end; what leaves 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from adadpigu.bounding import Bounder, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
-from adadpigu.errors import PrivacyLineError
+from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine, PerRecordLosses
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness
@@ -60,10 +61,11 @@ class Draws:
         if not queries:
             raise PrivacyLineError("a draw needs at least one query")
         sampler, noise_multiplier = self._planned.pop(draw)
-        records = gather(self._population, sampler.draw(self._population, self._randomness))
         bounders = [Bounder(query, self._engine.layout.size) for query in queries]
-        for micro in records.chunks(self._physical):
-            self._bound(self._on_device(micro), queries, bounders)
+        with self._discreet():
+            records = gather(self._population, sampler.draw(self._population, self._randomness))
+            for micro in records.chunks(self._physical):
+                self._bound(self._on_device(micro), queries, bounders)
         if self._diagnostics is not None:
             self._diagnostics.end_draw(step=self._step, draw=draw)
         return self._mechanism.release(
@@ -75,6 +77,21 @@ class Draws:
             step=self._step,
             draw=draw,
         )
+
+    @contextlib.contextmanager
+    def _discreet(self) -> Iterator[None]:
+        """Errors that happen amid private records keep their message to themselves: it may quote a record."""
+        try:
+            yield
+        except AdaDPIGUError:
+            raise
+        except Exception as error:
+            if self._diagnostics is not None:
+                raise
+            raise ModelError(
+                f"step {self._step}: {type(error).__name__} while computing on private records; its message is withheld, "
+                "since it may quote them; reproduce it on synthetic records, or with diagnostics on"
+            ) from None
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         gradients = self._engine.per_sample_gradients(records)

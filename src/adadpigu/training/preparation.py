@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, affordable_prefix, calibrate, epsilons
+from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, affordable_prefix, calibrate, epsilon, epsilons
 from adadpigu.data.datasets import DataSet, check_records
 from adadpigu.errors import BudgetError, InputError, ModelError
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
@@ -173,7 +173,7 @@ def _fix_noise(
         found = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta)
         return found.noise_multiplier, found.plan, budget
     plan = plan_at(fixed)
-    cost = epsilons(plan.event(), delta if budget is None else budget.delta)["pld"]
+    cost = epsilon(plan.event(), delta if budget is None else budget.delta)
     if budget is None:
         return fixed, plan, Budget(epsilon=cost, delta=delta)
     if cost > budget.epsilon:

@@ -1,0 +1,251 @@
+"""The ledger: on disk before it returns, never beyond the plan, and readable or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import dp_accounting as dp
+import pytest
+
+from adadpigu.accounting import (
+    Budget,
+    Ledger,
+    Plan,
+    PlannedDraw,
+    PlannedStage,
+    draw_event,
+    epsilon,
+    plan_for,
+    read_ledger,
+)
+from adadpigu.accounting.events import leaves
+from adadpigu.errors import BudgetError, InputError
+
+EVENT = draw_event(0.1, [2.0])
+PLAN = plan_for(0.1, 3)(2.0)
+
+
+def charge(ledger: Ledger, step: int = 0, event: dp.DpEvent = EVENT, draw: str = "batch", **release: object) -> None:
+    releases = [{"name": "gradient", "size": 10, "sensitivity": 1.0, "noise_multiplier": 2.0, **release}]
+    ledger.charge(event, stage="training", step=step, draw=draw, releases=releases)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+def test_a_charge_is_on_disk_before_it_returns(path: Path) -> None:
+    ledger = Ledger(PLAN, path=path)
+    for done in range(1, 4):
+        charge(ledger, step=done)
+        record = read_ledger(path)  # read while the ledger is still open
+        assert len(record.charges) == done == ledger.count
+        assert record.charges[-1]["step"] == done
+    ledger.close()
+
+
+def test_the_header_says_what_may_be_spent_and_under_which_relation(path: Path) -> None:
+    with Ledger(PLAN, budget=Budget(epsilon=9.0), path=path, facts={"method": "dpsgd"}):
+        pass
+    record = read_ledger(path)
+    assert record.plan == PLAN
+    assert record.header["budget"] == {"epsilon": 9.0, "delta": 1e-5}
+    assert record.header["relation"] == "add or remove one record"
+    assert record.header["facts"] == {"method": "dpsgd"}
+
+
+def test_a_charge_beyond_the_plan_is_refused_and_leaves_the_file_unchanged(path: Path) -> None:
+    with Ledger(PLAN, path=path) as ledger:
+        for step in range(3):
+            charge(ledger, step)
+        before = path.read_bytes()
+        with pytest.raises(BudgetError, match="the plan holds no such draw"):
+            charge(ledger, 3)
+        assert path.read_bytes() == before
+        assert ledger.count == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [draw_event(0.1, [1.9]), draw_event(0.11, [2.0]), draw_event(0.09, [2.0]), dp.NonPrivateDpEvent()],
+    ids=["less noise", "higher rate", "lower rate", "no noise"],
+)
+def test_an_event_the_plan_does_not_hold_is_refused_and_nothing_is_written(path: Path, event: dp.DpEvent) -> None:
+    with Ledger(PLAN, path=path) as ledger:
+        before = path.read_bytes()
+        with pytest.raises(BudgetError):
+            ledger.charge(event, stage="training", step=0, draw="batch")
+        assert path.read_bytes() == before
+        assert ledger.count == 0
+
+
+@pytest.mark.parametrize("sigma", [2.0 * (1 - 5e-10), 2.0, 2.0 * (1 + 5e-10), 7.0])
+def test_at_least_the_planned_noise_is_charged_as_planned(sigma: float) -> None:
+    ledger = Ledger(PLAN)
+    ledger.charge(draw_event(0.1, [sigma]), stage="training", step=0, draw="batch")
+    assert leaves(ledger.events()) == {EVENT: 1}
+
+
+def test_more_noise_is_charged_as_the_cheapest_planned_draw_that_covers_it() -> None:
+    draws = tuple(PlannedDraw(name=f"d{s}", sample_rate=0.1, noise_multiplier=float(s)) for s in (1, 3, 5))
+    ledger = Ledger(Plan(stages=(PlannedStage(name="s", steps=1, draws=draws),)))
+    ledger.charge(draw_event(0.1, [4.0]), stage="s", step=0, draw="a")
+    ledger.charge(draw_event(0.1, [4.0]), stage="s", step=0, draw="b")
+    assert leaves(ledger.events()) == {draw_event(0.1, [3.0]): 1, draw_event(0.1, [1.0]): 1}
+    with pytest.raises(BudgetError):
+        ledger.charge(draw_event(0.1, [4.0]), stage="s", step=0, draw="c")
+
+
+def test_what_was_charged_never_costs_more_than_the_plan() -> None:
+    ledger = Ledger(PLAN)
+    for step, sigma in enumerate((2.0, 2.5, 9.0)):
+        ledger.charge(draw_event(0.1, [sigma]), stage="training", step=step, draw="batch")
+    assert epsilon(ledger.events(), 1e-5) == epsilon(PLAN.event(), 1e-5)
+
+
+def test_two_releases_of_one_draw_cannot_be_charged_as_two_draws() -> None:
+    ledger = Ledger(PLAN)
+    charge(ledger, step=0)
+    with pytest.raises(BudgetError, match="already charged; one charge covers all releases"):
+        charge(ledger, step=0)
+    assert ledger.count == 1
+    charge(ledger, step=0, draw="another batch")
+    assert ledger.count == 2
+
+
+def test_an_event_that_claims_more_noise_than_its_releases_have_is_refused() -> None:
+    ledger = Ledger(PLAN)
+    pair = [{"name": name, "sensitivity": 1.0, "noise_multiplier": 2.0} for name in ("a", "b")]
+    with pytest.raises(BudgetError, match=r"noise_multiplier=2\.0: the releases of this draw together have only 1\.41"):
+        ledger.charge(EVENT, stage="training", step=0, draw="batch", releases=pair)
+    with pytest.raises(InputError, match="noise_multiplier=None"):
+        ledger.charge(EVENT, stage="training", step=0, draw="batch", releases=[{"name": "a"}])
+    assert ledger.count == 0
+
+
+def test_releases_that_share_a_draw_are_one_charge_with_their_own_multipliers(path: Path) -> None:
+    wide = 2.0 * math.sqrt(2)
+    pair = [{"name": name, "sensitivity": 1.0, "noise_multiplier": wide} for name in ("a", "b")]
+    with Ledger(PLAN, path=path) as ledger:
+        ledger.charge(draw_event(0.1, [wide, wide]), stage="training", step=0, draw="batch", releases=pair)
+    (line,) = read_ledger(path).charges
+    assert line["releases"] == pair
+
+
+def test_affordability_is_checked_for_all_draws_of_a_step_together() -> None:
+    ledger = Ledger(PLAN)
+    ledger.ensure_affordable([EVENT] * 3)
+    with pytest.raises(BudgetError):
+        ledger.ensure_affordable([EVENT] * 4)
+    assert ledger.count == 0
+    charge(ledger)
+    with pytest.raises(BudgetError):
+        ledger.ensure_affordable([EVENT] * 3)
+
+
+def test_a_plan_beyond_its_budget_is_refused_before_anything_is_written(path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"epsilon=0\.01: the plan of 3 steps costs"):
+        Ledger(PLAN, budget=Budget(epsilon=0.01), path=path)
+    assert not path.exists()
+
+
+def test_an_existing_file_is_never_touched(path: Path) -> None:
+    path.write_text("something")
+    with pytest.raises(InputError, match="stands there already"):
+        Ledger(PLAN, path=path)
+    assert path.read_text() == "something"
+
+
+def test_a_closed_ledger_takes_no_charge(path: Path) -> None:
+    ledger = Ledger(PLAN, path=path)
+    ledger.close()
+    ledger.close()
+    for attempt in (charge, lambda it: it.note("late"), lambda it: it.ensure_affordable([])):
+        with pytest.raises(BudgetError, match="closed"):
+            attempt(ledger)
+
+
+def test_after_a_failed_write_nothing_more_is_charged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(PLAN, path=path)
+
+    def full(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        charge(ledger)
+    monkeypatch.undo()
+    assert ledger.count == 1  # ahead of what was released, never behind
+    with pytest.raises(BudgetError, match="could not be written"):
+        charge(ledger, step=1)
+    ledger.close()
+
+
+def test_a_draw_without_noise_is_charged_as_non_private(path: Path) -> None:
+    with Ledger(plan_for(0.5, 1)(0.0), path=path) as ledger:
+        charge(ledger, event=draw_event(0.5, [0.0]), sensitivity=math.inf, noise_multiplier=0.0)
+    record = read_ledger(path)
+    assert epsilon(record.events(), 1e-5) == math.inf
+    assert record.charges[0]["releases"][0]["sensitivity"] is None  # type: ignore[index]
+
+
+def test_in_memory_it_counts_and_refuses_just_the_same() -> None:
+    with Ledger(PLAN) as ledger:
+        for step in range(3):
+            charge(ledger, step)
+        with pytest.raises(BudgetError):
+            charge(ledger, 3)
+    assert leaves(ledger.events()) == PLAN.charges()
+
+
+def test_reading_gives_back_the_events_and_the_notes(path: Path) -> None:
+    with Ledger(PLAN, path=path) as ledger:
+        charge(ledger, 0)
+        ledger.note("interrupted", steps_done=1)
+        charge(ledger, 1)
+    record = read_ledger(path)
+    assert leaves(record.events()) == leaves(ledger.events()) == {EVENT: 2}
+    assert [(note["note"], note["steps_done"]) for note in record.notes] == [("interrupted", 1)]
+
+
+def _replace(field: str, value: object) -> Callable[[str], str]:
+    return lambda line: json.dumps({**json.loads(line), field: value}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "damage"),
+    [
+        (1, _replace("format", "adadpigu-ledger-0")),
+        (1, _replace("plan", {"stages": 1})),
+        (1, lambda line: "\n"),
+        (2, lambda line: line[:-1]),
+        (2, lambda line: line[:20] + "\n"),
+        (2, lambda line: "[1, 2]\n"),
+        (2, _replace("charge", 5)),
+        (2, _replace("step", "one")),
+        (2, _replace("event", {"event": "Laplace"})),
+        (3, _replace("charge", 0)),
+        (3, lambda line: line[: len(line) // 2]),
+    ],
+)
+def test_a_malformed_line_is_refused_by_its_number(path: Path, number: int, damage: Callable[[str], str]) -> None:
+    with Ledger(PLAN, path=path) as ledger:
+        charge(ledger, 0)
+        charge(ledger, 1)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[number - 1] = damage(lines[number - 1])
+    path.write_text("".join(lines))
+    with pytest.raises(InputError, match=f"line {number}: "):
+        read_ledger(path)
+
+
+def test_a_missing_or_empty_ledger_is_refused(path: Path) -> None:
+    with pytest.raises(InputError, match="not a readable ledger"):
+        read_ledger(path)
+    path.write_text("")
+    with pytest.raises(InputError, match="line 1: the ledger is empty"):
+        read_ledger(path)
