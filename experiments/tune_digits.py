@@ -2,9 +2,9 @@
 
     python experiments/tune_digits.py --method adadpigu --seeds 3 > grid.jsonl
 
-The last 300 of the 1,437 training records (their order is a public permutation) are held out for scoring; q is the one that
-the preset's batch size gives on all of them. Scores use un-noised validation accuracy, so on private records this tuning would
-be outside the guarantee; the embedded digits are public.
+The last 300 of the 1,437 training records (their order is a public permutation) are held out for scoring; q is the one
+that the preset's batch size gives on all of them. Scores use un-noised validation accuracy, so on private records this
+tuning would be outside the guarantee; the embedded digits are public.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ GRID: dict[str, list[object]] = {
     "model": ["digits-mlp", "digits-cnn"],
     "batch_size": [512, 1024],
     "steps": [100, 200],
-    "lr": [0.5, 1.0, 2.0],
-    "clip_norm": [0.1, 0.5],
+    "lr": [0.25, 0.5, 1.0],
+    "clip_norm": [0.5, 1.0],
     "ema": [None, 0.9],
 }
 

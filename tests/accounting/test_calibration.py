@@ -60,7 +60,7 @@ def test_the_budget_is_met_and_nearly_used(rate: float, steps: int, target: floa
     assert found.plan == plan_for(rate, steps)(found.noise_multiplier)
 
 
-@pytest.mark.parametrize("target", [0.5, 3.0, 12.0])
+@pytest.mark.parametrize("target", [0.5, 3.0])
 def test_all_stages_and_draws_share_the_budget(target: float) -> None:
     found = calibrate(three_stages, epsilon=target, delta=DELTA)
     assert target - 0.01 < epsilon(three_stages(found.noise_multiplier).event(), DELTA) <= target
@@ -114,7 +114,7 @@ def test_a_budget_cannot_be_changed_afterwards() -> None:
         budget.epsilon = 2.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("rate", "sigma", "target"), [(0.1, 2.0, 1.81), (512 / 1437, 5.0, 4.0), (0.01, 1.0, 2.0)])
+@pytest.mark.parametrize(("rate", "sigma", "target"), [(0.1, 2.0, 1.81), (512 / 1437, 5.0, 4.0)])
 def test_affordable_steps_are_the_last_that_fit(rate: float, sigma: float, target: float) -> None:
     steps = affordable_steps(sample_rate=rate, noise_multiplier=sigma, epsilon=target, delta=DELTA)
     assert epsilon(plan_for(rate, steps)(sigma).event(), DELTA) <= target

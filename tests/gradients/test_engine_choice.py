@@ -281,7 +281,7 @@ def test_a_rule_behind_a_zero_initialised_layer_is_still_checked(monkeypatch: py
     assert not model[1].weight.any()  # type: ignore[operator]
 
 
-def test_a_rule_takes_one_decorated_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_takes_one_decorated_function() -> None:
     class Shift(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,7 +290,6 @@ def test_a_rule_takes_one_decorated_function(monkeypatch: pytest.MonkeyPatch) ->
         def forward(self, x: Tensor) -> Tensor:
             return x + self.by
 
-    monkeypatch.setattr("adadpigu.gradients.rules.RULES", RULES)
     try:
 
         @rule(Shift)

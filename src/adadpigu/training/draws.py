@@ -89,8 +89,8 @@ class Draws:
             if self._diagnostics is not None:
                 raise
             raise ModelError(
-                f"step {self._step}: {type(error).__name__} while computing on private records; its message is withheld, "
-                "since it may quote them; reproduce it on synthetic records, or with diagnostics on"
+                f"step {self._step}: {type(error).__name__} amid private records; its message is withheld, since it "
+                "may quote them; reproduce it on synthetic records, or with diagnostics on"
             ) from None
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
