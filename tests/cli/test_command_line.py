@@ -168,7 +168,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "file missing": (["predict", "nothing", "x.npy"], "nothing"),
     "rate": (["account", "-s", "1", "-q", "1.5", "-T", "5"], "1.5"),
     "seed": (["train", "--seed", "-3"], "seed=-3"),
-    "device": (["train", "--device", "cuda"], "device='cuda'"),
+    "device": (["train", "--device", "cuda:99"], "device='cuda:99'"),
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import notes, number, print_json, screen, table
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
 from adadpigu.errors import InputError
@@ -176,15 +177,15 @@ def _conclude(run: Run) -> None:
     privacy = run.privacy
     rows = [
         ["test accuracy", "—" if run.accuracy is None else f"{run.accuracy:.2%}"],
-        ["ε (PLD, the one to cite)", number(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
-        ["ε (RDP)", number(privacy.epsilon_rdp)],
+        ["ε (PLD, the one to cite)", rounded_up(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
+        ["ε (RDP)", rounded_up(privacy.epsilon_rdp)],
         ["δ", f"{privacy.delta:g}"],
         ["noise multiplier σ", number(privacy.noise_multiplier)],
         ["steps", f"{run.steps}"],
         ["seconds", f"{run.seconds:.1f}"],
     ]
     if run.interrupted:
-        rows.insert(1, ["INTERRUPTED: ε spent so far", number(privacy.epsilon_spent)])
+        rows.insert(1, ["INTERRUPTED: ε spent so far", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
     screen().print(table(["", ""], rows))
     screen().print(f"\nThe run is in {folder}. Look next at", soft_wrap=True)

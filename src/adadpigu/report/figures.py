@@ -75,26 +75,31 @@ def _mask(run: Run, path: Path) -> Path:
     last = run.metrics[-1]
     first = next((m for m in run.metrics if m.stage == last.stage), last)
     layers = list(last.mask)
-    figure = Figure(figsize=(7, 1.2 + 0.42 * len(layers)), layout="constrained")
+    figure = Figure(figsize=(7, 1.1 + 0.36 * len(layers)), layout="constrained")
     axes = figure.subplots()
     places = range(len(layers))
-    axes.barh(places, [100 * last.mask[layer] for layer in layers], color=_ACCURACY, height=0.6, label="at the end")
-    if first.mask != last.mask:
-        axes.plot(
-            [100 * first.mask[layer] for layer in layers], places, "|", color="black", label="at the start", ms=14
-        )
-        axes.legend(loc="lower right", fontsize=8)
+    axes.barh(places, [100 * last.mask[layer] for layer in layers], color=_ACCURACY, height=0.5)
+    moved = first.mask != last.mask
+    if moved:
+        axes.plot([100 * first.mask[layer] for layer in layers], places, "|", color="white", ms=12, mew=2)
     for place, layer in zip(places, layers, strict=True):
-        axes.annotate(
-            f"{last.mask[layer]:.0%}", (100 * last.mask[layer], place), (3, -3), textcoords="offset points", fontsize=8
-        )
-    axes.set_yticks(list(places), layers)
+        text = f"{first.mask[layer]:.0%} → {last.mask[layer]:.0%}" if moved else f"{last.mask[layer]:.0%}"
+        axes.annotate(text, (100 * last.mask[layer], place), (4, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(list(places), [_layer_label(run, layer) for layer in layers])
     axes.invert_yaxis()
-    axes.set_xlim(0, 108)
-    axes.set_xlabel("coordinates that may change, % of the layer")
+    axes.set_xlim(0, 122)
+    axes.set_xticks(range(0, 101, 20))
+    tick = " (tick: when training began)" if moved else ""
+    axes.set_xlabel(f"weights that may change, % of the layer{tick}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(
         f"{run.method} on {run.dataset}: the mask by layer ({last.active:.0%} of all)", loc="left", fontsize=11
     )
     figure.savefig(path, dpi=150)
     return path
+
+
+def _layer_label(run: Run, layer: str) -> str:
+    """A layer's dotted path and type."""
+    module = run.model if layer == "model" else run.model.get_submodule(layer)
+    return f"{layer}  {type(module).__name__}"

@@ -70,6 +70,10 @@ class TrainingOptions:
             device = torch.device(self.device)
         except RuntimeError:
             raise InputError(f"device={self.device!r} is not a device; allowed: cpu, cuda, cuda:0, …") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"device={self.device!r} is not here: no CUDA GPU is available; allowed: cpu")
+        count = torch.cuda.device_count() if device.type == "cuda" else 1
+        if (device.index or 0) >= count:
+            allowed = "cpu" if count == 0 else f"cpu, cuda:0 to cuda:{count - 1}"
+            raise InputError(
+                f"device={self.device!r} is not here: {count} CUDA GPU(s) are available; allowed: {allowed}"
+            )
         return device
