@@ -1,6 +1,6 @@
 """How the digits presets were chosen: a grid on a split of the *training* records, never the test records.
 
-    python experiments/tune_digits.py --method adadpigu --seeds 3 > grid.jsonl
+    python experiments/tune_digits.py --method adadpigu --seeds 3 --jobs 2 > grid.jsonl
 
 The last 300 of the 1,437 training records (their order is a public permutation) are held out for scoring; q is the one
 that the preset's batch size gives on all of them. Scores use un-noised validation accuracy, so on private records this
@@ -12,9 +12,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
 import sys
 from dataclasses import replace
+
+import torch
 
 from adadpigu.accounting import Budget
 from adadpigu.data import DataSet, TensorRecords, load_dataset
@@ -26,9 +29,9 @@ HELD_OUT = 300
 GRID: dict[str, list[object]] = {
     "model": ["digits-mlp", "digits-cnn"],
     "batch_size": [512, 1024],
-    "steps": [100, 200],
+    "steps": [50, 100, 200],
     "lr": [0.25, 0.5, 1.0],
-    "clip_norm": [0.5, 1.0],
+    "clip_norm": [0.25, 0.5, 1.0],
     "ema": [None, 0.9],
 }
 
@@ -72,17 +75,24 @@ def main() -> None:
     parser.add_argument("--method", default="adadpigu")
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, a fixed option of the method")
     parser.add_argument("--only", action="append", default=[], help="KEY=JSON, narrows the grid to one value")
     arguments = parser.parse_args()
     extra: dict[str, object] = dict(pair.split("=", 1) for pair in arguments.set)
     grid = GRID | {key: [json.loads(value)] for key, value in (pair.split("=", 1) for pair in arguments.only)}
+    cells = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    tasks = [
+        (cell, arguments.method, extra, arguments.epsilon, seed) for cell in cells for seed in range(arguments.seeds)
+    ]
+    with multiprocessing.get_context("spawn").Pool(
+        arguments.jobs, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        scores = pool.starmap(score, tasks, chunksize=1)
     rows = []
-    for values in itertools.product(*grid.values()):
-        cell = dict(zip(grid, values, strict=True))
-        scores = [score(cell, arguments.method, extra, arguments.epsilon, seed) for seed in range(arguments.seeds)]
-        rows.append({**cell, "mean": round(statistics.mean(scores), 4), "scores": [round(s, 4) for s in scores]})
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
+    for number, cell in enumerate(cells):
+        own = scores[number * arguments.seeds : (number + 1) * arguments.seeds]
+        rows.append({**cell, "mean": round(statistics.mean(own), 4), "scores": [round(s, 4) for s in own]})
     for row in sorted(rows, key=lambda row: float(str(row["mean"]))):
         sys.stdout.write(json.dumps(row) + "\n")
 
