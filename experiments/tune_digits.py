@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import statistics
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -70,7 +71,7 @@ def score(cell: dict[str, object], method: str, extra: dict[str, object], epsilo
 
 
 def main() -> None:
-    """Scores every cell of the grid, best last."""
+    """Scores every cell of the grid, a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", default="adadpigu")
     parser.add_argument("--epsilon", type=float, default=4.0)
@@ -85,16 +86,21 @@ def main() -> None:
     tasks = [
         (cell, arguments.method, extra, arguments.epsilon, seed) for cell in cells for seed in range(arguments.seeds)
     ]
-    with multiprocessing.get_context("spawn").Pool(
-        arguments.jobs, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        scores = pool.starmap(score, tasks, chunksize=1)
-    rows = []
-    for number, cell in enumerate(cells):
-        own = scores[number * arguments.seeds : (number + 1) * arguments.seeds]
-        rows.append({**cell, "mean": round(statistics.mean(own), 4), "scores": [round(s, 4) for s in own]})
-    for row in sorted(rows, key=lambda row: float(str(row["mean"]))):
-        sys.stdout.write(json.dumps(row) + "\n")
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(arguments.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for number, scores in enumerate(_grouped(pool.imap(_score, tasks), arguments.seeds)):
+            row = {**cells[number], "mean": round(statistics.mean(scores), 4), "scores": [round(s, 4) for s in scores]}
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+
+
+def _score(task: tuple[dict[str, object], str, dict[str, object], float, int]) -> float:
+    return score(*task)
+
+
+def _grouped(scores: Iterator[float], size: int) -> Iterator[list[float]]:
+    while group := list(itertools.islice(scores, size)):
+        yield group
 
 
 if __name__ == "__main__":
