@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,23 @@ def one_draw_ledger(sigma: float, steps: int = 1, rate: float = 0.5) -> Ledger:
     return Ledger(Plan(stages=(PlannedStage(name="training", steps=steps, draws=(draw,)),)), budget=None, path=None)
 
 
+def released(mechanism: GaussianMechanism, rows: Tensor, *queries: GradientSum, sigma: float) -> dict[str, Release]:
+    """One charged draw of the given rows, released."""
+    receipt = mechanism.charge(
+        queries,
+        source=PoissonSampler(sample_rate=0.5),
+        noise_multiplier=sigma,
+        size=rows.shape[1],
+        stage="training",
+        step=next(_STEPS),
+        draw="gradient",
+    )
+    return mechanism.release([bounded(rows, query) for query in queries], receipt)
+
+
+_STEPS = itertools.count()
+
+
 @pytest.fixture
 def release() -> Callable[..., Release]:
     """Makes a genuine release of given rows: `release(rows, query, sigma=…)`; without noise for sigma=0."""
@@ -41,14 +59,6 @@ def release() -> Callable[..., Release]:
     ) -> Release:
         query = query or GradientSum(clip_norm=float("inf") if sigma == 0 else 1.0)
         mechanism = GaussianMechanism(one_draw_ledger(sigma), randomness or ReproducibleRandomness(0))
-        return mechanism.release(
-            [bounded(rows, query)],
-            [1.0],
-            source=PoissonSampler(sample_rate=0.5),
-            noise_multiplier=sigma,
-            stage="training",
-            step=0,
-            draw="gradient",
-        )["gradient"]
+        return released(mechanism, rows, query, sigma=sigma)[query.name]
 
     return make

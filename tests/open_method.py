@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,21 +16,21 @@ from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage
 
 @dataclass(frozen=True, kw_only=True)
 class OpenMethod(Method):
-    """Gradient and clipped share from one batch; a loss test on a fresh batch decides, or `reject_all`."""
+    """Gradient and clipped share from one batch; a loss test on a fresh batch, and `reject`, decide."""
 
     name: ClassVar[str] = "open"
     source: ClassVar[str] = "tests"
     adds: ClassVar[str] = "everything"
     costs: ClassVar[str] = "two events a step"
 
-    reject_all: bool = False
+    reject: str = "none"
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         draws = (Draw(), Draw(name="test", batch_size=20, noise_multiplier=2.0))
         return (Stage(name="training", steps=steps, draws=draws),)
 
     def begin(self, setting: Setting) -> Running:
-        return OpenRunning(self.reject_all, setting.batch_size)
+        return OpenRunning(self.reject, setting.batch_size)
 
 
 def _change(record: Record) -> Tensor:
@@ -38,8 +39,8 @@ def _change(record: Record) -> Tensor:
 
 
 class OpenRunning(Running):
-    def __init__(self, reject_all: bool, batch_size: int) -> None:
-        self._reject_all = reject_all
+    def __init__(self, reject: str, batch_size: int) -> None:
+        self._reject = reject
         self._batch_size = batch_size
         self.shares: list[float] = []
         self.improvements: list[float] = []
@@ -65,6 +66,7 @@ class OpenRunning(Running):
         )
         released = batches.release(query, draw="test")["improvement"]
         self.improvements.append(float(released.value))
-        verdict = not self._reject_all and torch.isfinite(released.value).all().item() is True
+        refused = self._reject == "all" or (self._reject == "first" and not self.verdicts)
+        verdict = not refused and math.isfinite(self.improvements[-1])
         self.verdicts.append(verdict)
         return verdict

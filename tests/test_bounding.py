@@ -33,6 +33,20 @@ def test_no_record_contributes_more_than_the_clip_norm(rows: np.ndarray, clip: f
     assert (norms <= clip).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("clip", [1e-3, 0.5, 10.0])
+@pytest.mark.parametrize("size", [7, 26_010, 550_570])
+def test_wide_and_huge_rows_stay_within_the_clip_norm(dtype: torch.dtype, clip: float, size: int) -> None:
+    largest = torch.finfo(dtype).max
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, size, generator=generator, dtype=torch.float64)
+    top = torch.full((1, size), largest, dtype=torch.float64)
+    rows = torch.cat([noise * scale for scale in (1e-3, 1.0, 1e3, largest / 8)] + [top])
+    clipped = clip_rows(rows.to(dtype), clip)
+    assert torch.isfinite(clipped).all()
+    assert (torch.linalg.vector_norm(clipped.double(), dim=1) <= clip).all()
+
+
 @given(rows=anything, data=st.data())
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_a_sum_moves_by_at_most_its_sensitivity_when_a_record_leaves(rows: np.ndarray, data: st.DataObject) -> None:
@@ -132,3 +146,16 @@ def test_only_an_engines_output_is_taken() -> None:
 def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
     with pytest.raises(InputError, match="clip_norm"):
         GradientSum(clip_norm=clip)
+
+
+def test_a_query_of_another_class_is_refused() -> None:
+    with pytest.raises(PrivacyLineError, match="a query is"):
+        Bounder(object(), 3)  # type: ignore[arg-type]
+
+
+def test_a_sum_cannot_be_given_another_sensitivity() -> None:
+    total = bounded(torch.ones(1, 2), GradientSum(clip_norm=1.0))
+    with pytest.raises(AttributeError):
+        total.sensitivity = 0.0  # type: ignore[misc]
+    with pytest.raises(PrivacyLineError, match="nothing was added"):
+        Bounder(GradientSum(clip_norm=1.0), 2).result()

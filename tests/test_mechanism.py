@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from adadpigu.accounting import Ledger, Plan, PlannedDraw, PlannedStage
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import BudgetError, PrivacyLineError
-from adadpigu.mechanism import GaussianMechanism, Release, require_release
+from adadpigu.mechanism import GaussianMechanism, Receipt, Release, require_release
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.sampling import PoissonSampler
 from adadpigu.sensitive import Sensitive
-from conftest import bounded, one_draw_ledger
+from conftest import bounded, one_draw_ledger, released
 
 MakeRelease = Callable[..., Release]
 
 
 def ask(mechanism: GaussianMechanism, query: GradientSum, rows: torch.Tensor, sigma: float) -> Release:
-    return mechanism.release(
-        [bounded(rows, query)],
-        [1.0],
-        source=PoissonSampler(sample_rate=0.5),
-        noise_multiplier=sigma,
-        stage="training",
-        step=0,
-        draw="gradient",
-    )[query.name]
+    return released(mechanism, rows, query, sigma=sigma)[query.name]
 
 
 def test_noise_has_the_stated_variance_on_active_coordinates_and_is_absent_elsewhere(release: MakeRelease) -> None:
@@ -87,41 +80,68 @@ def test_no_noise_is_drawn_when_the_plan_is_spent() -> None:
 
 
 def test_several_releases_of_one_draw_are_one_event_at_the_draws_cost() -> None:
-    draw = PlannedDraw(name="gradient", sample_rate=0.02, noise_multiplier=1.0)
-    ledger = Ledger(Plan(stages=(PlannedStage(name="s", steps=1, draws=(draw,)),)), budget=None, path=None)
-    sums = [bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0, name=name)) for name in ("a", "b")]
-    made = GaussianMechanism(ledger, ReproducibleRandomness(0)).release(
-        sums,
-        [0.25, 0.75],
-        source=PoissonSampler(sample_rate=0.02),
-        noise_multiplier=1.0,
-        stage="s",
-        step=0,
-        draw="gradient",
-    )
+    ledger = one_draw_ledger(1.0)
+    queries = [GradientSum(clip_norm=1.0, name="a", share=0.25), GradientSum(clip_norm=1.0, name="b", share=0.75)]
+    made = released(GaussianMechanism(ledger, ReproducibleRandomness(0)), torch.ones(2, 4), *queries, sigma=1.0)
     assert ledger.count == 1
     assert made["a"].noise_stddev == pytest.approx(2.0)
     assert made["b"].noise_stddev == pytest.approx(0.75**-0.5)
 
 
-@pytest.mark.parametrize("shares", [[0.6, 0.6], []])
-def test_shares_that_cost_more_than_the_draw_are_refused(shares: list[float]) -> None:
-    sums = [bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0, name=f"n{i}")) for i in range(len(shares))]
-    with pytest.raises(PrivacyLineError, match="shares"):
-        GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0)).release(
-            sums,
-            shares,
-            source=PoissonSampler(sample_rate=0.5),
-            noise_multiplier=1.0,
-            stage="s",
-            step=0,
-            draw="gradient",
+def test_noise_of_two_draws_of_one_run_differs() -> None:
+    mechanism = GaussianMechanism(one_draw_ledger(1.0, steps=2), ReproducibleRandomness(0))
+    first, second = (ask(mechanism, GradientSum(clip_norm=1.0), torch.zeros(0, 500), 1.0).value for _ in range(2))
+    assert not (first == second).any()
+
+
+def charge(mechanism: GaussianMechanism, *queries: GradientSum, sigma: float = 1.0) -> Receipt:
+    return mechanism.charge(
+        queries,
+        source=PoissonSampler(sample_rate=0.5),
+        noise_multiplier=sigma,
+        size=4,
+        stage="s",
+        step=0,
+        draw="gradient",
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "words"),
+    [
+        ([GradientSum(clip_norm=1.0, share=0.6), GradientSum(clip_norm=1.0, name="b", share=0.6)], "shares"),
+        ([GradientSum(clip_norm=1.0, share=0.5), GradientSum(clip_norm=1.0, share=0.5)], "distinct names"),
+        ([], "shares"),
+        ([GradientSum(clip_norm=float("inf"))], "no finite sensitivity"),
+        ([object()], "a query is"),
+    ],
+)
+def test_queries_that_the_draw_cannot_pay_for_are_refused_and_not_charged(queries: Any, words: str) -> None:
+    ledger = one_draw_ledger(1.0)
+    with pytest.raises(PrivacyLineError, match=words):
+        charge(GaussianMechanism(ledger, ReproducibleRandomness(0)), *queries)
+    assert ledger.count == 0
+
+
+@pytest.mark.parametrize("sigma", [float("nan"), float("inf"), -1.0])
+def test_a_noise_multiplier_that_is_no_number_is_refused(sigma: float) -> None:
+    with pytest.raises(PrivacyLineError, match="noise_multiplier"):
+        charge(
+            GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0)), GradientSum(clip_norm=1.0), sigma=sigma
         )
 
 
-def test_a_sum_without_a_finite_sensitivity_cannot_be_noised(release: MakeRelease) -> None:
-    with pytest.raises(PrivacyLineError, match="no finite sensitivity"):
-        release(torch.ones(2, 3), GradientSum(clip_norm=float("inf")), sigma=1.0)
+def test_a_receipt_pays_once_and_only_for_what_it_names() -> None:
+    mechanism = GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0))
+    query = GradientSum(clip_norm=1.0)
+    receipt = charge(mechanism, query)
+    with pytest.raises(PrivacyLineError, match="paid for"):
+        mechanism.release([bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0, name="other"))], receipt)
+    fresh = GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0))
+    receipt = charge(fresh, query)
+    fresh.release([bounded(torch.ones(2, 4), query)], receipt)
+    with pytest.raises(PrivacyLineError, match="paid for"):
+        fresh.release([bounded(torch.ones(2, 4), query)], receipt)
 
 
 def test_nobody_but_the_mechanism_makes_a_release(release: MakeRelease) -> None:
@@ -165,13 +185,35 @@ def test_post_processing_refuses_to_look_at_sensitive_boxes(release: MakeRelease
 
 
 def test_the_mechanism_takes_nothing_but_bounded_sums() -> None:
+    mechanism = GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0))
     with pytest.raises(PrivacyLineError, match="takes a BoundedSum"):
-        GaussianMechanism(one_draw_ledger(1.0), ReproducibleRandomness(0)).release(
-            [torch.ones(3)],  # type: ignore[list-item]
-            [1.0],
-            source=PoissonSampler(sample_rate=0.5),
-            noise_multiplier=1.0,
-            stage="s",
-            step=0,
-            draw="gradient",
-        )
+        mechanism.release([torch.ones(3)], charge(mechanism, GradientSum(clip_norm=1.0)))  # type: ignore[list-item]
+
+
+def test_post_processing_looks_into_defaults_and_bound_methods(release: MakeRelease) -> None:
+    made, secret = release(torch.ones(1, 3)), Sensitive(torch.zeros(3))
+
+    def leak(value: torch.Tensor, box: Sensitive[torch.Tensor] = secret) -> torch.Tensor:
+        return value
+
+    with pytest.raises(PrivacyLineError, match="may not look"):
+        made.map(leak)
+    assert made.map(lambda value: value).noise_stddev is None
+    kept: list[torch.Tensor] = []
+    alias = made.map(lambda value: kept.append(value) or value)  # type: ignore[func-returns-value]
+    kept[0].fill_(9.0)
+    assert alias.value.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_forked_process_draws_other_noise() -> None:
+    randomness = SystemRandomness()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, randomness.normal(8).numpy().tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = np.frombuffer(os.read(reader, 64))
+    assert not (theirs == randomness.normal(8).numpy()).any()
+    os.close(reader)
+    os.close(writer)

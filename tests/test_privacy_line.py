@@ -29,13 +29,12 @@ import torch
 from adadpigu.bounding import BoundedSum
 from adadpigu.gradients import PerSampleGradients
 from adadpigu.importance import Importance
-from adadpigu.mechanism import GaussianMechanism, Release
-from adadpigu.sampling import PoissonSampler
+from adadpigu.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.statistics import LayerPower, Statistics
 from adadpigu.training.optimiser import MaskedOptimiser
 
 def use(raw: torch.Tensor, g: PerSampleGradients, s: BoundedSum, r: Release, i: Importance, st: Statistics,
-        p: LayerPower, o: MaskedOptimiser, m: GaussianMechanism, q: PoissonSampler) -> None:
+        p: LayerPower, o: MaskedOptimiser, m: GaussianMechanism, q: Receipt) -> None:
 """
 VIOLATIONS = {
     "importance from per-sample gradients": "i.update(g)",
@@ -47,7 +46,9 @@ VIOLATIONS = {
     "optimiser from a raw tensor": "o.step(raw)",
     "optimiser from per-sample gradients": "o.step(g)",
     "arithmetic on a box": "s + 1",
-    "noise on un-bounded gradients": "m.release([g], [1.0], source=q, noise_multiplier=1, stage='', step=0, draw='')",
+    "noise on un-bounded gradients": "m.release([g], q)",
+    "a charge for something else than a query": "m.charge([g], source=q, noise_multiplier=1.0)",
+    "a sensitivity set by hand": "s.sensitivity = 0.0",
     "a float from a box": "float(s)",
 }
 
@@ -130,5 +131,5 @@ def test_only_modules_on_the_line_open_boxes_or_mint_releases() -> None:
             assert "_open" not in attributes, module
         if module != "mechanism":
             assert "_MINT" not in names | attributes, module
-        if module not in {"mechanism", "randomness", "audit/replay", "gradients/mixing"}:
+        if module not in {"mechanism", "randomness", "audit/replay", "gradients/mixing", "gradients/probing"}:
             assert not {"normal", "standard_normal", "randn_like", "normal_"} & attributes, module

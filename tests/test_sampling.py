@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adadpigu.data import TensorRecords
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.randomness import SystemRandomness
 from adadpigu.records import Records
 from adadpigu.sampling import PoissonSampler, gather
@@ -53,3 +53,14 @@ def test_an_empty_draw_is_one_empty_micro_batch() -> None:
 def test_a_batch_that_no_rate_can_give_is_refused(batch: int, records: int) -> None:
     with pytest.raises(InputError, match=f"batch_size={batch}"):
         PoissonSampler.expecting(batch_size=batch, records=records)
+
+
+def test_a_population_that_returns_several_rows_a_record_is_refused() -> None:
+    class Mirrored(TensorRecords):
+        def take(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs, targets = super().take(indices)
+            return torch.cat([inputs, -inputs]), torch.cat([targets, targets])
+
+    people = Mirrored(torch.ones(50, 1), torch.zeros(50, dtype=torch.long))
+    with pytest.raises(PrivacyLineError, match="one input and one target a record"):
+        gather(people, PoissonSampler(sample_rate=0.9).draw(people, SystemRandomness()))

@@ -54,7 +54,7 @@ def test_the_recursion_equals_numpy_and_frozen_coordinates_do_not_move(
 def test_held_statistics_never_move(release: MakeRelease) -> None:
     statistics = make(StatisticsOptions())
     statistics.update(release(torch.randn(1, 5)), noise_variance=torch.zeros(5))
-    assert statistics.held
+    assert statistics.variance_held
     assert statistics.mean.tolist() == [0.0] * 5
     assert statistics.variance.tolist() == [1.0] * 5
 
@@ -102,8 +102,35 @@ def test_a_layer_without_visible_signal_still_gets_a_positive_scale(release: Mak
         {"offset": -1.0},
         {"floor": 2.0, "ceiling": 1.0},
         {"variance_decay": 0.9},
+        {"floor": -1.0},
+        {"offset": float("nan")},
     ],
 )
 def test_options_that_break_the_scale_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         StatisticsOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_a_held_beta_stays_where_stage_1_put_it_even_when_alpha_moves(release: MakeRelease) -> None:
+    start = torch.tensor([4.0, 4.0, 0.25, 0.25, 1.0])
+    statistics = Statistics(StatisticsOptions(mean_decay=0.5), variance=start, layers=LAYERS)
+    statistics.update(release(torch.ones(1, 5)), noise_variance=torch.zeros(5))
+    statistics.welcome(torch.tensor([2]), torch.tensor([0, 1]))
+    assert statistics.variance.tolist() == start.tolist()
+    assert statistics.mean.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5]
+
+
+def test_a_start_outside_the_clamp_is_brought_into_it() -> None:
+    options = StatisticsOptions(floor=0.5, ceiling=2.0)
+    assert Statistics(options, variance=torch.tensor([0.1, 1.0, 9.0]), layers=LAYERS[:3]).variance.tolist() == [
+        0.5,
+        1.0,
+        2.0,
+    ]
+
+
+def test_a_silent_layer_gets_a_hundredth_of_the_least_visible_power(release: MakeRelease) -> None:
+    power = LayerPower(LAYERS)
+    power.update(release(torch.tensor([[3.0, 3.0, 3.0, 0.0, 0.0]])), noise_variance=1.0)
+    root = np.array([8.0, 0.08]) ** 0.25
+    np.testing.assert_allclose(power.variance().numpy()[[0, 4]], (root / np.sqrt(root.prod())) ** 2, rtol=1e-5)

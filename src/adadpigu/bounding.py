@@ -13,36 +13,54 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.gradients import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
 from adadpigu.sensitive import Sensitive, unseal
-
-# Rounding a clipped record to its dtype may push its norm past C by a few last places; the target stays below.
-_MARGIN = {torch.float64: 2.0**-40, torch.float32: 2.0**-20}
 
 
 class BoundedSum(Sensitive[Tensor]):
     """Σ z̄_i in float64, and what adding or removing one record can change in it (L2). The noise reads it from here."""
 
-    __slots__ = ("active", "dtype", "name", "sensitivity", "size")
+    __slots__ = ("__dtype", "__query", "__size")
 
-    def __init__(
-        self, total: Tensor, *, name: str, sensitivity: float, active: Tensor | None, size: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, total: Tensor, query: Query, *, size: int, dtype: torch.dtype) -> None:
         super().__init__(total)
-        self.name = name
-        self.sensitivity = sensitivity
-        self.active = active
+        self.__query, self.__size, self.__dtype = query, size, dtype
+
+    @property
+    def query(self) -> Query:
+        """What was asked for: public."""
+        return self.__query
+
+    @property
+    def name(self) -> str:
+        return self.__query.name
+
+    @property
+    def sensitivity(self) -> float:
+        return self.__query.clip_norm
+
+    @property
+    def active(self) -> Tensor | None:
         """Positions of the entries in a vector of `size`; None when every entry is there."""
-        self.size = size
-        self.dtype = dtype
+        return self.__query.active if isinstance(self.__query, GradientSum) else None
+
+    @property
+    def size(self) -> int:
+        return self.__size
+
+    @property
+    def dtype(self) -> torch.dtype:
         """What the release is rounded to; the sum and the noise are float64."""
+        return self.__dtype
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class GradientSum:
     """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
@@ -99,6 +117,7 @@ class Record:
     losses_at: Tensor
 
 
+@final
 @dataclass(frozen=True, kw_only=True)
 class RecordSum:
     """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
@@ -150,17 +169,27 @@ def clip_rows(z: Tensor, clip_norm: float) -> Tensor:
             [0.3000, 0.4000],
             [0.0000, 0.0000]])
     """
+    if z.dtype in (torch.float16, torch.bfloat16):
+        z = z.float()
     norms = torch.linalg.vector_norm(z, dim=1, dtype=torch.float64)
-    finite = torch.isfinite(norms)
-    target = clip_norm * (1 - _MARGIN.get(z.dtype, 2.0**-7))
-    factors = (target / norms).clamp(max=1.0).to(z.dtype)
-    return torch.where(finite[:, None], z * factors[:, None], 0.0)
+    factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
+    # A factor below the normal range would be rounded so coarsely that the norm could pass C.
+    kept = torch.isfinite(norms) & (factors >= torch.finfo(z.dtype).tiny)
+    return torch.where(kept[:, None], z * factors.to(z.dtype)[:, None], 0.0)
+
+
+def _margin(z: Tensor) -> float:
+    """How far below C the clip aims: rounding a row of this length must not push its norm past C."""
+    rounding = torch.finfo(z.dtype).eps
+    return 16 * rounding if z.dtype != torch.float64 else (16 + z.shape[1]) * rounding
 
 
 class Bounder:
     """Adds up one query's clipped records over the micro-batches of a draw."""
 
     def __init__(self, query: Query, size: int) -> None:
+        if type(query) not in (GradientSum, RecordSum):
+            raise PrivacyLineError(f"a query is a GradientSum or a RecordSum, got {type(query).__name__}")
         self._query = query
         self._size = size
         self._total: Tensor | None = None
@@ -183,16 +212,8 @@ class Bounder:
         """The bounded sum, with its sensitivity."""
         if self._total is None:
             raise PrivacyLineError(f"nothing was added to {self._query.name!r}, not even an empty batch")
-        query = self._query
-        gradient = isinstance(query, GradientSum)
-        return BoundedSum(
-            self._total,
-            name=query.name,
-            sensitivity=query.clip_norm,
-            active=query.active if isinstance(query, GradientSum) else None,
-            size=self._size if gradient else len(self._total),
-            dtype=self._dtype,
-        )
+        size = self._size if isinstance(self._query, GradientSum) else len(self._total)
+        return BoundedSum(self._total, self._query, size=size, dtype=self._dtype)
 
 
 def _per_record(query: RecordSum, batch: GradientBatch, losses_at: Tensor | None) -> Tensor:

@@ -74,12 +74,31 @@ def parse(text: str, name: str) -> dict[str, object]:
         if not isinstance(found["method"], str):
             raise InputError(f"config {name}, line {_line(text, 'name')}: name={found['method']!r} is not a string")
     found["method_options"] = method
+    _check_method(found, text, name)
     types = _types()
     for key, value in table.items():
         if key not in types:
             raise InputError(f"config {name}, line {_line(text, key)}: {unknown('key', key, [*types, 'method'])}")
         found[key] = _checked(value, types[key], f"config {name}, line {_line(text, key)}: {key}")
     return found
+
+
+def _check_method(found: Mapping[str, object], text: str, name: str) -> None:
+    """Checks a method's options where the file names the method; else the flags will."""
+    from adadpigu.methods import all_methods
+
+    method, options = found.get("method"), found["method_options"]
+    if method is None:
+        return
+    methods = all_methods()
+    if method not in methods:
+        raise InputError(f"config {name}, line {_line(text, 'name')}: {unknown('method', str(method), methods)}")
+    assert isinstance(options, dict)
+    for key, value in options.items():
+        try:
+            methods[str(method)].option(key, value)
+        except InputError as error:
+            raise InputError(f"config {name}, line {_line(text, key)}: {error}") from None
 
 
 def _types() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from adadpigu.gradients import PerSampleGradients
+from adadpigu.records import PerSampleGradients
 from adadpigu.sensitive import unseal
 
 

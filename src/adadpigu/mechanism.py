@@ -1,4 +1,4 @@
-"""The privacy line: bounded sums go in, the ledger is charged, noise is drawn, releases come out.
+"""The privacy line: the ledger is charged, bounded sums come in, noise is drawn, releases go out.
 
     S = Σ z̄_i + N(0, σ² sensitivity² I), on active coordinates only
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
 from torch import Tensor
 
-from adadpigu.bounding import BoundedSum
+from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum
 from adadpigu.errors import PrivacyLineError
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import Sensitive, unseal
@@ -38,7 +38,7 @@ class Release:
     active coordinates, in the units of the released sum (None after `map`, which changes the units).
     """
 
-    __slots__ = ("__value", "__weakref__", "active", "name", "noise_stddev")
+    __slots__ = ("__active", "__value", "__weakref__", "name", "noise_stddev")
 
     def __init__(
         self, value: Tensor, *, name: str, noise_stddev: float | None, active: Tensor | None, mint: object = None
@@ -46,9 +46,9 @@ class Release:
         if mint is not _MINT:
             raise PrivacyLineError("a Release is made by the mechanism alone; hand it a BoundedSum")
         self.__value = value.detach().clone()
+        self.__active = None if active is None else active.clone()
         self.name = name
         self.noise_stddev = noise_stddev
-        self.active = active
         _minted.add(self)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -70,10 +70,16 @@ class Release:
         """The released numbers (a copy)."""
         return self.__value.clone()
 
+    @property
+    def active(self) -> Tensor | None:
+        """Positions of the coordinates that were released (a copy); None for all."""
+        return None if self.__active is None else self.__active.clone()
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Release:
         """Post-processing: a function of a release and of public values is a release at no further cost.
 
-        `function` must not close over anything sensitive; a sensitive box in its closure or its result is refused.
+        `function` must not look at anything sensitive. A method's code is trusted not to smuggle values out on purpose;
+        what is refused here is the accident: a sensitive box in the function's closure, defaults or result.
         """
         _refuse_sensitive_closure(function)
         result = function(self.value)
@@ -116,12 +122,26 @@ class EventSource(Protocol):
     def event(self, noise_multipliers: list[float]) -> DpEvent: ...
 
 
+class Receipt:
+    """Proof that one draw was charged: what may be released from it, with how much noise, once."""
+
+    def __init__(self, noise_multipliers: dict[str, float]) -> None:
+        self._paid = noise_multipliers
+
+    def redeem(self, sums: Sequence[BoundedSum]) -> list[float]:
+        """The noise multipliers of the sums that were paid for; a receipt is worth nothing afterwards."""
+        paid, self._paid = self._paid, {}
+        if sorted(total.name for total in sums) != sorted(paid):
+            raise PrivacyLineError(f"paid for the releases {sorted(paid)}, asked for {[total.name for total in sums]}")
+        return [paid[total.name] for total in sums]
+
+
 class GaussianMechanism:
-    """Turns the bounded sums of one draw into releases.
+    """Charges for a draw, then turns its bounded sums into releases.
 
     Formal guarantee: the sums together cost one event at `noise_multiplier` σ, because query k with share s_k gets
-    σ_k = σ/√s_k and Σ s_k ≤ 1, so (Σ σ_k⁻²)^−½ ≥ σ. The charge is on the ledger before a single number is drawn; an
-    exception in between leaves the ledger ahead of what was released, never behind.
+    σ_k = σ/√s_k and Σ s_k ≤ 1, so (Σ σ_k⁻²)^−½ ≥ σ. The charge is on the ledger before a record is looked at and
+    before a number is drawn; an exception in between leaves the ledger ahead of what was released, never behind.
     """
 
     def __init__(self, ledger: Ledger, randomness: Randomness, tape: Tape | None = None) -> None:
@@ -129,34 +149,42 @@ class GaussianMechanism:
         self._randomness = randomness
         self._tape = tape
 
-    def release(
+    def charge(
         self,
-        sums: Sequence[BoundedSum],
-        shares: Sequence[float],
+        queries: Sequence[Query],
         *,
         source: EventSource,
         noise_multiplier: float,
+        size: int,
         stage: str,
         step: int,
         draw: str,
-    ) -> dict[str, Release]:
-        """Charges one event, then adds noise to every sum of the draw."""
-        _check(sums, shares, noise_multiplier)
-        multipliers = [noise_multiplier / math.sqrt(share) for share in shares]
-        self._ledger.charge(
-            source.event(multipliers),
-            stage=stage,
-            step=step,
-            draw=draw,
-            releases=[
-                {"name": s.name, "size": s.size, "sensitivity": s.sensitivity, "noise_multiplier": m}
-                for s, m in zip(sums, multipliers, strict=True)
-            ],
-        )
+    ) -> Receipt:
+        """Charges one event for all queries of a draw; `size` is d, the length of a gradient."""
+        _check(queries, noise_multiplier)
+        multipliers = [noise_multiplier / math.sqrt(query.share) for query in queries]
+        releases = [
+            {
+                "name": query.name,
+                "size": size if isinstance(query, GradientSum) else None,
+                "sensitivity": query.clip_norm,
+                "noise_multiplier": multiplier,
+            }
+            for query, multiplier in zip(queries, multipliers, strict=True)
+        ]
+        self._ledger.charge(source.event(multipliers), stage=stage, step=step, draw=draw, releases=releases)
+        return Receipt({query.name: multiplier for query, multiplier in zip(queries, multipliers, strict=True)})
+
+    def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:
+        """Adds noise to every sum of a draw that was charged."""
+        for total in sums:
+            if not isinstance(total, BoundedSum):
+                raise PrivacyLineError(f"the mechanism takes a BoundedSum, got {type(total).__name__}")
+        multipliers = receipt.redeem(sums)
         played = self._tape.releases(sums) if self._tape else None
         if played is not None:
             return played
-        releases = {s.name: self._noisy(s, m) for s, m in zip(sums, multipliers, strict=True)}
+        releases = {total.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
         if self._tape:
             self._tape.record(sums, releases)
         return releases
@@ -172,15 +200,16 @@ class GaussianMechanism:
         return Release(content.to(total.dtype), name=total.name, noise_stddev=stddev, active=total.active, mint=_MINT)
 
 
-def _check(sums: Sequence[BoundedSum], shares: Sequence[float], noise_multiplier: float) -> None:
-    for total in sums:
-        if not isinstance(total, BoundedSum):
-            raise PrivacyLineError(f"the mechanism takes a BoundedSum, got {type(total).__name__}")
-        if noise_multiplier > 0 and not math.isfinite(total.sensitivity):
-            raise PrivacyLineError(f"{total.name!r} has no finite sensitivity, so no noise can cover it")
-    if len({total.name for total in sums}) != len(sums):
+def _check(queries: Sequence[Query], noise_multiplier: float) -> None:
+    for query in queries:
+        if type(query) not in (GradientSum, RecordSum):
+            raise PrivacyLineError(f"a query is a GradientSum or a RecordSum, got {type(query).__name__}")
+        if noise_multiplier > 0 and not math.isfinite(query.clip_norm):
+            raise PrivacyLineError(f"{query.name!r} has no finite sensitivity, so no noise can cover it")
+    if len({query.name for query in queries}) != len(queries):
         raise PrivacyLineError("the releases of one draw need distinct names")
-    if not sums or math.fsum(shares) > 1 + 1e-12:
-        raise PrivacyLineError(f"shares of one draw must be given and add up to at most 1, got {list(shares)}")
+    shares = [query.share for query in queries]
+    if not shares or math.fsum(shares) > 1 + 1e-12:
+        raise PrivacyLineError(f"shares of one draw must be given and add up to at most 1, got {shares}")
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise PrivacyLineError(f"noise_multiplier={noise_multiplier} is not a finite number of at least 0")

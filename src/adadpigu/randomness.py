@@ -7,6 +7,8 @@ A user's seed never reaches it. `ReproducibleRandomness` exists for tests and fo
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -25,9 +27,17 @@ class Randomness(Protocol):
         """Whether nobody outside the process can know the key."""
         ...
 
-    def uniform(self, count: int) -> Tensor: ...
+    def uniform(self, count: int) -> Tensor:
+        """Independent uniform numbers in [0, 1)."""
+        ...
 
-    def normal(self, count: int) -> Tensor: ...
+    def normal(self, count: int) -> Tensor:
+        """Independent standard normal numbers."""
+        ...
+
+    def seed(self) -> int:
+        """63 bits, to seed what a forward pass draws (dropout), so that no seed of the user's reaches it."""
+        ...
 
 
 class _Generated:
@@ -42,12 +52,15 @@ class _Generated:
     def normal(self, count: int) -> Tensor:
         return torch.from_numpy(self._generator.standard_normal(count))
 
+    def seed(self) -> int:
+        return int(self._generator.integers(2**63))
+
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("the state of a privacy generator is never stored: noise is re-keyed, not restored")
 
 
 class SystemRandomness(_Generated):
-    """Keyed with 256 bits from the operating system at construction.
+    """Keyed with 256 bits from the operating system at construction, and again in every forked process.
 
     The generator is statistical (Philox), not cryptographic: its key cannot be guessed, but no security proof covers an
     observer of long raw noise output.
@@ -57,7 +70,20 @@ class SystemRandomness(_Generated):
     private = True
 
     def __init__(self) -> None:
+        self._rekey()
+        os.register_at_fork(after_in_child=_rekeying(weakref.ref(self)))
+
+    def _rekey(self) -> None:
         super().__init__(np.random.SeedSequence(int.from_bytes(os.urandom(32), "little")))
+
+
+def _rekeying(generator: weakref.ref[SystemRandomness]) -> Callable[[], None]:
+    def after_fork() -> None:
+        alive = generator()
+        if alive is not None:
+            alive._rekey()
+
+    return after_fork
 
 
 class ReproducibleRandomness(_Generated):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from adadpigu.accounting.events import draw_event
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.randomness import Randomness
 from adadpigu.records import Records
 from adadpigu.sensitive import Sensitive, unseal
@@ -69,5 +69,9 @@ class PoissonSampler:
 
 
 def gather(population: Population, drawn: Drawn) -> Records:
-    """The drawn records themselves."""
-    return Records(population.take(unseal(drawn)))
+    """The drawn records themselves: one row a record, or a record could be clipped as several."""
+    positions = unseal(drawn)
+    inputs, targets = population.take(positions)
+    if not len(inputs) == len(targets) == len(positions):
+        raise PrivacyLineError(f"{type(population).__name__}.take must return one input and one target a record")
+    return Records((inputs, targets))

@@ -1,7 +1,8 @@
 """The sensitive side of the privacy line: boxes around values that depend on private records and carry no noise.
 
 A box refuses everything that would let its content out by accident: printing, comparing, indexing, pickling.
-Only the modules that stand on the line (`gradients`, `bounding`, `mechanism`, `diagnostics`, `audit`) call `unseal`.
+Only the modules that stand on the line (`sampling`, `gradients`, `bounding`, `mechanism`, `diagnostics`,
+`training.draws`, `audit`) call `unseal`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Sensitive(Generic[T]):
         __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __array__ = __refuse
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __refuse
         __matmul__ = __rmatmul__ = __lt__ = __le__ = __gt__ = __ge__ = __reduce_ex__ = __refuse
-        __copy__ = __deepcopy__ = __refuse
+        __copy__ = __deepcopy__ = __getstate__ = __refuse
         __torch_function__ = classmethod(__refuse)
 
     def _open(self) -> T:

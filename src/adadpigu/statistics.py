@@ -54,11 +54,11 @@ class Statistics:
     """α and β for every coordinate, learned from releases alone."""
 
     def __init__(self, options: StatisticsOptions, *, variance: Tensor, layers: Tensor) -> None:
-        """`variance` is β at the start, [d]; `layers` the number of each coordinate's layer."""
+        """`variance` is β at the start, [d]; `layers` the number of each coordinate's layer. State is float64."""
         self._options = options
         self._layers = layers
-        self.mean = torch.zeros_like(variance)
-        self.variance = variance.clamp(options.floor, options.ceiling)
+        self.variance = variance.double().clamp(options.floor, options.ceiling)
+        self.mean = torch.zeros_like(self.variance)
         if not bool((self.scale > 0).all()):
             raise InputError("√β + μ must be above 0: raise beta_start, floor or offset")
 
@@ -68,16 +68,14 @@ class Statistics:
         return self.variance.sqrt() + self._options.offset
 
     @property
-    def held(self) -> bool:
-        """Whether α and β stay where they started."""
-        return self._options.mean_decay == 1 and self._options.variance_decay == 1
+    def variance_held(self) -> bool:
+        """Whether β stays where it started (γ2 = 1)."""
+        return self._options.variance_decay == 1
 
     def update(self, restored: Release, *, noise_variance: Tensor) -> None:
         """Takes ĝ (a restored release) and its known noise variance ((√β + μ)σC/B)², [d]."""
         restored = require_release(restored)
-        if self.held:
-            return
-        gradient, options = restored.value, self._options
+        gradient, options = restored.value.double(), self._options
         active = _positions(restored)
         step = gradient[active] - self.mean[active]
         spread = step.square()
@@ -85,9 +83,10 @@ class Statistics:
             spread = spread - noise_variance[active]
         if options.per_layer:
             spread = _layer_means(spread, self._layers[active])[self._layers[active]]
-        spread = spread.clamp(options.floor, options.ceiling)
-        decay = options.variance_decay
-        self.variance[active] = decay * self.variance[active] + (1 - decay) * spread
+        if not self.variance_held:
+            decay = options.variance_decay
+            spread = spread.clamp(options.floor, options.ceiling)
+            self.variance[active] = decay * self.variance[active] + (1 - decay) * spread
         self.mean[active] = self.mean[active] + (1 - options.mean_decay) * step
 
     def welcome(self, returned: Tensor, active: Tensor) -> None:
@@ -95,9 +94,11 @@ class Statistics:
 
         Where β is held or shared by a layer, a coordinate has no β of its own to start afresh: it takes its layer's.
         """
-        if not len(returned) or not len(active) or self.held:
+        if not len(returned) or not len(active):
             return
         self.mean[returned] = 0.0
+        if self.variance_held:
+            return
         median = self.variance[active].median()
         if not self._options.per_layer:
             self.variance[returned] = median
@@ -122,7 +123,7 @@ class LayerPower:
         self._count += 1
 
     def variance(self) -> Tensor:
-        """β_l with √β_l ∝ P_l^(1/4), geometric mean 1 over the layers, spread over the coordinates, [d] float32.
+        """β_l with √β_l ∝ P_l^(1/4), geometric mean 1 over the layers, spread over the coordinates, [d].
 
         A layer whose estimate is not above zero carries no visible signal: it gets a hundredth of the smallest
         positive one.
@@ -130,10 +131,10 @@ class LayerPower:
         power = self._sum / max(self._count, 1)
         positive = power[power > 0]
         if not len(positive):
-            return torch.ones(len(self._layers), device=self._layers.device)
+            return torch.ones(len(self._layers), dtype=torch.float64, device=self._layers.device)
         root = power.clamp(min=float(positive.min()) / 100).pow(0.25)
         scale = root / root.log().mean().exp()
-        return scale.square()[self._layers].float()
+        return scale.square()[self._layers]
 
 
 def _positions(release: Release) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adadpigu.errors import InputError, ModelError
 from adadpigu.gradients import choose_engine, inspect_model
+from adadpigu.records import Records
 
 
 class Wrapped(nn.Module):
@@ -159,6 +160,14 @@ REFUSALS: dict[str, Refusal] = {
         SEQUENCE,
         ["'self_attn' (MultiheadAttention)", "batch_first=True"],
     ),
+    "guard over the batch": (
+        lambda: Wrapped(FiniteOrNothing()),
+        VECTOR,
+        ["'body.1' (FiniteOrNothing)", "mixes records"],
+    ),
+    "capacity of the batch": (lambda: Wrapped(Crowded()), VECTOR, ["'body.1' (Crowded)", "mixes records"]),
+    "extra state": (lambda: Wrapped(Hoarder()), VECTOR, ["'body.1' (Hoarder)", "get_extra_state"]),
+    "tensor that is no buffer": (lambda: Wrapped(Scribbler()), VECTOR, ["'body.1' (Scribbler)", "attribute 'notes'"]),
     "state between forwards": (lambda: Wrapped(Stateful()), VECTOR, ["'body.1' (Stateful)", "state"]),
     "batch size": (lambda: Wrapped(Counting()), VECTOR, ["<model> (Wrapped)", "batch size"]),
     "batch not first": (
@@ -173,6 +182,38 @@ REFUSALS: dict[str, Refusal] = {
     ),
     "wrong input size": (lambda: Wrapped(nn.Linear(5, 4)), VECTOR, ["'body.1' (Linear)", "forward fails"]),
 }
+
+
+class FiniteOrNothing(nn.Module):
+    """One odd record switches the whole batch off."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if bool(torch.isfinite(x).all()) else torch.zeros_like(x)
+
+
+class Crowded(nn.Module):
+    """Only the first so many records with a positive score get through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, :1] > 0
+        return x * (chosen & (chosen.cumsum(0) <= 8))
+
+
+class Hoarder(nn.Identity):
+    def get_extra_state(self) -> object:
+        return {}
+
+
+class Scribbler(nn.Module):
+    """Keeps data in a tensor that is not registered as a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes.copy_(x.detach()[0])
+        return x
 
 
 class Squeezed(nn.Module):
@@ -259,3 +300,50 @@ def test_layers_that_treat_records_alone_are_accepted(layer: nn.Module, training
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         inspect_model(Wrapped(layer).train(training), torch.zeros(3, 4))
+
+
+class Diary(nn.Module):
+    """Leaves what it saw in plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.log: list[Tensor] = []
+        self.largest = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(x.detach())
+        self.features = x
+        self.largest = max(self.largest, float(x.detach().max()))
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_what_a_forward_leaves_in_plain_attributes_does_not_stay() -> None:
+    model = Diary()
+    engine = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
+    records = Records((torch.full((5, 4), 777.25), torch.zeros(5, 3)))
+    engine.per_sample_gradients(records)
+    engine.per_record_losses(records)
+    assert model.log == []
+    assert model.largest == 0.0
+    assert not hasattr(model, "features")
+
+
+class LargestSoFar:
+    """A loss that divides by the largest loss it has met."""
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = (output - target).square().sum()
+        self.largest = max(self.largest, float(loss.detach()))
+        return loss / (self.largest + 1e-9)
+
+
+def test_a_loss_that_remembers_records_is_refused() -> None:
+    generator = torch.Generator().manual_seed(0)
+    example = torch.randn(4, 4, generator=generator), torch.randn(4, 3, generator=generator)
+    with pytest.raises(ModelError, match=r"<loss>.*records before it"):
+        choose_engine(nn.Linear(4, 3), LargestSoFar(), example)

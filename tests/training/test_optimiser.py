@@ -73,3 +73,58 @@ def test_optimisers_that_cannot_be_fed_are_refused_by_name(name: str) -> None:
     model = net()
     with pytest.raises(InputError, match="optimizer"):
         MaskedOptimiser(model, Layout.of(model), optimiser_factory(name, lr=0.1))
+
+
+def test_a_coordinate_that_returns_finds_its_momentum_as_it_left_it(release: MakeRelease) -> None:
+    """Steps: all, then without coordinate 0 twice, then all. Coordinate 0 behaves as if the middle never happened."""
+    model, twin = net(), net()
+    factory = optimiser_factory("sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimiser, plain = (MaskedOptimiser(m, Layout.of(m), factory) for m in (model, twin))
+    active = GradientSum(clip_norm=float("inf"), active=torch.arange(1, 8))
+    for m in (optimiser, plain):
+        m.step(release(torch.ones(1, 8)))
+    for _ in range(2):
+        optimiser.step(release(torch.ones(1, 8), active))
+    for m in (optimiser, plain):
+        m.step(release(torch.ones(1, 8)))
+    assert flat(model)[0] == flat(twin)[0]
+
+
+def test_a_coordinate_frozen_from_the_start_has_no_momentum_when_it_returns(release: MakeRelease) -> None:
+    model, twin = net(), net()
+    factory = optimiser_factory("sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimiser, plain = (MaskedOptimiser(m, Layout.of(m), factory) for m in (model, twin))
+    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=torch.arange(1, 8))))
+    optimiser.step(release(torch.ones(1, 8)))
+    plain.step(release(torch.ones(1, 8)))
+    assert flat(model)[0] == flat(twin)[0]
+
+
+def test_the_factory_passes_every_setting_on() -> None:
+    parameters = [nn.Parameter(torch.zeros(2, 2))]
+    sgd = optimiser_factory("SGD", lr=0.3, momentum=0.7, weight_decay=0.01)(parameters)
+    assert [sgd.param_groups[0][key] for key in ("lr", "momentum", "weight_decay")] == [0.3, 0.7, 0.01]
+    adam = optimiser_factory("adamw", lr=0.2, momentum=0.7)(parameters)
+    assert adam.param_groups[0]["lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    "bad", [{"lr": 0.0}, {"lr": float("nan")}, {"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}]
+)
+def test_settings_out_of_range_are_named(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(bad))):
+        optimiser_factory("sgd", **({"lr": 0.1} | bad))
+
+
+def test_a_snapshot_is_not_moved_by_later_steps(release: MakeRelease) -> None:
+    model = net()
+    optimiser = MaskedOptimiser(model, Layout.of(model), optimiser_factory("sgd", lr=0.1, momentum=0.9))
+    optimiser.step(release(torch.ones(1, 8)))
+    state, before = optimiser.snapshot(), flat(model)
+    moves = []
+    for _ in range(2):
+        Layout.of(model).write(model, before)
+        optimiser.step(release(torch.ones(1, 8)))
+        moves.append(flat(model))
+        optimiser.undo(state)
+    assert torch.equal(moves[0], moves[1])

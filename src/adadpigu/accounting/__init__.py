@@ -15,6 +15,7 @@ from adadpigu.accounting.statement import (
     PrivacyReport,
     ReleaseSummary,
     StageSteps,
+    delta_warnings,
     library_versions,
     privacy_report,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "affordable_steps",
     "calibrate",
     "combined_noise_multiplier",
+    "delta_warnings",
     "draw_event",
     "epsilon",
     "epsilon_curve",

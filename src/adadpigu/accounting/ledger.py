@@ -1,7 +1,8 @@
 """The record of what was spent: a charge stands on disk before the mechanism may draw its noise.
 
 `ledger.jsonl` is append-only: a header, then one line a charge, now and then a note. It holds names, counts and public
-constants, never a value that depends on a record. What the plan does not hold cannot be charged, so it cannot happen.
+constants, never a value that depends on a record; charges carry no time, since a step's duration tells how many records
+it drew. What the plan does not hold cannot be charged, so it cannot happen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,6 +33,16 @@ if TYPE_CHECKING:
 FORMAT = "adadpigu-ledger-1"
 RELATION = "add or remove one record"
 _SLACK = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """One named release: its length (None where the method decides), largest sensitivity and least noise multiplier."""
+
+    name: str
+    size: int | None
+    sensitivity: float
+    noise_multiplier: float
 
 
 class Ledger:
@@ -63,7 +75,7 @@ class Ledger:
         self._planned = sum(self._remaining.values())
         self._charged: Counter[DpEvent] = Counter()
         self._keys: set[tuple[str, int, str]] = set()
-        self._released: dict[tuple[str, int, float, float], None] = {}
+        self._released: dict[str, Released] = {}
         self._lock = threading.Lock()
         self._refusal = ""
         self._file = None if path is None else _create(path)
@@ -89,9 +101,9 @@ class Ledger:
         return sum(self._charged.values())
 
     @property
-    def released(self) -> tuple[tuple[str, int, float, float], ...]:
-        """What kinds of releases were charged: name, size, sensitivity, noise multiplier, each kind once."""
-        return tuple(self._released)
+    def released(self) -> tuple[Released, ...]:
+        """What was released so far, by name."""
+        return tuple(self._released.values())
 
     def events(self) -> DpEvent:
         """Everything charged so far, composed."""
@@ -124,12 +136,11 @@ class Ledger:
             self._remaining[planned] -= 1
             self._charged[planned] += 1
             self._keys.add(key)
-            for kind in map(_kind, releases):
-                self._released[kind] = None
+            for release in releases:
+                self._note_release(release)
             self._write(
                 {
                     "charge": self.count - 1,
-                    "time": _now(),
                     "stage": stage,
                     "step": step,
                     "draw": draw,
@@ -166,6 +177,18 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _note_release(self, release: Mapping[str, object]) -> None:
+        """Keeps the widest facts of each named release: an adaptive bound changes from step to step."""
+        name, size = str(release["name"]), release.get("size")
+        sensitivity, sigma = float(str(release["sensitivity"])), float(str(release["noise_multiplier"]))
+        old = self._released.get(name)
+        self._released[name] = Released(
+            name=name,
+            size=int(str(size)) if size is not None else None,
+            sensitivity=sensitivity if old is None else max(sensitivity, old.sensitivity),
+            noise_multiplier=sigma if old is None else min(sigma, old.noise_multiplier),
+        )
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -237,11 +260,6 @@ def _check_covers(event: DpEvent, releases: Sequence[Mapping[str, object]]) -> N
     claimed = dp_events.sampled_gaussian(event)[1]
     if claimed > together * (1 + _SLACK):
         raise BudgetError(f"noise_multiplier={claimed}: the releases of this draw together have only {together}")
-
-
-def _kind(release: Mapping[str, object]) -> tuple[str, int, float, float]:
-    sensitivity, sigma = (float(str(release[key])) for key in ("sensitivity", "noise_multiplier"))
-    return str(release["name"]), int(str(release.get("size", 0))), sensitivity, sigma
 
 
 def _public(release: Mapping[str, object]) -> dict[str, object]:

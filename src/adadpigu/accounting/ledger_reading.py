@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Line = dict[str, object]
 
-_CHARGE_FIELDS = {"time": str, "stage": str, "step": int, "draw": str, "event": dict, "releases": list}
+_CHARGE_FIELDS = {"stage": str, "step": int, "draw": str, "event": dict, "releases": list}
 
 
 @dataclass(frozen=True, kw_only=True)

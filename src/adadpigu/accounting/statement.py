@@ -49,7 +49,7 @@ class ReleaseSummary:
     """One named kind of release: how many numbers it has, what bounds a record's part in it, and its noise."""
 
     name: str
-    dimension: int
+    dimension: int | None
     sensitivity: float
     noise_multiplier: float
 
@@ -169,7 +169,7 @@ def privacy_report(
         diagnostics_exposed=diagnostics_exposed,
         interrupted=interrupted,
         not_covered=_not_covered(diagnostics_exposed, not_covered),
-        warnings=_unique([*_delta_warning(delta, records, warnings), *warnings]),
+        warnings=_unique([*delta_warnings(delta, records), *warnings]),
         versions=library_versions() if versions is None else versions,
     )
 
@@ -189,19 +189,26 @@ def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str
     usual = [
         "the choice of hyper-parameters, if other runs on the same records guided it",
         "test records: whatever is measured on them is exact",
+        "the initial weights, if they have seen these records before: that run's epsilon adds up",
+        "how long the run and its steps took",
         "facts declared as public: the record count, normalisation constants, the list of classes",
     ]
     exposed = ["diagnostics that were looked at: un-noised losses, norms, batch sizes"] if diagnostics_exposed else []
     return _unique([*usual, *exposed, *further])
 
 
-def _delta_warning(delta: float, records: int, given: Sequence[str]) -> list[str]:
-    if delta * records < 1 or any(warning.startswith("delta=") for warning in given):
-        return []
-    return [
+def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
+    """The warning that a δ of 1/N or more deserves.
+
+    >>> delta_warnings(1e-5, 60_000), len(delta_warnings(0.01, 100))
+    ((), 1)
+    """
+    if delta * records < 1:
+        return ()
+    return (
         f"delta={delta:g} is not below 1/records = {1 / records:.3g}: publishing one whole record now and then would "
-        "satisfy such a guarantee"
-    ]
+        "satisfy such a guarantee",
+    )
 
 
 def _unique(lines: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adadpigu.bounding import BoundedSum
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import InputError
+from adadpigu.errors import AdaDPIGUError, InputError
 from adadpigu.mechanism import Release
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.sensitive import unseal
@@ -36,12 +36,21 @@ class Call:
     name: str
     sensitivity: float
     size: int
-    active: Tensor | None
+    public: dict[str, Tensor]
+    """the learned tensors that shaped the sum: mask, centre, scale, parameters"""
     total: Tensor = field(repr=False)
+
+    @property
+    def active(self) -> Tensor | None:
+        return self.public.get("active")
 
 
 def _call(total: BoundedSum) -> Call:
-    return Call(total.name, total.sensitivity, total.size, total.active, unseal(total).detach().clone())
+    query = total.query
+    tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
+    tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
+    copies = {key: value.detach().clone() for key, value in tensors.items()}
+    return Call(total.name, total.sensitivity, total.size, copies, unseal(total).detach().clone())
 
 
 class Recorder:
@@ -90,11 +99,9 @@ class Player:
             self.breaches.append(f"{len(self._recorded.calls)} draws recorded, {self._position} replayed")
 
     def _compare(self, position: int, old: Call, new: Call) -> None:
-        same_mask = (
-            old.active is None if new.active is None else old.active is not None and torch.equal(old.active, new.active)
-        )
-        if not same_mask:
-            raise ReplayError(f"draw {position}: {new.name!r} has another mask on the neighbour")
+        for key in old.public.keys() | new.public.keys():
+            if not (key in old.public and key in new.public and torch.equal(old.public[key], new.public[key])):
+                raise ReplayError(f"draw {position}: {new.name!r} has another {key} on the neighbour")
         difference = float(torch.linalg.vector_norm(old.total - new.total))
         share = difference / old.sensitivity
         if not share <= self.largest:
@@ -105,7 +112,7 @@ class Player:
             )
 
 
-class ReplayError(Exception):
+class ReplayError(AdaDPIGUError):
     """The neighbour's run asks for something else than was recorded: state depends on un-noised data."""
 
 
@@ -119,6 +126,7 @@ class RecordedCoins:
         self._inner = inner
         self._always = always
         self.coins: list[Tensor] = []
+        self.seeds: list[int] = []
 
     def uniform(self, count: int) -> Tensor:
         coins = self._inner.uniform(count)
@@ -129,6 +137,10 @@ class RecordedCoins:
 
     def normal(self, count: int) -> Tensor:
         return self._inner.normal(count)
+
+    def seed(self) -> int:
+        self.seeds.append(self._inner.seed())
+        return self.seeds[-1]
 
 
 class NeighbourCoins:
@@ -142,16 +154,22 @@ class NeighbourCoins:
 
     def __init__(self, recorded: RecordedCoins, removed: int | None) -> None:
         self._coins = iter(recorded.coins)
+        self._seeds = iter(recorded.seeds)
         self._removed = removed
 
     def uniform(self, count: int) -> Tensor:
-        coins = next(self._coins)
+        coins = next(self._coins, None)
+        if coins is None:
+            raise ReplayError("the neighbour asks for more draws than were recorded")
         if self._removed is None:
             return torch.cat([coins, coins.new_zeros(1)])
         return torch.cat([coins[: self._removed], coins[self._removed + 1 :]])
 
     def normal(self, count: int) -> Tensor:
         raise ReplayError("noise was drawn in a replay: a release did not pass the tape")
+
+    def seed(self) -> int:
+        return next(self._seeds)
 
 
 @dataclass(frozen=True)

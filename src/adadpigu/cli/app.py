@@ -10,7 +10,7 @@ import typer
 
 from adadpigu.cli import accounting, catalogue, training, usage
 from adadpigu.cli.output import print_error
-from adadpigu.errors import AdaDPIGUError, unknown
+from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(
     name="adadpigu",
@@ -46,11 +46,11 @@ def run(arguments: list[str]) -> int:
     try:
         code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
         return code if isinstance(code, int) else 0
-    except AdaDPIGUError as error:
+    except InputError as error:
         print_error(str(error))
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        print_error("interrupted before anything was trained: nothing was spent")
+        print_error("interrupted")
         return 130
     except Exception as error:
         message = _parser_message(error, arguments)

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import number
 from adadpigu.training.run import Facts, Metrics, Run
 
@@ -33,7 +34,7 @@ class Progress:
 
     def begin(self, facts: Facts) -> None:
         self._target = facts.epsilon
-        budget = "not private" if facts.epsilon is None else f"(ε = {number(facts.epsilon)}, δ = {facts.delta:g})"
+        budget = "not private" if facts.epsilon is None else f"(ε = {rounded_up(facts.epsilon)}, δ = {facts.delta:g})"
         self._console.print(
             f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
             f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}"
@@ -54,7 +55,7 @@ class Progress:
 
     def update(self, metrics: Metrics) -> None:
         if metrics.epsilon is not None:
-            self._fields["epsilon"] = f"ε {number(metrics.epsilon, 3)} of {number(self._target, 3)}"
+            self._fields["epsilon"] = f"ε {rounded_up(metrics.epsilon)} of {rounded_up(self._target or 0.0)}"
         if metrics.test_accuracy is not None:
             self._fields["accuracy"] = f"test {metrics.test_accuracy:.1%}"
         if self._bar is not None:

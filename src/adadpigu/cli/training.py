@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,31 +132,16 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
 def ready(settings: RunConfig) -> Preparation:
     """Loads, checks and calibrates; nothing is written."""
     from adadpigu.accounting import Budget
-    from adadpigu.data import load_dataset
     from adadpigu.methods import make_method
-    from adadpigu.models import make_model
+    from adadpigu.report.loading import data_and_model
     from adadpigu.training import TrainingOptions, prepare
 
-    data = load_dataset(settings.dataset, records=settings.records, classes=settings.classes)
-    network = make_model(settings.model or "mlp", shape=data.shape, classes=data.classes or 10, seed=settings.seed)
+    data, network = data_and_model(settings, seed=settings.seed)
     chosen = make_method(settings.method, settings.method_options)
     epsilon = 4.0 if settings.epsilon is None and settings.noise_multiplier is None else settings.epsilon
     budget = None if epsilon is None else Budget(epsilon=epsilon, delta=settings.delta)
-    options = TrainingOptions(
-        batch_size=settings.batch_size,
-        steps=settings.steps,
-        epochs=settings.epochs,
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        optimizer=settings.optimizer,
-        ema=settings.ema,
-        noise_multiplier=settings.noise_multiplier,
-        physical_batch_size=settings.physical_batch_size,
-        device=settings.device,
-        evaluate_every=settings.evaluate_every,
-        diagnostics=settings.diagnostics,
-    )
+    shared = {field.name for field in fields(TrainingOptions)} & vars(settings).keys()
+    options = TrainingOptions(**{name: getattr(settings, name) for name in shared})
     return prepare(network, data, method=chosen, budget=budget, delta=settings.delta, options=options)
 
 

@@ -32,12 +32,6 @@ class TensorRecords:
         where = indices.to(self.inputs.device)
         return self.inputs[where], self.targets[where]
 
-    def to(self, device: torch.device) -> TensorRecords:
-        """The same records on a device."""
-        moved = object.__new__(TensorRecords)
-        moved.inputs, moved.targets = self.inputs.to(device), self.targets.to(device)
-        return moved
-
 
 class IndexedRecords:
     """Records of a map-style `torch.utils.data.Dataset` whose items are (input, target)."""
@@ -45,7 +39,7 @@ class IndexedRecords:
     def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
         if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
             raise InputError(f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
-        self._dataset = dataset
+        self.dataset = dataset
         self._size = len(dataset)
         self._name = name
         if self._size:
@@ -56,7 +50,7 @@ class IndexedRecords:
         return self._size
 
     def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        batch = default_collate([self._dataset[i] for i in indices])
+        batch = default_collate([self.dataset[i] for i in indices])
         if not (isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
             raise InputError(f"{self._name}: items must be pairs (input tensor, target)")
         return cast(Tensor, batch[0]), cast(Tensor, batch[1])
@@ -138,6 +132,17 @@ def check_records(population: Population, classes: int | None, *, name: str, chu
                 f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
                 f"model's {classes} outputs"
             )
+
+
+def refuse_overlap(train: Population, test: Population) -> None:
+    """Refuses test records that are the training records: their exact accuracy would be reported without noise."""
+    same = train is test
+    if isinstance(train, TensorRecords) and isinstance(test, TensorRecords):
+        same = same or train.inputs.data_ptr() == test.inputs.data_ptr() or torch.equal(train.inputs, test.inputs)
+    if isinstance(train, IndexedRecords) and isinstance(test, IndexedRecords):
+        same = same or train.dataset is test.dataset
+    if same:
+        raise InputError("test: these are the training records, and accuracy on them would be exact; allowed: others")
 
 
 def _first(bad: Tensor) -> int | None:

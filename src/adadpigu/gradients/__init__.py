@@ -9,10 +9,11 @@ from __future__ import annotations
 from adadpigu.gradients.choice import choose_engine
 from adadpigu.gradients.functional import FunctionalEngine, LoopEngine
 from adadpigu.gradients.inspection import inspect_model
-from adadpigu.gradients.interface import GradientBatch, GradientEngine, PerRecordLosses, PerSampleGradients
+from adadpigu.gradients.interface import GradientEngine
 from adadpigu.gradients.losses import Loss
 from adadpigu.gradients.rule_engine import RuleEngine
 from adadpigu.gradients.rules import RULES, Destination, rule
+from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
 
 __all__ = [
     "RULES",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.gradients.interface import GradientBatch, SealedEngine
+from adadpigu.gradients.interface import SealedEngine
+from adadpigu.records import GradientBatch
 
 
 class FunctionalEngine(SealedEngine):
@@ -35,6 +36,16 @@ class FunctionalEngine(SealedEngine):
             flat[:, slot.start : slot.stop] = gradients.pop(slot.name).detach().reshape(len(inputs), -1)
         return GradientBatch(flat, losses.detach())
 
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        def alone(x: Tensor, y: Tensor) -> Tensor:
+            return self.loss.one(self.model(x.unsqueeze(0)), y.unsqueeze(0))
+
+        try:
+            losses: Tensor = vmap(alone, randomness="different")(inputs, targets)
+        except RuntimeError:  # some kernels that need no gradient have no batching rule: same values, one at a time
+            losses = torch.stack([alone(x, y) for x, y in zip(inputs, targets, strict=True)])
+        return losses
+
 
 class LoopEngine(SealedEngine):
     """Ordinary autograd on one record after the other: slow, and the definition all other engines must meet."""
@@ -50,6 +61,10 @@ class LoopEngine(SealedEngine):
             row.copy_(flat_gradient(loss, parameters))
             losses.append(loss.detach())
         return GradientBatch(flat, torch.stack(losses))
+
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        pairs = zip(inputs.unsqueeze(1), targets.unsqueeze(1), strict=True)
+        return torch.stack([self.loss.one(self.model(x), y) for x, y in pairs])
 
 
 def flat_gradient(loss: Tensor, parameters: list[nn.Parameter], retain_graph: bool = False) -> Tensor:

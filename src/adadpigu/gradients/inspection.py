@@ -66,6 +66,8 @@ def _objection(module: nn.Module) -> str | None:
         is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None
     ):
         return "has uninitialised parameters; run one forward on a synthetic example first"
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        return "stores extra state of its own beside its parameters, which could hold data; remove get_extra_state"
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
         return "gives sparse gradients, which reveal the rows in use; build it with sparse=False"
     return None

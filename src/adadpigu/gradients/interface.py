@@ -7,7 +7,6 @@ What an engine returns is on the sensitive side of the privacy line, so it is se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -17,28 +16,8 @@ from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.state import refuse_changes
 from adadpigu.layout import Layout
-from adadpigu.records import Records
-from adadpigu.sensitive import Sensitive, unseal
-
-
-@dataclass(frozen=True)
-class GradientBatch:
-    """Per-sample gradients [b, d] in the order of the layout, and the losses [b] they belong to."""
-
-    gradients: Tensor
-    losses: Tensor
-
-
-class PerSampleGradients(Sensitive[GradientBatch]):
-    """The sealed gradients and losses of one batch."""
-
-    __slots__ = ()
-
-
-class PerRecordLosses(Sensitive[Tensor]):
-    """The sealed losses [b] of one batch."""
-
-    __slots__ = ()
+from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records
+from adadpigu.sensitive import unseal
 
 
 class GradientEngine(Protocol):
@@ -90,6 +69,10 @@ class SealedEngine(ABC):
     def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
         """The unsealed gradients of a batch of at least one record; only for this package."""
 
+    @abstractmethod
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The unsealed losses [b] of a batch of at least one record; only for this package."""
+
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
         inputs, targets = _open(records)
         if len(inputs) == 0:
@@ -102,7 +85,7 @@ class SealedEngine(ABC):
         if len(inputs) == 0:
             return PerRecordLosses(self._no_losses())
         with refuse_changes(self.model), torch.no_grad():
-            return PerRecordLosses(self.loss(self.model(inputs), targets).detach())
+            return PerRecordLosses(self.losses(inputs, targets).detach())
 
     def buffer(self, records: int) -> Tensor:
         """An unfilled [b, d] tensor where the model's parameters live."""

@@ -34,6 +34,8 @@ class RecordLoss:
     def of(cls, loss: Loss, outputs: Tensor, targets: Tensor) -> RecordLoss:
         """The fastest form that agrees, on this public example, with one record at a time."""
         looped = cls(loss, "not tried")
+        with torch.random.fork_rng(devices=[]):
+            _refuse_state(looped, outputs, targets)
         expected = _on_example(looped, outputs, targets)
         vmapped = cls(loss, None)
         try:
@@ -79,3 +81,24 @@ def _on_example(loss: RecordLoss, outputs: Tensor, targets: Tensor) -> Tensor:
         raise ModelError(
             f"<model>: the loss refuses {shapes}: {first_line(error)}; match the model to the labels"
         ) from error
+
+
+def _refuse_state(looped: RecordLoss, outputs: Tensor, targets: Tensor) -> None:
+    """A loss that remembers earlier records would carry one record's value into another's gradient."""
+
+    def seeded(outputs: Tensor, targets: Tensor, number: int) -> Tensor:
+        torch.default_generator.manual_seed(number)
+        return _on_example(looped, outputs, targets).detach()
+
+    def close(found: Tensor, expected: Tensor) -> bool:
+        return torch.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+    first = seeded(outputs, targets, 0)
+    backwards = seeded(outputs.flip(0), targets.flip(0), 0).flip(0)
+    again, other = seeded(outputs, targets, 0), seeded(outputs, targets, 1)
+    draws_randomness = not close(other, again)
+    if not close(again, first) or not (draws_randomness or close(backwards, first)):
+        raise ModelError(
+            "<loss>: a record's loss depends on the records before it; use a loss without state of its own, such as "
+            "torch.nn.functional.cross_entropy"
+        )

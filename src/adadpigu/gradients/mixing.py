@@ -32,23 +32,39 @@ class Passage:
 
 
 def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
-    """Raises `ModelError` if records influence each other's output, or if the forward before does."""
+    """Raises `ModelError` if records influence each other's output, or if the forward before does.
+
+    Independence is probed, not proved: with ordinary, extreme, non-finite and repeated records, and in a larger batch.
+    """
+    _refuse_mixing(model, inputs, range(0, len(inputs), len(inputs) - 1))
+    if inputs.is_floating_point():
+        many = inputs.repeat(_LARGE // len(inputs) + 1, *[1] * (inputs.dim() - 1))
+        _refuse_mixing(model, many + torch.randn_like(many), range(1))
+
+
+_LARGE = 64
+
+
+def _refuse_mixing(model: nn.Module, inputs: Tensor, positions: range) -> None:
     everyone = torch.ones(len(inputs), dtype=torch.bool)
     output, passages = _traced(model, inputs)
-    for record in (0, len(inputs) - 1):
-        altered, moved = _traced(model, _replaced(inputs, record))
-        again, repeated = _traced(model, inputs)
-        if not agree(again, output):
-            where, _ = _blame(model, passages, repeated, everyone)
-            raise ModelError(
-                f"{where}: the same input and seed give another output the second time; keep no state from one forward "
-                "to the next, and draw randomness from torch only"
-            )
+    for record in positions:
         others = everyone.clone()
         others[record] = False
-        if not agree(altered[others], output[others]):
-            where, blamed = _blame(model, passages, moved, others)
-            raise ModelError(f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}")
+        for replaced in _replaced(inputs, record):
+            altered, moved = _traced(model, replaced)
+            again, repeated = _traced(model, inputs)
+            if not agree(again, output):
+                where, _ = _blame(model, passages, repeated, everyone)
+                raise ModelError(
+                    f"{where}: the same input and seed give another output the second time; keep no state from one "
+                    "forward to the next, and draw randomness from torch only"
+                )
+            if not agree(altered[others], output[others]):
+                where, blamed = _blame(model, passages, moved, others)
+                raise ModelError(
+                    f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}"
+                )
 
 
 def refuse_counting(model: nn.Module, inputs: Tensor) -> None:
@@ -93,17 +109,22 @@ def _copies(tree: Any) -> list[Tensor]:
     return [leaf.detach().clone() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _replaced(inputs: Tensor, record: int) -> Tensor:
+def _replaced(inputs: Tensor, record: int) -> Iterator[Tensor]:
     """The batch with one record made very different, in the range of the example where values are indices."""
-    replaced, old = inputs.clone(), inputs[record]
+    old = inputs[record]
     if inputs.dtype == torch.bool:
-        replaced[record] = ~old
+        values = [~old]
     elif inputs.is_floating_point() or inputs.is_complex():
-        replaced[record] = 10 * torch.randn_like(old) + 3
+        largest = torch.finfo(inputs.dtype).max
+        values = [10 * torch.randn_like(old) + 3, torch.zeros_like(old), inputs[1 - min(record, 1)]]
+        values += [torch.full_like(old, value) for value in (largest, float("inf"), float("nan"))]
     else:
         mirrored = inputs.min() + inputs.max() - old
-        replaced[record] = torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)
-    return replaced
+        values = [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]
+    for value in values:
+        replaced = inputs.clone()
+        replaced[record] = value
+        yield replaced
 
 
 def _blame(model: nn.Module, before: list[Passage], after: list[Passage], rows: Tensor) -> tuple[str, nn.Module]:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from adadpigu.errors import ModelError
-from adadpigu.gradients.interface import GradientBatch, SealedEngine
+from adadpigu.gradients.interface import SealedEngine
 from adadpigu.gradients.rules import RULES
 from adadpigu.gradients.state import describe
 from adadpigu.layout import Layout
+from adadpigu.records import GradientBatch
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ class RuleEngine(SealedEngine):
                 _refuse_unruly(call, dy, len(inputs))
                 RULES[type(call.module)](call.module, call.x, dy, ModuleGradients(flat, call.module))
         return GradientBatch(flat.finish(), losses.detach())
+
+    def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(self.model(inputs), targets)
 
 
 @contextmanager

@@ -6,10 +6,13 @@ inspection runs the model on public examples only and puts everything back as it
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +42,11 @@ def describe(path: str, module: nn.Module) -> str:
 
 
 def remember(model: nn.Module) -> list[Remembered]:
-    """Every buffer and parameter of every module, without copying any."""
+    """Every buffer, parameter and plain tensor of every module, without copying any."""
     seen = []
     for path, module in model.named_modules():
-        for kind, tensors in (("buffer", module._buffers), ("parameter", module._parameters)):
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        for kind, tensors in (("buffer", module._buffers), ("parameter", module._parameters), ("attribute", plain)):
             for name, tensor in tensors.items():
                 if tensor is not None:
                     version = 0 if tensor.is_inference() else tensor._version
@@ -52,15 +56,40 @@ def remember(model: nn.Module) -> list[Remembered]:
 
 @contextmanager
 def refuse_changes(model: nn.Module) -> Iterator[None]:
-    """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter.
+    """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter, or wrote to another tensor.
 
-    Compares identity and version counter: free of data, and cheap enough for every step.
+    Compares identity and version counter: free of data, and cheap enough for every step. Plain attributes are put back
+    as they were, lists and dicts with their content, so that nothing a forward leaves there stays in the model.
     """
-    before = remember(model)
-    yield
+    before, attributes = remember(model), [(module, *_attributes(module)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, plain, contents in attributes:
+            _put_back(module, plain, contents)
     for old, new in zip_longest(before, remember(model)):
         if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
             raise changed(new or old)
+
+
+_CONTAINERS = (list, dict, set, deque)
+
+
+def _attributes(module: nn.Module) -> tuple[dict[str, object], dict[str, object]]:
+    """A module's plain attributes, and copies of those that are containers."""
+    plain = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    return plain, {key: copy(value) for key, value in plain.items() if isinstance(value, _CONTAINERS)}
+
+
+def _put_back(module: nn.Module, plain: dict[str, object], contents: dict[str, object]) -> None:
+    for key in [key for key in vars(module) if not key.startswith("_") and key not in plain]:
+        del vars(module)[key]
+    vars(module).update(plain)
+    for key, content in contents.items():
+        container: Any = plain[key]
+        container.clear()
+        refill: Any = container.extend if isinstance(container, list | deque) else container.update
+        refill(content)
 
 
 def changed(entry: Remembered) -> ModelError:
@@ -71,13 +100,31 @@ def changed(entry: Remembered) -> ModelError:
     )
 
 
+def copy_of_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What the buffers hold before training."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def refuse_buffer_changes(model: nn.Module, before: dict[str, Tensor]) -> None:
+    """Raises `ModelError` if a buffer holds something else than before training, and puts it back.
+
+    The last net: a write that leaves no trace in the version counter would otherwise be saved with the model.
+    """
+    for name, buffer in model.named_buffers():
+        value = before.get(name)
+        if value is None or not torch.equal(value, buffer.to(value)):
+            if value is not None:
+                buffer.data.copy_(value)
+            raise ModelError(f"buffer {name!r} changed during training, which would carry data around the noise")
+
+
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Leaves the model and torch's random state bit-identical, whatever the body does to them.
 
     Covers parameters, buffers, training flags and plain attributes that the forward sets.
     """
-    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    attributes = [(module, dict(vars(module)), _attributes(module)) for module in model.modules()]
     tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, module._parameters)]
     values = [(entry.tensor, entry.tensor.detach().clone()) for entry in remember(model)]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
@@ -86,9 +133,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        for module, attribute in attributes:
+        for module, everything, plain in attributes:
             vars(module).clear()
-            vars(module).update(attribute)
+            vars(module).update(everything)
+            _put_back(module, *plain)
         for table, entries in tables:
             table.clear()
             table.update(entries)  # type: ignore[arg-type]

@@ -42,15 +42,15 @@ class AdaDPIGU(Method):
     """C, in standardised units in stage 2"""
     importance_steps: int | None = None
     """T_pre, counted within the run's steps; unset: a twentieth of them; 0: no stage 1 (needs retention 1)"""
-    score: str = "absolute"
-    schedule: str = "constant"
+    score: Score = "absolute"
+    schedule: Schedule = "constant"
     unfreeze_by: float = 1.0
     """the share of stage 2 after which a growing schedule is at 1"""
     stairs: int = 4
-    mode: str = "freeze"
+    mode: Mode = "freeze"
     top_k: float = 1.0
     """ρ, the share of active coordinates each record keeps"""
-    variance_start: str = "constant"
+    variance_start: VarianceStart = "constant"
     beta: float = 1.0
     """β at the start, for variance_start constant"""
     mean_decay: float = 1.0
@@ -104,14 +104,8 @@ class AdaDPIGU(Method):
         return first
 
     def _mask_schedule(self) -> MaskSchedule:
-        kinds: dict[str, Schedule] = {kind: kind for kind in get_args(Schedule)}
-        if self.schedule not in kinds:
-            raise InputError(f"schedule={self.schedule!r} is not one of {', '.join(kinds)}")
         return MaskSchedule(
-            retention=self.retention,
-            kind=kinds[self.schedule],
-            unfreeze_by=self.unfreeze_by,
-            stairs=self.stairs,
+            retention=self.retention, kind=self.schedule, unfreeze_by=self.unfreeze_by, stairs=self.stairs
         )
 
     def _statistics_options(self) -> StatisticsOptions:
@@ -129,11 +123,10 @@ class AdaDPIGU(Method):
 class _Running(Running):
     def __init__(self, options: AdaDPIGU, setting: Setting) -> None:
         size, device = setting.layout.size, setting.device
-        scores: dict[str, Score] = {score: score for score in get_args(Score)}
         self._options = options
         self._batch_size = setting.batch_size
         self._layers = setting.layout.layer_index().to(device)
-        self._importance = Importance(size, scores[options.score])
+        self._importance = Importance(size, options.score)
         self._power = LayerPower(self._layers)
         self._schedule = options._mask_schedule()
         self._ranking = torch.arange(size, device=device)

@@ -8,11 +8,13 @@ it takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, Self, TypeVar, cast
+from types import UnionType
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -46,7 +48,6 @@ class Setting:
     """Public facts of a run, for a method that is about to start."""
 
     layout: Layout
-    stages: tuple[Stage, ...]
     batch_size: int
     """B, the *expected* batch size"""
     noise_multiplier: float
@@ -70,7 +71,7 @@ class Running(ABC):
         return
 
     def effective(self, parameters: Tensor) -> Tensor:
-        """The parameters at which the model acts, from the parameters that are learned (they differ under pruning)."""
+        """The parameters at which the model acts, from those that are learned; the same object where they are equal."""
         return parameters
 
     @abstractmethod
@@ -108,44 +109,72 @@ class Method(ABC):
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
         """The method with these options, values checked against the fields' types."""
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        chosen: dict[str, object] = {}
-        for key, value in options.items():
-            if key not in fields:
-                raise unknown(f"option of method {cls.name}", key, fields)
-            chosen[key] = _coerce(cls.name, key, value, str(fields[key].type))
-        return cls(**chosen)
+        return cls(**{key: cls.option(key, value) for key, value in options.items()})
+
+    @classmethod
+    def option(cls, key: str, value: object) -> object:
+        """One option's value in its field's type; a string (from the command line) is read as that type."""
+        hints = get_type_hints(cls)
+        fields = [field.name for field in dataclasses.fields(cls)]
+        if key not in fields:
+            raise unknown(f"option of method {cls.name}", key, fields)
+        return _coerce(f"option {key}={value!r} of method {cls.name}", value, hints[key])
 
     def options(self) -> dict[str, object]:
         """The options as plain values (those that are not None), for a config file."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
-def _coerce(method: str, key: str, value: object, annotation: str) -> object:
-    """A config value in the type of the field; a string (from the command line) is read as that type."""
-    accepts = annotation.replace(" ", "").split("|")
+def _coerce(what: str, value: object, hint: Any) -> object:
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     text = value.strip() if isinstance(value, str) else None
-    try:
-        if "bool" in accepts and (isinstance(value, bool) or text in ("true", "false")):
-            return value if isinstance(value, bool) else text == "true"
-        if "bool" not in accepts and not isinstance(value, bool):
-            if text == "none" and "None" in accepts:
-                return None
-            if "int" in accepts:
-                return int(text) if text is not None else _whole(value)
-            if "float" in accepts:
-                return float(cast(float, value if text is None else text))
-            if text is not None:
-                return text
-    except (TypeError, ValueError):
-        pass
-    raise InputError(f"option {key}={value!r} of method {method} is not of type {annotation}")
+    for kind in kinds:
+        with contextlib.suppress(TypeError, ValueError):
+            return _READERS[kind](value, text) if kind in _READERS else _one_of(kind, text)
+    names = [", ".join(get_args(kind)) or getattr(kind, "__name__", "none") for kind in kinds]
+    raise InputError(f"{what} is not allowed; allowed: {' or '.join(names)}")
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, int):
+def _read_bool(value: object, text: str | None) -> bool:
+    if text in ("true", "false"):
+        return text == "true"
+    if isinstance(value, bool):
         return value
-    raise ValueError
+    raise TypeError
+
+
+def _read_int(value: object, text: str | None) -> int:
+    if text is not None:
+        return int(text)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise TypeError
+
+
+def _read_float(value: object, text: str | None) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    return float(cast(float, value if text is None else text))
+
+
+def _read_none(value: object, text: str | None) -> None:
+    if value is not None and text != "none":
+        raise TypeError
+
+
+_READERS: dict[Any, Callable[[object, str | None], object]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    type(None): _read_none,
+}
+
+
+def _one_of(kind: Any, text: str | None) -> str:
+    """A `Literal`'s value, or any string."""
+    if text is None or (get_args(kind) and text not in get_args(kind)):
+        raise TypeError
+    return text
 
 
 M = TypeVar("M", bound=type[Method])

@@ -22,6 +22,12 @@ class LoadedRun:
     data: DataSet
 
 
+def data_and_model(config: RunConfig, seed: int | None = None) -> tuple[DataSet, nn.Module]:
+    """The data set that a config names, and a model for it (a small MLP where none is named)."""
+    data = load_dataset(config.dataset, records=config.records, classes=config.classes)
+    return data, make_model(config.model or "mlp", shape=data.shape, classes=data.classes or 10, seed=seed)
+
+
 def load_run(folder: Path) -> LoadedRun:
     """Reads a run folder; the message of a refusal says what is missing."""
     from safetensors import SafetensorError
@@ -31,8 +37,7 @@ def load_run(folder: Path) -> LoadedRun:
         if not (folder / name).is_file():
             raise InputError(f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
     config = merge(read_config(folder / "config.toml"))
-    data = load_dataset(config.dataset, records=config.records, classes=config.classes)
-    model = make_model(config.model or "mlp", shape=data.shape, classes=data.classes or 10)
+    data, model = data_and_model(config)
     try:
         load_model(model, folder / "model.safetensors")
     except (SafetensorError, RuntimeError, OSError) as error:

@@ -1,23 +1,23 @@
-"""Answers a method's queries: draw a Poisson batch, bound it record by record, let the mechanism charge and release.
+"""Answers a method's queries: charge, draw a Poisson batch, bound it record by record, let the mechanism release.
 
 This is where the sensitive side of a step happens from end to end; what leaves `release` is public.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bounding import Bounder, Query, RecordSum
+from adadpigu.bounding import BoundedSum, Bounder, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
-from adadpigu.gradients import GradientEngine, PerRecordLosses
+from adadpigu.gradients import GradientEngine
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness
-from adadpigu.records import Records
+from adadpigu.records import PerRecordLosses, Records
 from adadpigu.sampling import PoissonSampler, Population, gather
 from adadpigu.sensitive import unseal
 
@@ -45,6 +45,7 @@ class Draws:
         self._device = device
         self._physical = physical_batch_size
         self._diagnostics = diagnostics
+        self._failed = False
         self._planned: dict[str, tuple[PoissonSampler, float]] = {}
         self._stage, self._step = "", -1
 
@@ -60,38 +61,55 @@ class Draws:
             )
         if not queries:
             raise PrivacyLineError("a draw needs at least one query")
+        if self._failed:
+            raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
         sampler, noise_multiplier = self._planned.pop(draw)
-        bounders = [Bounder(query, self._engine.layout.size) for query in queries]
-        with self._discreet():
-            records = gather(self._population, sampler.draw(self._population, self._randomness))
-            for micro in records.chunks(self._physical):
-                self._bound(self._on_device(micro), queries, bounders)
-        if self._diagnostics is not None:
-            self._diagnostics.end_draw(step=self._step, draw=draw)
-        return self._mechanism.release(
-            [bounder.result() for bounder in bounders],
-            [query.share for query in queries],
+        receipt = self._mechanism.charge(
+            queries,
             source=sampler,
             noise_multiplier=noise_multiplier,
+            size=self._engine.layout.size,
             stage=self._stage,
             step=self._step,
             draw=draw,
         )
+        self._failed = True
+        sums = self._discreetly(lambda: self._sums(sampler, queries))
+        self._failed = False
+        if self._diagnostics is not None:
+            self._diagnostics.end_draw(step=self._step, draw=draw)
+        return self._mechanism.release(sums, receipt)
 
-    @contextlib.contextmanager
-    def _discreet(self) -> Iterator[None]:
-        """Errors that happen amid private records keep their message to themselves: it may quote a record."""
+    def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...]) -> list[BoundedSum]:
+        """Draws the batch and bounds it, micro-batch by micro-batch, in a random stream of its own."""
+        bounders = [Bounder(query, self._engine.layout.size) for query in queries]
+        records = gather(self._population, sampler.draw(self._population, self._randomness))
+        cuda = self._device.type == "cuda"
+        with torch.random.fork_rng(devices=[self._device] if cuda else []):
+            torch.default_generator.manual_seed(self._randomness.seed())
+            if cuda:
+                torch.cuda.manual_seed(self._randomness.seed())
+            for micro in records.chunks(self._physical):
+                self._bound(self._on_device(micro), queries, bounders)
+        return [bounder.result() for bounder in bounders]
+
+    def _discreetly(self, work: Callable[[], list[BoundedSum]]) -> list[BoundedSum]:
+        """Errors and warnings that arise amid private records keep their text to themselves: it may quote a record."""
+        if self._diagnostics is not None:
+            return work()
+        kind: str
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return work()
         except AdaDPIGUError:
             raise
         except Exception as error:
-            if self._diagnostics is not None:
-                raise
-            raise ModelError(
-                f"step {self._step}: {type(error).__name__} amid private records; its message is withheld, since it "
-                "may quote them; reproduce it on synthetic records, or with diagnostics on"
-            ) from None
+            kind = type(error).__name__
+        raise ModelError(  # outside the except block, so that no traceback keeps the records
+            f"{kind} amid private records; its message is withheld, since it may quote them; reproduce it on synthetic "
+            "records, or with diagnostics on"
+        )
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         gradients = self._engine.per_sample_gradients(records)

@@ -9,16 +9,19 @@ Weights are functions of releases, so they are public at every moment.
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from adadpigu.accounting import Ledger, epsilon_curve
+from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError
+from adadpigu.gradients.state import copy_of_buffers, refuse_buffer_changes
 from adadpigu.mechanism import GaussianMechanism, Tape
 from adadpigu.methods.base import Running, Setting
 from adadpigu.randomness import Randomness
@@ -26,9 +29,9 @@ from adadpigu.training.draws import Draws
 from adadpigu.training.ema import WeightAverage
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.optimiser import MaskedOptimiser
-from adadpigu.training.preparation import Preparation
+from adadpigu.training.preparation import Preparation, trained_models
 from adadpigu.training.reporting import report_on
-from adadpigu.training.run import Facts, Metrics, Observer, Run
+from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 
 
 class Session:
@@ -42,15 +45,15 @@ class Session:
         randomness: Randomness,
         observers: Sequence[Observer] = (),
         tape: Tape | None = None,
-        folder: Path | None = None,
+        store: RunFolder | None = None,
     ) -> None:
         self._p = prepared
         self._ledger = ledger
         self._randomness = randomness
-        self._observers = observers
-        self._folder = folder
+        self._observers = observers if store is None else [*observers, store]
+        self._store = store
         self._layout = prepared.engine.layout
-        self._diagnostics = _diagnostics(prepared, folder)
+        self._diagnostics = _diagnostics(prepared, None if store is None else store.path)
         self._exposed = self._diagnostics is not None or tape is not None
         self._draws = Draws(
             population=prepared.data.train,
@@ -66,48 +69,74 @@ class Session:
         self._running = prepared.method.begin(
             Setting(
                 layout=self._layout,
-                stages=prepared.stages,
                 batch_size=prepared.options.batch_size,
                 noise_multiplier=prepared.noise_multiplier,
                 device=prepared.device,
             )
         )
-        self._parameters = self._layout.read(prepared.model)
+        self._parameters = self._start = self._layout.read(prepared.model)
+        self._buffers = copy_of_buffers(prepared.model)
         ema = prepared.options.ema
         self._average = None if ema is None else WeightAverage(ema, self._parameters)
         self._metrics: list[Metrics] = []
         self._done = 0
 
     def run(self) -> Run:
-        """Trains to the end of the plan, or until interrupted; either way what was spent is reported."""
+        """Trains to the end of the plan, or until interrupted; either way what was spent is reported.
+
+        After any other error too; then the weights go back to where they started, and the error is raised again.
+        """
         start = time.perf_counter()
         self._tell_begin()
-        interrupted = False
         self._p.model.train()
+        interrupted = False
         try:
             self._train()
         except KeyboardInterrupt:
             interrupted = True
+        except BaseException as error:
+            self._note("failed", error=type(error).__name__)
+            self._report(interrupted=True)
+            self._layout.write(self._p.model, self._start)
+            raise
+        with _undisturbed():
+            return self._finish(interrupted, start)
+
+    def _finish(self, interrupted: bool, start: float) -> Run:
+        """Writes down what was spent first, then looks at the model that is kept."""
+        self._note("interrupted" if interrupted else "finished")
+        privacy = self._report(interrupted)
         self._keep_weights()
-        with contextlib.suppress(BudgetError):  # interrupted in the middle of a line: the ledger takes no more
-            self._ledger.note("interrupted" if interrupted else "finished", steps_done=self._done)
+        refuse_buffer_changes(self._p.model, self._buffers)
+        trained_models.add(self._p.model)
         run = Run(
             model=self._p.model,
             method=self._p.method.name,
             dataset=self._p.data.name,
-            privacy=report_on(
-                self._p, self._ledger, self._randomness, done=self._done, interrupted=interrupted, exposed=self._exposed
-            ),
+            privacy=privacy,
             accuracy=self._accuracy(),
             steps=self._done,
             seconds=time.perf_counter() - start,
             metrics=tuple(self._metrics),
             interrupted=interrupted,
-            folder=self._folder,
+            folder=None if self._store is None else self._store.path,
         )
         for observer in self._observers:
             observer.end(run)
         return run
+
+    def _report(self, interrupted: bool) -> PrivacyReport:
+        """What was spent, and what is claimed; stored where there is a folder."""
+        privacy = report_on(
+            self._p, self._ledger, self._randomness, done=self._done, interrupted=interrupted, exposed=self._exposed
+        )
+        if self._store is not None:
+            self._store.write_privacy(privacy)
+        return privacy
+
+    def _note(self, kind: str, **facts: object) -> None:
+        with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
+            self._ledger.note(kind, steps_done=self._done, **facts)
 
     def _train(self) -> None:
         looks = self._looks()
@@ -159,7 +188,7 @@ class Session:
         at = sorted({*range(every, steps + 1, every), steps})
         if not self._p.method.private:
             return dict.fromkeys(at)
-        return dict(zip(at, epsilon_curve(self._p.plan, self._p.budget.delta, at), strict=True))
+        return dict(zip(at, epsilon_curve(self._p.plan, self._p.delta, at), strict=True))
 
     def _tell_begin(self) -> None:
         p = self._p
@@ -171,7 +200,7 @@ class Session:
             noise_multiplier=p.noise_multiplier,
             sample_rate=p.sample_rate,
             epsilon=p.epsilons["pld"] if p.method.private else None,
-            delta=p.budget.delta,
+            delta=p.delta,
             engine=f"{p.engine.name}: {p.engine.reason}",
             warnings=p.warnings,
         )
@@ -207,6 +236,19 @@ class Session:
         kept = torch.bincount(index[active.cpu()], minlength=int(index.max()) + 1)
         shares = kept / torch.bincount(index)
         return {layer or "model": float(share) for layer, share in zip(self._layout.layers(), shares, strict=True)}
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """While the end of a run is written down, Ctrl-C waits (in the main thread, the only one that gets it)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _share(active: Tensor | None, size: int) -> float:

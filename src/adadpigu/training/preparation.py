@@ -5,20 +5,34 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, affordable_prefix, calibrate, epsilon, epsilons
-from adadpigu.data.datasets import DataSet, check_records
+from adadpigu.accounting import (
+    Budget,
+    Plan,
+    PlannedDraw,
+    PlannedStage,
+    affordable_prefix,
+    calibrate,
+    delta_warnings,
+    epsilon,
+    epsilons,
+)
+from adadpigu.data.datasets import DataSet, check_records, refuse_overlap
 from adadpigu.errors import BudgetError, InputError, ModelError
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.layout import Layout
 from adadpigu.methods.base import Method, Stage
 from adadpigu.sampling import PoissonSampler, Population
 from adadpigu.training.options import TrainingOptions
+
+trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""models that a run of this process has trained: their weights have seen records already"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +43,9 @@ class Preparation:
     data: DataSet
     method: Method
     options: TrainingOptions
-    budget: Budget
+    budget: Budget | None
+    """None where nothing was asked: a given σ claims what it costs, a non-private method claims nothing"""
+    delta: float
     stages: tuple[Stage, ...]
     plan: Plan
     noise_multiplier: float
@@ -68,26 +84,30 @@ def prepare(
     example = _example(data.train, device)
     model.to(device)
     output = _output(model, example[0])
-    classes = _classes(output, data) if loss is F.cross_entropy else None
+    labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example)
     check_records(data.train, classes, name=data.name)
     if data.test is not None:
+        refuse_overlap(data.train, data.test)
         check_records(data.test, classes, name=f"{data.name} test")
     options.factory()(Layout.of(model).parameters(model))
-    sigma, plan, budget = _fix_noise(method, stages, data, budget, delta, options)
+    delta = delta if budget is None else budget.delta
+    sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     return Preparation(
         model=model,
         data=data,
         method=method,
         options=options,
-        budget=budget,
+        budget=budget if method.private else None,
+        delta=delta,
         stages=stages,
         plan=plan,
         noise_multiplier=sigma,
         engine=engine,
         device=device,
-        epsilons=epsilons(plan.event(), budget.delta),
-        warnings=_warnings(budget, data, method),
+        epsilons=epsilons(plan.event(), delta),
+        warnings=_warnings(model, data, method, delta),
     )
 
 
@@ -158,7 +178,7 @@ def _fix_noise(
     budget: Budget | None,
     delta: float,
     options: TrainingOptions,
-) -> tuple[float, Plan, Budget]:
+) -> tuple[float, Plan]:
     def plan_at(sigma: float) -> Plan:
         return _plan(stages, data.records, options.batch_size, sigma)
 
@@ -166,30 +186,25 @@ def _fix_noise(
     if not method.private:
         if fixed is not None:
             raise InputError(f"noise_multiplier={fixed}: method {method.name!r} adds no noise; leave it out")
-        return 0.0, plan_at(0.0), budget or Budget(epsilon=1.0, delta=delta)
+        return 0.0, plan_at(0.0)
     if fixed is None:
         if budget is None:
             raise InputError("privacy=None and noise_multiplier=None: give a budget or a noise multiplier")
         found = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta)
-        return found.noise_multiplier, found.plan, budget
+        return found.noise_multiplier, found.plan
     plan = plan_at(fixed)
-    cost = epsilon(plan.event(), delta if budget is None else budget.delta)
-    if budget is None:
-        return fixed, plan, Budget(epsilon=cost, delta=delta)
-    if cost > budget.epsilon:
-        most = affordable_prefix(plan, epsilon=budget.epsilon, delta=budget.delta)
+    cost = epsilon(plan.event(), delta)
+    if budget is not None and cost > budget.epsilon:
+        most = affordable_prefix(plan, epsilon=budget.epsilon, delta=delta)
         raise BudgetError(
             f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}: they cost "
             f"{cost:.4g}; allowed: at most {most} steps, or more noise"
         )
-    return fixed, plan, budget
+    return fixed, plan
 
 
-def _warnings(budget: Budget, data: DataSet, method: Method) -> tuple[str, ...]:
-    found = []
-    if method.private and budget.delta >= 1 / data.records:
-        found.append(
-            f"delta={budget.delta:g} is not below 1/records = {1 / data.records:.3g}: a mechanism that publishes one "
-            "record in full could satisfy it"
-        )
-    return tuple(found)
+def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float) -> tuple[str, ...]:
+    found = delta_warnings(delta, data.records) if method.private else ()
+    if model in trained_models:
+        found += ("the model was trained before in this process: if on the same records, that run's epsilon adds up",)
+    return found

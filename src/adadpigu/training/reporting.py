@@ -19,17 +19,17 @@ def report_on(
     exposed: bool,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
-    clip = getattr(prepared.method, "clip_norm", None)
+    bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
     return privacy_report(
         plan=prepared.plan,
         spent=ledger.events(),
-        delta=prepared.budget.delta,
-        target_epsilon=prepared.budget.epsilon if prepared.method.private else None,
+        delta=prepared.delta,
+        target_epsilon=None if prepared.budget is None else prepared.budget.epsilon,
         method=prepared.method.name,
         records=prepared.data.records,
         expected_batch_size=prepared.options.batch_size,
         noise_multiplier=prepared.noise_multiplier,
-        clip_norm=clip if isinstance(clip, float) and math.isfinite(clip) else None,
+        clip_norm=max((bound for bound in bounds if math.isfinite(bound)), default=None),
         steps_done=_steps_done(prepared, done),
         releases=_released(ledger),
         randomness=randomness.description,
@@ -43,8 +43,8 @@ def report_on(
 
 def _released(ledger: Ledger) -> list[ReleaseSummary]:
     return [
-        ReleaseSummary(name=name, dimension=size, sensitivity=sensitivity, noise_multiplier=sigma)
-        for name, size, sensitivity, sigma in ledger.released
+        ReleaseSummary(name=r.name, dimension=r.size, sensitivity=r.sensitivity, noise_multiplier=r.noise_multiplier)
+        for r in ledger.released
     ]
 
 

@@ -125,14 +125,17 @@ class RunFolder:
             self._metrics.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
             self._metrics.flush()
 
+    def write_privacy(self, privacy: PrivacyReport) -> None:
+        """Stores the privacy report and its statement: the first thing at the end of a run."""
+        self.write_text("privacy.json", json.dumps(privacy.to_json(), indent=2, allow_nan=False) + "\n")
+        self.write_text("statement.txt", privacy.statement() + "\n")
+
     def end(self, run: Run) -> None:
-        """Stores the model, the privacy report and its statement."""
+        """Stores the model and the summary."""
         from safetensors.torch import save_model
 
         self._metrics.close()
         save_model(run.model, str(self.path / "model.safetensors"))
-        self.write_text("privacy.json", json.dumps(run.privacy.to_json(), indent=2, allow_nan=False) + "\n")
-        self.write_text("statement.txt", run.privacy.statement() + "\n")
         self.write_text("summary.json", json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.data.datasets import Source, declare
+from adadpigu.errors import InputError, unknown
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method
@@ -49,7 +51,11 @@ def train(
     provided `dataset`'s declared facts are public and the method's code asks for releases only through the frame.
     """
     data = declare(dataset, records=records, test=test)
+    for name in options.keys() - {field.name for field in fields(TrainingOptions)}:
+        raise unknown("option of train", name, [field.name for field in fields(TrainingOptions)])
     chosen = TrainingOptions(**options)
+    if privacy is not None and delta not in (privacy.delta, 1e-5):
+        raise InputError(f"delta={delta} contradicts the budget's {privacy.delta}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
     folder = None if out is None else Path(out)
@@ -80,7 +86,7 @@ def train_prepared(
     folder = None if out is None else RunFolder(out, config or _describe(prepared))
     ledger = Ledger(
         prepared.plan,
-        budget=prepared.budget if prepared.method.private else None,
+        budget=prepared.budget,
         path=None if folder is None else folder.path / "ledger.jsonl",
         facts={"method": prepared.method.name, "dataset": prepared.data.name, "versions": library_versions()},
     )
@@ -89,9 +95,9 @@ def train_prepared(
             prepared,
             ledger=ledger,
             randomness=SystemRandomness() if randomness is None else randomness,
-            observers=[*observers, *([] if folder is None else [folder])],
+            observers=observers,
             tape=tape,
-            folder=None if folder is None else folder.path,
+            store=folder,
         )
         return session.run()
 
@@ -101,12 +107,14 @@ def _describe(prepared: Preparation) -> str:
     from adadpigu.config import to_toml
 
     options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
-    return "# started from Python: model and data were objects there\n" + to_toml(
-        {
-            "dataset": prepared.data.name,
-            "epsilon": prepared.budget.epsilon,
-            "delta": prepared.budget.delta,
-            **options,
-            "method": {"name": prepared.method.name, **prepared.method.options()},
-        }
+    lines = ["# started from Python: model and data were objects there"]
+    if callable(prepared.options.optimizer):
+        lines.append("# the optimiser was an object too: its learning rate and momentum are not known here")
+        options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay")}
+    asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
+    method = {"name": prepared.method.name, **prepared.method.options()}
+    return (
+        "\n".join(lines)
+        + "\n"
+        + to_toml({"dataset": prepared.data.name, **asked, "delta": prepared.delta, **options, "method": method})
     )

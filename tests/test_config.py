@@ -1,0 +1,61 @@
+"""Configs: what wins over what, and what survives a round trip."""
+
+from __future__ import annotations
+
+import pytest
+
+from adadpigu.config import RunConfig, all_presets, merge, parse, to_toml
+from adadpigu.errors import InputError
+from adadpigu.methods import make_method
+
+
+def test_a_later_layer_replaces_its_rival_key() -> None:
+    assert merge({"epsilon": 4.0}, {"noise_multiplier": 2.0}).epsilon is None
+    assert merge({"noise_multiplier": 2.0}, {"epsilon": 4.0}).noise_multiplier is None
+    assert merge({"steps": 10}, {"epochs": 2.0}).steps is None
+    assert merge({"epochs": 2.0}, {"steps": 3}).epochs is None
+    both = merge({"epsilon": 4.0}, {"lr": 0.1, "epsilon": None})
+    assert (both.epsilon, both.lr) == (4.0, 0.1)
+
+
+def test_another_method_drops_the_options_of_the_one_before() -> None:
+    preset: dict[str, object] = {"method": "adadpigu", "method_options": {"retention": 0.5, "clip_norm": 0.1}}
+    assert merge(preset, {"method_options": {"clip_norm": 0.2}}).method_options == {"retention": 0.5, "clip_norm": 0.2}
+    assert merge(preset, {"method": "dpsgd", "method_options": {"clip_norm": 0.2}}).method_options == {"clip_norm": 0.2}
+    assert merge(preset, {"method": "adadpigu"}).method_options == preset["method_options"]
+
+
+def test_a_config_survives_its_file() -> None:
+    config = RunConfig(
+        dataset='we"ird\\name\n.npz',
+        epsilon=2.5,
+        steps=7,
+        diagnostics=True,
+        method="adadpigu",
+        method_options={"retention": 0.25, "debias": False, "score": "signed", "importance_steps": 3},
+    )
+    assert merge(parse(config.to_toml(), "file")) == config
+    assert parse(to_toml({"lr": 1}), "file")["lr"] == 1.0
+
+
+@pytest.mark.parametrize("name", all_presets())
+def test_every_preset_names_a_method_with_valid_options(name: str) -> None:
+    config = merge(parse(all_presets()[name], name))
+    make_method(config.method, config.method_options).stages(config.steps or 100)
+    assert all_presets()[name].startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[method]\nname = "dpsgd"\nclip_nrm = 1.0\n', "line 3: unknown option of method dpsgd 'clip_nrm'"),
+        ('[method]\nname = "dpsgd"\nclip_norm = "wide"\n', "line 3: option clip_norm='wide'"),
+        ('[method]\nname = "dspgd"\n', "line 2: unknown method 'dspgd'"),
+        ("method = 3\n", "line 1: method must be"),
+    ],
+)
+def test_an_error_inside_the_method_table_names_its_line(text: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(text, "c.toml")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("config c.toml, ")
