@@ -87,9 +87,9 @@ class GradientSum:
         """[b, d] -> [b, |m|]: mask, standardise, keep the largest. Row by row; allocates, never changes its input."""
         z = gradients if self.active is None else gradients.index_select(1, self.active)
         if self.center is not None:
-            z = z - self._select(self.center, z)
+            z = torch.sub(z, self._select(self.center, z), out=None if z is gradients else z)
         if self.scale is not None:
-            z = z / self._select(self.scale, z)
+            z = torch.div(z, self._select(self.scale, z), out=None if z is gradients else z)
         return keep_largest(z, self.top_k) if self.top_k < 1 else z
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
@@ -175,7 +175,8 @@ def clip_rows(z: Tensor, clip_norm: float) -> Tensor:
     factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
     kept = torch.isfinite(norms) & (factors >= torch.finfo(z.dtype).tiny)
-    return torch.where(kept[:, None], z * factors.to(z.dtype)[:, None], 0.0)
+    scaled: Tensor = z * factors.to(z.dtype)[:, None]
+    return scaled.masked_fill_(~kept[:, None], 0.0)
 
 
 def _margin(z: Tensor) -> float:

@@ -184,8 +184,8 @@ class _Running(Running):
         query = GradientSum(
             clip_norm=self._options.clip_norm,
             active=self._active,
-            center=statistics.mean.clone(),
-            scale=statistics.scale,
+            center=_unless_all(statistics.mean, 0.0),
+            scale=_unless_all(statistics.scale, 1.0),
             top_k=self._options.top_k,
         )
         total = batches.release(query)[query.name]
@@ -193,3 +193,8 @@ class _Running(Running):
         noise = statistics.scale * ((total.noise_stddev or 0.0) / self._batch_size)
         statistics.update(restored, noise_variance=noise.square())
         return restored
+
+
+def _unless_all(values: Tensor, neutral: float) -> Tensor | None:
+    """A copy, or None where every value is the neutral one and the operation can be left out."""
+    return None if bool((values == neutral).all()) else values.clone()
