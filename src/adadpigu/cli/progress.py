@@ -37,9 +37,10 @@ class Progress:
         budget = "not private" if facts.epsilon is None else f"(ε = {rounded_up(facts.epsilon)}, δ = {facts.delta:g})"
         self._console.print(
             f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
-            f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}"
+            f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}",
+            soft_wrap=True,
         )
-        self._console.print(f"per-sample gradients by {facts.engine}", style="dim")
+        self._console.print(f"per-sample gradients by {facts.engine}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
@@ -62,7 +63,7 @@ class Progress:
             self._bar.update(self._task, completed=metrics.step, description=metrics.stage, **self._fields)
         elif metrics.mask:
             words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
-            self._console.print("  " + "  ".join(words))
+            self._console.print("  " + "  ".join(words), soft_wrap=True)
 
     def end(self, run: Run) -> None:
         if self._bar is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -174,12 +175,14 @@ def _conclude(run: Run) -> None:
         rows.insert(1, ["INTERRUPTED: ε spent so far", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
     screen().print(table(["", ""], rows))
-    screen().print(f"\nThe run is in {folder}. Look next at", soft_wrap=True)
-    screen().print(f"  {folder}/statement.txt          what the model gives away, in plain words", soft_wrap=True)
-    screen().print(
-        f"  {folder}/figures                accuracy and ε over the steps, the mask by layer", soft_wrap=True
-    )
-    screen().print(f"  adadpigu evaluate {folder}", soft_wrap=True)
+    program = "adadpigu" if shutil.which("adadpigu") else sys.argv[0]
+    for line in (
+        f"\nThe run is in {folder}. Look next at",
+        f"  {folder}/statement.txt  what the model gives away, in plain words",
+        f"  {folder}/figures  accuracy and ε over the steps, the mask by layer",
+        f"  {program} evaluate {folder}",
+    ):
+        screen().print(line, soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

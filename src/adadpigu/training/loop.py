@@ -201,7 +201,7 @@ class Session:
             sample_rate=p.sample_rate,
             epsilon=p.epsilons["pld"] if p.method.private else None,
             delta=p.delta,
-            engine=f"{p.engine.name}: {p.engine.reason}",
+            engine=p.engine.reason,
             warnings=p.warnings,
         )
         for observer in self._observers:
