@@ -112,10 +112,17 @@ def refuse_buffer_changes(model: nn.Module, before: dict[str, Tensor]) -> None:
     """
     for name, buffer in model.named_buffers():
         value = before.get(name)
-        if value is None or not torch.equal(value, buffer.to(value)):
+        if value is None or not _identical(value, buffer.detach()):
             if value is not None:
                 buffer.data.copy_(value)
             raise ModelError(f"buffer {name!r} changed during training, which would carry data around the noise")
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, so that a NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 @contextmanager

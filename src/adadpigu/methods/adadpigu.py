@@ -9,7 +9,7 @@ Both stages are charged. The published method reads un-noised gradients for its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -109,15 +109,7 @@ class AdaDPIGU(Method):
         )
 
     def _statistics_options(self) -> StatisticsOptions:
-        return StatisticsOptions(
-            mean_decay=self.mean_decay,
-            variance_decay=self.variance_decay,
-            offset=self.offset,
-            debias=self.debias,
-            floor=self.floor,
-            ceiling=self.ceiling,
-            per_layer=self.per_layer,
-        )
+        return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
 
 
 class _Running(Running):
