@@ -30,7 +30,7 @@ class RunConfig:
     delta: float = 1e-5
     steps: int | None = None
     epochs: float | None = None
-    batch_size: int = 512
+    batch_size: int | None = None
     lr: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 0.0

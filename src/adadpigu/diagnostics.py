@@ -37,7 +37,7 @@ class Diagnostics:
         row: dict[str, float | int | str] = {"step": step, "draw": draw, "batch_size": len(norms)}
         row["non_finite"] = int((~finite).sum())
         if bool(finite.any()):
-            row["loss_mean"] = float(losses[finite].mean())
+            row["loss_mean"] = float(losses[finite].nan_to_num().mean())
             row["norm_median"] = float(norms[finite].median())
             row["norm_max"] = float(norms[finite].max())
         self.rows.append(row)

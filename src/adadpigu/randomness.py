@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -35,8 +34,8 @@ class Randomness(Protocol):
         """Independent standard normal numbers."""
         ...
 
-    def seed(self) -> int:
-        """63 bits, to seed what a forward pass draws (dropout), so that no seed of the user's reaches it."""
+    def words(self, count: int) -> Tensor:
+        """Independent 32-bit words, to fill the generators that a forward pass draws from (dropout, augmentation)."""
         ...
 
 
@@ -52,8 +51,8 @@ class _Generated:
     def normal(self, count: int) -> Tensor:
         return torch.from_numpy(self._generator.standard_normal(count))
 
-    def seed(self) -> int:
-        return int(self._generator.integers(2**63))
+    def words(self, count: int) -> Tensor:
+        return torch.from_numpy(self._generator.integers(2**32, size=count))
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("the state of a privacy generator is never stored: noise is re-keyed, not restored")
@@ -71,19 +70,21 @@ class SystemRandomness(_Generated):
 
     def __init__(self) -> None:
         self._rekey()
-        os.register_at_fork(after_in_child=_rekeying(weakref.ref(self)))
+        _alive.add(self)
 
     def _rekey(self) -> None:
         super().__init__(np.random.SeedSequence(int.from_bytes(os.urandom(32), "little")))
 
 
-def _rekeying(generator: weakref.ref[SystemRandomness]) -> Callable[[], None]:
-    def after_fork() -> None:
-        alive = generator()
-        if alive is not None:
-            alive._rekey()
+_alive: weakref.WeakSet[SystemRandomness] = weakref.WeakSet()
 
-    return after_fork
+
+def _rekey_all() -> None:
+    for generator in _alive:
+        generator._rekey()
+
+
+os.register_at_fork(after_in_child=_rekey_all)
 
 
 class ReproducibleRandomness(_Generated):

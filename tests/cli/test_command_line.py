@@ -95,17 +95,20 @@ def test_non_private_sgd_says_so(call: Any) -> None:
     assert told["epsilon"] is None
 
 
-def test_own_data_trains_with_declared_facts(call: Any, tmp_path: Path) -> None:
+def test_own_data_trains_with_declared_facts(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(200, 5))
+    x = rng.normal(size=(250, 5))
     y = (x[:, 0] > 0).astype(int)
-    file = npz(tmp_path / "mine.npz", x=x, y=y, x_test=x[:50], y_test=y[:50])
+    file = npz(tmp_path / "mine.npz", x=x[:200], y=y[:200], x_test=x[200:], y_test=y[200:])
     code, out, err = call(
         "train", "--dataset", file, "--records", "200", "--classes", "2", "--out", "r", "--json", *QUICK
     )
     assert code == 0, err
     assert json.loads(out)["dataset"] == "mine"
-    code, out, err = call("evaluate", "r", "--json")
+    code, _, err = call("train", "--dataset", "mine.npz", "--records", "200", "--classes", "2", "--epochs", "1")
+    assert code == 0, err
+    monkeypatch.chdir("/")
+    code, out, err = call("evaluate", str(tmp_path / "r"), "--json")
     assert code == 0, err
 
 
@@ -167,6 +170,11 @@ BAD: dict[str, tuple[list[str], str]] = {
     "run missing": (["evaluate", "nothing"], "nothing"),
     "file missing": (["predict", "nothing", "x.npy"], "nothing"),
     "rate": (["account", "-s", "1", "-q", "1.5", "-T", "5"], "1.5"),
+    "optimizer": (["train", "--optimizer", "lbfgs"], "unknown optimizer 'lbfgs'"),
+    "optimizer for matrices": (["train", "--optimizer", "muon"], "cannot be made for this model"),
+    "unwritable": (["train", "--out", "/proc/nowhere/run"], "/proc/nowhere/run"),
+    "other device": (["train", "--device", "mps"], "device='mps'"),
+    "raising model": (["train", "--model", "operator:add"], "raised TypeError"),
     "seed": (["train", "--seed", "-3"], "seed=-3"),
     "device": (["train", "--device", "cuda:99"], "device='cuda:99'"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from adadpigu.errors import InputError, ModelError
 from adadpigu.gradients import choose_engine, inspect_model
 from adadpigu.records import Records
+from adadpigu.sensitive import unseal
 
 
 class Wrapped(nn.Module):
@@ -102,7 +104,7 @@ class Counting(nn.Module):
 VECTOR, IMAGE, SEQUENCE = (4,), (4, 5, 5), (6, 4)
 Refusal = tuple[Callable[[], nn.Module], tuple[int, ...], list[str]]
 REFUSALS: dict[str, Refusal] = {
-    "BatchNorm1d": (lambda: Wrapped(nn.BatchNorm1d(4)), VECTOR, ["'body.1' (BatchNorm1d)", "nn.GroupNorm(4, 4)"]),
+    "BatchNorm1d": (lambda: Wrapped(nn.BatchNorm1d(4)), VECTOR, ["'body.1' (BatchNorm1d)", "nn.GroupNorm(1, 4)"]),
     "BatchNorm2d": (
         lambda: nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)),
         IMAGE,
@@ -342,8 +344,72 @@ class LargestSoFar:
         return loss / (self.largest + 1e-9)
 
 
-def test_a_loss_that_remembers_records_is_refused() -> None:
+def test_a_loss_forgets_each_record_before_the_next() -> None:
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(4, 4, generator=generator), torch.randn(4, 3, generator=generator)
+    loss, model = LargestSoFar(), nn.Linear(4, 3)
+    found = unseal(choose_engine(model, loss, example).per_record_losses(Records(example)))
+    torch.testing.assert_close(found, torch.ones(4))
+    assert loss.largest == 0.0
+
+
+def test_a_loss_that_remembers_out_of_reach_is_refused() -> None:
+    seen: list[float] = [0.0]
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        value = (output - target).square().sum()
+        seen.append(max(seen[-1], float(value.detach())))
+        return value / (seen[-1] + 1e-9)
+
+    example = torch.arange(1.0, 5.0)[:, None].repeat(1, 4), torch.zeros(4, 3)
+    model = nn.Linear(4, 3)
+    nn.init.ones_(model.weight)
     with pytest.raises(ModelError, match=r"<loss>.*records before it"):
-        choose_engine(nn.Linear(4, 3), LargestSoFar(), example)
+        choose_engine(model, loss, example)
+
+
+class Hidden(nn.Module):
+    """Keeps data where names begin with an underscore, in nested containers, in objects and in arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self._log: dict[str, list[Tensor]] = {"seen": []}
+        self.meter = LargestSoFar()
+        self.histogram = np.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._log["seen"].append(x.detach())
+        self._last = x.detach()
+        self.meter.largest = 5.0
+        self.histogram += 1
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_nothing_stays_in_nested_or_underscored_places() -> None:
+    model = Hidden()
+    engine = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
+    engine.per_sample_gradients(Records((torch.full((5, 4), 777.25), torch.zeros(5, 3))))
+    assert model._log == {"seen": []}
+    assert not hasattr(model, "_last")
+    assert model.meter.largest == 0.0
+    assert not model.histogram.any()
+
+
+class Careful(nn.Module):
+    """Refuses values it cannot work with: legal, and no record influences another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError("not finite")
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_a_model_that_refuses_extreme_values_by_itself_is_legal() -> None:
+    assert choose_engine(Careful(), nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3))).name == "rules"

@@ -41,7 +41,8 @@ def test_one_dpsgd_step_equals_the_formula_in_float64() -> None:
     data, randomness = small_digits(), ReproducibleRandomness(3)
     coins = ReproducibleRandomness(3)
     drawn = (coins.uniform(len(data.train)) < 40 / 240).nonzero().flatten()
-    coins.seed()
+    for count in (624, 16, 624):
+        coins.words(count)
     noise = coins.normal(64 * 12 + 12 + 12 * 10 + 10)
     net = small_net().double()
     inputs, targets = data.train.take(drawn)
@@ -127,7 +128,8 @@ def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
     torch.nn.utils.vector_to_parameters(masked, net.parameters())
     coins = ReproducibleRandomness(5)
     coins.uniform(240)
-    coins.seed()
+    for count in (624, 16, 624):
+        coins.words(count)
     coins.normal(len(theta))
     inputs, targets = small_digits().train.take((coins.uniform(240) < 40 / 240).nonzero().flatten())
     total = torch.zeros(len(active), dtype=torch.float64)

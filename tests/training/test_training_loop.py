@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
 from adadpigu.data import TensorRecords
+from adadpigu.isolation import isolated
 from adadpigu.methods import DPSGD, AdaDPIGU
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run
@@ -226,6 +229,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "these are the training records"),
     "delta twice": (small_net, arrays, {"delta": 1e-6}, "contradicts the budget"),
+    "numpy": (small_net, lambda: (arrays()[0].numpy(), arrays()[1]), {}, "torch.as_tensor"),
+    "loader": (small_net, lambda: DataLoader(TensorDataset(*arrays())), {}, "its .dataset"),
+    "method name": (small_net, arrays, {"method": "dpsdg"}, "did you mean 'dpsgd'"),
+    "double": (small_net, lambda: (arrays()[0].double(), arrays()[1]), {}, "torch.float64"),
     "lengths": (small_net, lambda: (arrays()[0], arrays()[1][:5]), {}, "240 inputs but 5 targets"),
 }
 
@@ -400,3 +407,81 @@ def test_the_config_of_a_python_run_does_not_invent_what_was_not_said(tmp_path: 
     assert "epsilon" not in text
     assert "lr =" not in text
     assert "momentum =" not in text
+
+
+def test_augmentation_in_a_data_set_follows_the_privacy_generator_too() -> None:
+    class Augmented(Dataset[Any]):
+        def __len__(self) -> int:
+            return 240
+
+        def __getitem__(self, index: int) -> Any:
+            x, y = arrays()[0][index], arrays()[1][index]
+            return x + 0.1 * torch.randn(()) + 0.1 * float(np.random.rand()) + 0.1 * random.random(), y
+
+    def train(user_seed: int) -> torch.Tensor:
+        torch.manual_seed(user_seed)
+        np.random.seed(user_seed)
+        random.seed(user_seed)
+        run = ad.train(
+            small_net(),
+            Augmented(),
+            records=240,
+            method=DPSGD(),
+            noise_multiplier=1.0,
+            randomness=ReproducibleRandomness(3),
+            **SHORT,
+        )
+        return weights(run.model)
+
+    assert torch.equal(train(1), train(2))
+
+
+def test_the_whole_state_of_torchs_generator_is_filled() -> None:
+    """Seeds that are equal in their 32 low bits would give equal dropout; a full state does not."""
+
+    class Fixed(ReproducibleRandomness):
+        def words(self, count: int) -> torch.Tensor:
+            words = super().words(count)
+            words[0] = 7
+            return words
+
+    drawn = []
+    for seed in (1, 2):
+        with isolated(Fixed(seed), torch.device("cpu")):
+            drawn.append(torch.rand(1000))
+    assert not (drawn[0] == drawn[1]).any()
+    assert 0.4 < drawn[0].mean() < 0.6
+
+
+def test_a_shuffled_or_partial_copy_of_the_training_records_is_no_test_set() -> None:
+    inputs, targets = arrays()
+    order = torch.randperm(240)
+    for test in ((inputs[order], targets[order]), (inputs[1:], targets[1:]), TensorDataset(inputs, targets)):
+        with pytest.raises(ad.InputError, match="these are the training records"):
+            ad.train(small_net(), (inputs, targets), records=240, test=test, method=DPSGD(), **SHORT)
+
+
+def test_a_frozen_parameter_written_behind_torchs_back_is_put_back_and_refused() -> None:
+    class Sly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(64, 10)
+            self.mark = nn.Parameter(torch.tensor(99.0), requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if float(x.detach().max()) == 1.0:
+                self.mark.data.fill_(1.0)
+            out: torch.Tensor = self.layer(x.flatten(1))
+            return out
+
+    model = Sly()
+    before = weights(model)
+    with pytest.raises(ad.ModelError, match="parameter 'mark'"):
+        ad.train(model, arrays(), records=240, method=DPSGD(), noise_multiplier=1.0, **SHORT)
+    assert torch.equal(weights(model), before)
+
+
+def test_a_noise_multiplier_without_a_budget_says_what_it_costs() -> None:
+    run = ad.train(small_net(), arrays(), records=240, method="dpsgd", noise_multiplier=1.0, **SHORT)
+    assert any("no budget was set" in warning for warning in run.privacy.warnings)
+    assert run.privacy.target_epsilon is None

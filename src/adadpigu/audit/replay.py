@@ -126,7 +126,7 @@ class RecordedCoins:
         self._inner = inner
         self._always = always
         self.coins: list[Tensor] = []
-        self.seeds: list[int] = []
+        self.filled: list[Tensor] = []
 
     def uniform(self, count: int) -> Tensor:
         coins = self._inner.uniform(count)
@@ -138,9 +138,9 @@ class RecordedCoins:
     def normal(self, count: int) -> Tensor:
         return self._inner.normal(count)
 
-    def seed(self) -> int:
-        self.seeds.append(self._inner.seed())
-        return self.seeds[-1]
+    def words(self, count: int) -> Tensor:
+        self.filled.append(self._inner.words(count))
+        return self.filled[-1]
 
 
 class NeighbourCoins:
@@ -154,7 +154,7 @@ class NeighbourCoins:
 
     def __init__(self, recorded: RecordedCoins, removed: int | None) -> None:
         self._coins = iter(recorded.coins)
-        self._seeds = iter(recorded.seeds)
+        self._filled = iter(recorded.filled)
         self._removed = removed
 
     def uniform(self, count: int) -> Tensor:
@@ -168,8 +168,8 @@ class NeighbourCoins:
     def normal(self, count: int) -> Tensor:
         raise ReplayError("noise was drawn in a replay: a release did not pass the tape")
 
-    def seed(self) -> int:
-        return next(self._seeds)
+    def words(self, count: int) -> Tensor:
+        return next(self._filled)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the program and exits."""
-    from adadpigu.cli.app import run  # the command line's own imports stay out of `import adadpigu`
+    try:
+        from adadpigu.cli.app import run  # the command line's own imports stay out of `import adadpigu`
 
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+        code = run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)

@@ -45,7 +45,9 @@ def run(arguments: list[str]) -> int:
     warnings.showwarning = _one_line_warning
     try:
         code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
-        return code if isinstance(code, int) else 0
+        if code == 130 and not isinstance(code, training.Interrupted):
+            print_error("interrupted before training began: nothing was spent")
+        return int(code) if isinstance(code, int) else 0
     except InputError as error:
         print_error(str(error))
         return 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,16 +16,21 @@ from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import notes, number, print_json, screen, table
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
 from adadpigu.errors import InputError
+from adadpigu.training.run import check_free
 
 if TYPE_CHECKING:
     from adadpigu.training import Preparation, Run
+
+
+class Interrupted(int):
+    """The exit code of a run that was stopped and has said what it spent."""
 
 
 def train(
     dataset: Annotated[str | None, typer.Option(help="Data set by name, or FILE.npz of your own. [digits]")] = None,
     method: Annotated[str | None, typer.Option(help="See `adadpigu methods`. [adadpigu]")] = None,
     model: Annotated[str | None, typer.Option(help="See `adadpigu models`, or package.module:function.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4]")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4, or what --noise-multiplier costs]")] = None,
     delta: Annotated[float | None, typer.Option(help="δ of the guarantee. [1e-5]")] = None,
     preset: Annotated[
         str | None, typer.Option(help="See `adadpigu presets`. [<dataset>-<method> where there is one]")
@@ -35,7 +41,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
     steps: Annotated[int | None, typer.Option(help="T, steps of all stages together.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
@@ -91,6 +97,8 @@ def train(
     }
     if steps is not None and epochs is not None:
         raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
+    if out is not None:
+        check_free(out)
     settings = configure(flags, preset=preset, config=config)
     prepared = ready(settings)
     folder = out or Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
@@ -99,7 +107,7 @@ def train(
         print_json(run.summary())
     else:
         _conclude(run)
-    return 130 if run.interrupted else 0
+    return Interrupted(130) if run.interrupted else 0
 
 
 def _given(**values: object) -> dict[str, object]:
@@ -127,7 +135,10 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
         default = f"{names.dataset}-{names.method}"
         if default in all_presets():
             base = read_preset(default)
-    return merge(base, file, flags)
+    settings = merge(base, file, flags)
+    if not settings.dataset.endswith(".npz"):
+        return settings
+    return replace(settings, dataset=str(Path(settings.dataset).resolve()))  # so that the run can be used from anywhere
 
 
 def ready(settings: RunConfig) -> Preparation:
@@ -142,7 +153,10 @@ def ready(settings: RunConfig) -> Preparation:
     epsilon = 4.0 if settings.epsilon is None and settings.noise_multiplier is None else settings.epsilon
     budget = None if epsilon is None else Budget(epsilon=epsilon, delta=settings.delta)
     shared = {field.name for field in fields(TrainingOptions)} & vars(settings).keys()
-    options = TrainingOptions(**{name: getattr(settings, name) for name in shared})
+    chosen_options = {name: getattr(settings, name) for name in shared}
+    if settings.batch_size is None:
+        chosen_options["batch_size"] = min(512, max(1, data.records // 4))
+    options = TrainingOptions(**chosen_options)
     return prepare(network, data, method=chosen, budget=budget, delta=settings.delta, options=options)
 
 
@@ -156,6 +170,8 @@ def _execute(prepared: Preparation, settings: RunConfig, folder: Path, *, quiet:
     run = train_prepared(
         prepared, out=folder, config=settings.to_toml(), observers=[] if quiet else [Progress(notes())]
     )
+    if run.interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table
     draw_figures(run, folder / "figures")
     return run
 
@@ -172,7 +188,7 @@ def _conclude(run: Run) -> None:
         ["seconds", f"{run.seconds:.1f}"],
     ]
     if run.interrupted:
-        rows.insert(1, ["INTERRUPTED: ε spent so far", rounded_up(privacy.epsilon_spent)])
+        rows.insert(1, ["INTERRUPTED: ε spent so far (the claim stays the plan's)", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
     screen().print(table(["", ""], rows))
     program = "adadpigu" if shutil.which("adadpigu") else sys.argv[0]

@@ -22,7 +22,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = getattr(error, "strerror", None) or "it is neither"
         raise InputError(f"file={str(path)!r} cannot be read as .npy or .npz: {reason}") from None
     tensors: dict[str, Tensor] = {}
     for name, array in arrays.items():

@@ -59,7 +59,7 @@ def refuse_by_behaviour(model: nn.Module, inputs: Tensor) -> None:
 
 def _objection(module: nn.Module) -> str | None:
     if isinstance(module, _BatchNorm):
-        return f"mixes records through batch statistics; replace it by {_group_norm(module.num_features)}"
+        return f"mixes records through batch statistics; replace it by {_group_norm(module)}"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return "keeps running statistics of the data; build it with track_running_stats=False"
     if any(
@@ -73,13 +73,15 @@ def _objection(module: nn.Module) -> str | None:
     return None
 
 
-def _group_norm(channels: int) -> str:
-    """A concrete replacement.
+def _group_norm(module: _BatchNorm) -> str:
+    """A concrete replacement; flat features make one group, since a group of one value would normalise to zero.
 
-    >>> _group_norm(64), _group_norm(6)
-    ('nn.GroupNorm(16, 64)', 'nn.GroupNorm(2, 6)')
+    >>> _group_norm(nn.BatchNorm2d(64)), _group_norm(nn.BatchNorm2d(6)), _group_norm(nn.BatchNorm1d(16))
+    ('nn.GroupNorm(16, 64)', 'nn.GroupNorm(2, 6)', 'nn.GroupNorm(1, 16)')
     """
-    return f"nn.GroupNorm({math.gcd(channels, 16)}, {channels})" if channels else "nn.GroupNorm(groups, channels)"
+    channels = module.num_features
+    groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(channels, 16)
+    return f"nn.GroupNorm({groups}, {channels})" if channels else "nn.GroupNorm(groups, channels)"
 
 
 def _refuse_output(model: nn.Module, inputs: Tensor) -> None:

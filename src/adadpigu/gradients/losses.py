@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from adadpigu.errors import ModelError
+from adadpigu.gradients.state import Kept
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,8 +49,12 @@ class RecordLoss:
         )
 
     def one(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of a batch of one, summed to a scalar."""
-        return self._loss(output, target).sum()
+        """The loss of a batch of one, summed to a scalar; what the loss would remember of it is undone."""
+        kept = Kept(self._loss)
+        try:
+            return self._loss(output, target).sum()
+        finally:
+            kept.put_back()
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.refusal is not None:

@@ -6,6 +6,7 @@ One record of a public example is replaced, and the first module whose output fo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,22 +38,29 @@ def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
     Independence is probed, not proved: with ordinary, extreme, non-finite and repeated records, and in a larger batch.
     """
     _refuse_mixing(model, inputs, range(0, len(inputs), len(inputs) - 1))
+    many = inputs.repeat(_LARGE // len(inputs) + 1, *[1] * (inputs.dim() - 1))
     if inputs.is_floating_point():
-        many = inputs.repeat(_LARGE // len(inputs) + 1, *[1] * (inputs.dim() - 1))
-        _refuse_mixing(model, many + torch.randn_like(many), range(1))
+        many = many + torch.randn_like(many)
+    _refuse_mixing(model, many, range(1), most=_ORDINARY)
 
 
-_LARGE = 64
+_LARGE = 256
+_ORDINARY = 3
 
 
-def _refuse_mixing(model: nn.Module, inputs: Tensor, positions: range) -> None:
+def _refuse_mixing(model: nn.Module, inputs: Tensor, positions: range, most: int = 7) -> None:
     everyone = torch.ones(len(inputs), dtype=torch.bool)
     output, passages = _traced(model, inputs)
     for record in positions:
         others = everyone.clone()
         others[record] = False
-        for replaced in _replaced(inputs, record):
-            altered, moved = _traced(model, replaced)
+        for number, replaced in enumerate(itertools.islice(_replaced(inputs, record), most)):
+            try:
+                altered, moved = _traced(model, replaced)
+            except ModelError:
+                if number < _ORDINARY:
+                    raise
+                continue  # a forward that refuses extreme values by itself mixes nothing by them
             again, repeated = _traced(model, inputs)
             if not agree(again, output):
                 where, _ = _blame(model, passages, repeated, everyone)
@@ -116,8 +124,9 @@ def _replaced(inputs: Tensor, record: int) -> Iterator[Tensor]:
         values = [~old]
     elif inputs.is_floating_point() or inputs.is_complex():
         largest = torch.finfo(inputs.dtype).max
-        values = [10 * torch.randn_like(old) + 3, torch.zeros_like(old), inputs[1 - min(record, 1)]]
-        values += [torch.full_like(old, value) for value in (largest, float("inf"), float("nan"))]
+        far = 10 * torch.randn_like(old) + 3
+        values = [far, -far, inputs[1 - min(record, 1)]]  # ordinary
+        values += [torch.full_like(old, value) for value in (0.0, largest, float("inf"), float("nan"))]
     else:
         mirrored = inputs.min() + inputs.max() - old
         values = [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]

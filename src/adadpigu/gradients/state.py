@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from itertools import zip_longest
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -61,35 +63,59 @@ def refuse_changes(model: nn.Module) -> Iterator[None]:
     Compares identity and version counter: free of data, and cheap enough for every step. Plain attributes are put back
     as they were, lists and dicts with their content, so that nothing a forward leaves there stays in the model.
     """
-    before, attributes = remember(model), [(module, *_attributes(module)) for module in model.modules()]
+    before, kept = remember(model), Kept(model)
     try:
         yield
     finally:
-        for module, plain, contents in attributes:
-            _put_back(module, plain, contents)
+        kept.put_back()
     for old, new in zip_longest(before, remember(model)):
         if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
             raise changed(new or old)
 
 
-_CONTAINERS = (list, dict, set, deque)
+_OWN = frozenset(vars(nn.Module()))
+_REACH = 4
 
 
-def _attributes(module: nn.Module) -> tuple[dict[str, object], dict[str, object]]:
-    """A module's plain attributes, and copies of those that are containers."""
-    plain = {key: value for key, value in vars(module).items() if not key.startswith("_")}
-    return plain, {key: copy(value) for key, value in plain.items() if isinstance(value, _CONTAINERS)}
+class Kept:
+    """Everything that a forward (or a loss) could leave in Python objects, and the way back.
 
+    Attributes, containers, objects and arrays are followed a few levels deep; tensors are watched elsewhere.
+    """
 
-def _put_back(module: nn.Module, plain: dict[str, object], contents: dict[str, object]) -> None:
-    for key in [key for key in vars(module) if not key.startswith("_") and key not in plain]:
-        del vars(module)[key]
-    vars(module).update(plain)
-    for key, content in contents.items():
-        container: Any = plain[key]
-        container.clear()
-        refill: Any = container.extend if isinstance(container, list | deque) else container.update
-        refill(content)
+    def __init__(self, root: object) -> None:
+        self._seen: dict[int, tuple[Any, Any]] = {}
+        modules = root.modules() if isinstance(root, nn.Module) else [root]
+        for module in modules:
+            self._visit(getattr(module, "__dict__", None), 0)
+
+    def _visit(self, value: Any, depth: int) -> None:
+        if id(value) in self._seen or depth > _REACH:
+            return
+        if isinstance(value, np.ndarray):
+            self._seen[id(value)] = (value, value.copy())
+        elif isinstance(value, list | dict | set | deque):
+            own = _OWN if depth == 0 else frozenset()
+            content = {k: v for k, v in value.items() if k not in own} if isinstance(value, dict) else copy(value)
+            self._seen[id(value)] = (value, content)
+            for item in content.values() if isinstance(content, dict) else content:
+                self._visit(item, depth + 1)
+        elif not isinstance(value, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType):
+            self._visit(getattr(value, "__dict__", None), depth + 1)
+
+    def put_back(self) -> None:
+        """Undoes what was changed; what was not is not touched."""
+        for value, content in self._seen.values():
+            if isinstance(value, np.ndarray):
+                if not np.array_equal(value, content, equal_nan=value.dtype.kind == "f"):
+                    value[...] = content
+            elif isinstance(value, dict):
+                for key in [k for k in value if k not in content and k not in _OWN]:
+                    del value[key]
+                value.update({k: v for k, v in content.items() if k not in value or value[k] is not v})
+            elif list(map(id, value)) != list(map(id, content)):
+                value.clear()
+                (value.update if isinstance(value, set) else value.extend)(content)
 
 
 def changed(entry: Remembered) -> ModelError:
@@ -100,22 +126,29 @@ def changed(entry: Remembered) -> ModelError:
     )
 
 
-def copy_of_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What the buffers hold before training."""
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-
-
-def refuse_buffer_changes(model: nn.Module, before: dict[str, Tensor]) -> None:
-    """Raises `ModelError` if a buffer holds something else than before training, and puts it back.
+class Untrained:
+    """A copy of every tensor that training must leave alone: buffers, frozen parameters, plain tensors.
 
     The last net: a write that leaves no trace in the version counter would otherwise be saved with the model.
     """
-    for name, buffer in model.named_buffers():
-        value = before.get(name)
-        if value is None or not _identical(value, buffer.detach()):
-            if value is not None:
-                buffer.data.copy_(value)
-            raise ModelError(f"buffer {name!r} changed during training, which would carry data around the noise")
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = {id(p) for p in model.parameters() if p.requires_grad}
+        self._model = model
+        self._copies = [(e, e.tensor.detach().clone()) for e in remember(model) if id(e.tensor) not in trained]
+
+    def put_back(self) -> ModelError | None:
+        """Restores all of them; the refusal names the first that was changed."""
+        present = {(e.path, e.kind, e.name): e.tensor for e in remember(self._model)}
+        refusal = None
+        for entry, value in self._copies:
+            found = present.get((entry.path, entry.kind, entry.name))
+            if found is None or not _identical(value, found.detach()):
+                refusal = refusal or changed(entry)
+            entry.tensor.data.copy_(value)
+            tables: dict[str, Any] = {"buffer": entry.module._buffers, "parameter": entry.module._parameters}
+            tables.get(entry.kind, vars(entry.module))[entry.name] = entry.tensor
+        return refusal
 
 
 def _identical(one: Tensor, other: Tensor) -> bool:
@@ -131,7 +164,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Covers parameters, buffers, training flags and plain attributes that the forward sets.
     """
-    attributes = [(module, dict(vars(module)), _attributes(module)) for module in model.modules()]
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    kept = Kept(model)
     tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, module._parameters)]
     values = [(entry.tensor, entry.tensor.detach().clone()) for entry in remember(model)]
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
@@ -140,10 +174,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        for module, everything, plain in attributes:
+        for module, everything in attributes:
             vars(module).clear()
             vars(module).update(everything)
-            _put_back(module, *plain)
+        kept.put_back()
         for table, entries in tables:
             table.clear()
             table.update(entries)  # type: ignore[arg-type]

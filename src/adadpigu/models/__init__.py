@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -153,13 +155,18 @@ def _named(name: str, shape: tuple[int, ...] | None, classes: int) -> Callable[[
 def _imported(name: str) -> Callable[[], nn.Module]:
     """A function of the user's own that returns a model."""
     module, _, attribute = name.partition(":")
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(f"model={name!r} cannot be imported: {error}; allowed: package.module:function") from None
 
     def build() -> nn.Module:
-        made = found() if callable(found) else found
+        try:
+            made = found() if callable(found) else found
+        except Exception as error:
+            raise InputError(f"model={name!r} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
         if not isinstance(made, nn.Module):
             raise InputError(
                 f"model={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from adadpigu.config import RunConfig, merge, read_config
 from adadpigu.data import DataSet, load_dataset
 from adadpigu.errors import InputError
+from adadpigu.gradients.losses import first_line
 from adadpigu.models import make_model
 
 
@@ -31,7 +33,7 @@ def data_and_model(config: RunConfig, seed: int | None = None) -> tuple[DataSet,
 def load_run(folder: Path) -> LoadedRun:
     """Reads a run folder; the message of a refusal says what is missing."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_model
+    from safetensors.torch import load_file
 
     for name in ("config.toml", "model.safetensors"):
         if not (folder / name).is_file():
@@ -39,8 +41,19 @@ def load_run(folder: Path) -> LoadedRun:
     config = merge(read_config(folder / "config.toml"))
     data, model = data_and_model(config)
     try:
-        load_model(model, folder / "model.safetensors")
-    except (SafetensorError, RuntimeError, OSError) as error:
-        first = str(error).splitlines()[0]
-        raise InputError(f"run={str(folder)!r}: model.safetensors does not fit: {first}") from None
+        stored = load_file(folder / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"run={str(folder)!r}: model.safetensors cannot be read: {first_line(error)}") from None
+    _fill(model, stored, folder)
     return LoadedRun(config, model.eval(), data)
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, stored: dict[str, Tensor], folder: Path) -> None:
+    """Copies stored tensors into a model; names and shapes must be the model's own."""
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    odd = sorted(own.keys() ^ stored.keys()) or sorted(n for n in own if own[n].shape != stored[n].shape)
+    if odd:
+        raise InputError(f"run={str(folder)!r}: model.safetensors does not fit the model at {odd[0]!r}")
+    for name, tensor in own.items():
+        tensor.copy_(stored[name])

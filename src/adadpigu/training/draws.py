@@ -15,6 +15,7 @@ from adadpigu.bounding import BoundedSum, Bounder, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine
+from adadpigu.isolation import isolated
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness
 from adadpigu.records import PerRecordLosses, Records
@@ -83,12 +84,9 @@ class Draws:
     def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...]) -> list[BoundedSum]:
         """Draws the batch and bounds it, micro-batch by micro-batch, in a random stream of its own."""
         bounders = [Bounder(query, self._engine.layout.size) for query in queries]
-        records = gather(self._population, sampler.draw(self._population, self._randomness))
-        cuda = self._device.type == "cuda"
-        with torch.random.fork_rng(devices=[self._device] if cuda else []):
-            torch.default_generator.manual_seed(self._randomness.seed())
-            if cuda:
-                torch.cuda.manual_seed(self._randomness.seed())
+        drawn = sampler.draw(self._population, self._randomness)
+        with isolated(self._randomness, self._device):
+            records = gather(self._population, drawn)
             for micro in records.chunks(self._physical):
                 self._bound(self._on_device(micro), queries, bounders)
         return [bounder.result() for bounder in bounders]
@@ -97,19 +95,18 @@ class Draws:
         """Errors and warnings that arise amid private records keep their text to themselves: it may quote a record."""
         if self._diagnostics is not None:
             return work()
-        kind: str
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return work()
         except AdaDPIGUError:
             raise
-        except Exception as error:
-            kind = type(error).__name__
-        raise ModelError(  # outside the except block, so that no traceback keeps the records
-            f"{kind} amid private records; its message is withheld, since it may quote them; reproduce it on synthetic "
-            "records, or with diagnostics on"
-        )
+        except Exception:
+            withheld = ModelError(
+                "an error amid private records; its message is withheld, since it may quote them; reproduce it on "
+                "synthetic records, or with diagnostics on"
+            )
+        raise withheld  # outside the except block, so that no traceback keeps the records
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         gradients = self._engine.per_sample_gradients(records)

@@ -21,7 +21,7 @@ from torch import Tensor
 from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError
-from adadpigu.gradients.state import copy_of_buffers, refuse_buffer_changes
+from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Tape
 from adadpigu.methods.base import Running, Setting
 from adadpigu.randomness import Randomness
@@ -75,7 +75,7 @@ class Session:
             )
         )
         self._parameters = self._start = self._layout.read(prepared.model)
-        self._buffers = copy_of_buffers(prepared.model)
+        self._untrained = Untrained(prepared.model)
         ema = prepared.options.ema
         self._average = None if ema is None else WeightAverage(ema, self._parameters)
         self._metrics: list[Metrics] = []
@@ -95,9 +95,10 @@ class Session:
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
-            self._note("failed", error=type(error).__name__)
-            self._report(interrupted=True)
             self._layout.write(self._p.model, self._start)
+            self._untrained.put_back()
+            self._note("failed", error=type(error).__name__)
+            self._report(interrupted=True, failed=True)
             raise
         with _undisturbed():
             return self._finish(interrupted, start)
@@ -106,9 +107,12 @@ class Session:
         """Writes down what was spent first, then looks at the model that is kept."""
         self._note("interrupted" if interrupted else "finished")
         privacy = self._report(interrupted)
-        self._keep_weights()
-        refuse_buffer_changes(self._p.model, self._buffers)
         trained_models.add(self._p.model)
+        refusal = self._untrained.put_back()
+        if refusal is not None:
+            self._layout.write(self._p.model, self._start)
+            raise refusal
+        self._keep_weights()
         run = Run(
             model=self._p.model,
             method=self._p.method.name,
@@ -125,10 +129,16 @@ class Session:
             observer.end(run)
         return run
 
-    def _report(self, interrupted: bool) -> PrivacyReport:
+    def _report(self, interrupted: bool, failed: bool = False) -> PrivacyReport:
         """What was spent, and what is claimed; stored where there is a folder."""
         privacy = report_on(
-            self._p, self._ledger, self._randomness, done=self._done, interrupted=interrupted, exposed=self._exposed
+            self._p,
+            self._ledger,
+            self._randomness,
+            done=self._done,
+            interrupted=interrupted,
+            exposed=self._exposed,
+            failed=failed,
         )
         if self._store is not None:
             self._store.write_privacy(privacy)
@@ -240,7 +250,7 @@ class Session:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """While the end of a run is written down, Ctrl-C waits (in the main thread, the only one that gets it)."""
+    """While the end of a run is written down, Ctrl-C is ignored (in the main thread, the only one that gets it)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -248,7 +258,8 @@ def _undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:  # None: the handler was not installed from Python, and cannot be put back
+            signal.signal(signal.SIGINT, before)
 
 
 def _share(active: Tensor | None, size: int) -> float:

@@ -20,12 +20,16 @@ from adadpigu.mechanism import Release, require_release
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
+_UNFIT = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
+"""cannot be fed one noisy gradient a step"""
+
+
 def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimiserFactory:
     """An optimiser of `torch.optim` by name, case ignored. `momentum` is for those that have one."""
     known = {
         key.lower(): value
         for key, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value not in _UNFIT
     }
     if name.lower() not in known:
         raise unknown("optimizer", name, known)
@@ -50,8 +54,11 @@ class MaskedOptimiser:
     def __init__(self, model: nn.Module, layout: Layout, factory: OptimiserFactory) -> None:
         self._parameters = layout.parameters(model)
         self._layout = layout
-        self._optimiser = factory(self._parameters)
-        if isinstance(self._optimiser, torch.optim.LBFGS | torch.optim.SparseAdam):
+        try:
+            self._optimiser = factory(self._parameters)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
+        if isinstance(self._optimiser, _UNFIT[1:]):
             raise InputError(
                 f"optimizer={type(self._optimiser).__name__} cannot be fed one noisy gradient a step; use another"
             )

@@ -70,6 +70,8 @@ class TrainingOptions:
             device = torch.device(self.device)
         except RuntimeError:
             raise InputError(f"device={self.device!r} is not a device; allowed: cpu, cuda, cuda:0, …") from None
+        if device.type not in ("cpu", "cuda"):
+            raise InputError(f"device={self.device!r} is not supported; allowed: cpu, cuda, cuda:0, …")
         count = torch.cuda.device_count() if device.type == "cuda" else 1
         if (device.index or 0) >= count:
             allowed = "cpu" if count == 0 else f"cpu, cuda:0 to cuda:{count - 1}"

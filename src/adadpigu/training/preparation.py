@@ -26,9 +26,12 @@ from adadpigu.accounting import (
 from adadpigu.data.datasets import DataSet, check_records, refuse_overlap
 from adadpigu.errors import BudgetError, InputError, ModelError
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
+from adadpigu.gradients.losses import first_line
+from adadpigu.gradients.state import untouched
 from adadpigu.layout import Layout
 from adadpigu.methods.base import Method, Stage
 from adadpigu.sampling import PoissonSampler, Population
+from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
 
 trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -91,7 +94,7 @@ def prepare(
     if data.test is not None:
         refuse_overlap(data.train, data.test)
         check_records(data.test, classes, name=f"{data.name} test")
-    options.factory()(Layout.of(model).parameters(model))
+    MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     return Preparation(
@@ -107,7 +110,7 @@ def prepare(
         engine=engine,
         device=device,
         epsilons=epsilons(plan.event(), delta),
-        warnings=_warnings(model, data, method, delta),
+        warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
     )
 
 
@@ -118,6 +121,8 @@ def _example(population: Population, device: torch.device) -> tuple[Tensor, Tens
     shape = (4, *inputs.shape[1:])
     if inputs.is_floating_point():
         blank = torch.randn(shape, generator=generator, dtype=inputs.dtype)
+    elif inputs.dtype == torch.uint8:
+        blank = torch.randint(256, shape, generator=generator, dtype=inputs.dtype)
     else:
         blank = torch.zeros(shape, dtype=inputs.dtype)
     return blank.to(device), torch.zeros((4, *targets.shape[1:]), dtype=targets.dtype, device=device)
@@ -125,16 +130,12 @@ def _example(population: Population, device: torch.device) -> tuple[Tensor, Tens
 
 def _output(model: nn.Module, inputs: Tensor) -> Tensor:
     """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
-            output = model(inputs)
-    except (RuntimeError, ValueError, IndexError) as error:
-        first = str(error).splitlines()[0]
-        raise ModelError(f"the model does not take records of shape {tuple(inputs.shape[1:])}: {first}") from error
-    finally:
-        model.train(training)
+        with untouched(model), torch.no_grad():
+            output = model.eval()(inputs)
+    except Exception as error:
+        what = f"records of shape {tuple(inputs.shape[1:])} and {inputs.dtype}"
+        raise ModelError(f"the model does not take {what}: {first_line(error)}; match data and model") from error
     if not isinstance(output, Tensor):
         raise ModelError(f"the model's output is a {type(output).__name__}; allowed: one tensor")
     return output
@@ -208,3 +209,10 @@ def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float) -> 
     if model in trained_models:
         found += ("the model was trained before in this process: if on the same records, that run's epsilon adds up",)
     return found
+
+
+def _unbudgeted(method: Method, budget: Budget | None, sigma: float, plan: Plan, delta: float) -> tuple[str, ...]:
+    if budget is not None or not method.private:
+        return ()
+    cost = epsilon(plan.event(), delta)
+    return (f"no budget was set: noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={cost:.4g}",)

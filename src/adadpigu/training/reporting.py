@@ -17,6 +17,7 @@ def report_on(
     done: int,
     interrupted: bool,
     exposed: bool,
+    failed: bool = False,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
@@ -36,9 +37,16 @@ def report_on(
         randomness_private=randomness.private,
         diagnostics_exposed=exposed,
         interrupted=interrupted,
-        not_covered=[f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public],
+        not_covered=[
+            *(["that the run failed, and when: an error amid private records is not noised"] if failed else []),
+            *_declared(prepared),
+        ],
         warnings=prepared.warnings,
     )
+
+
+def _declared(prepared: Preparation) -> list[str]:
+    return [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
 
 
 def _released(ledger: Ledger) -> list[ReleaseSummary]:

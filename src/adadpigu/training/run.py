@@ -6,11 +6,12 @@ Nothing here has seen a sensitive value: metrics are functions of releases, of t
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import InputError
@@ -105,8 +106,11 @@ class RunFolder:
 
     def __init__(self, path: Path, config: str) -> None:
         check_free(path)
-        path.mkdir(parents=True, exist_ok=True)
-        path.chmod(0o700)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
+        except OSError as error:
+            raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
         self.path = path
         self.write_text("config.toml", config)
         self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
@@ -132,14 +136,25 @@ class RunFolder:
 
     def end(self, run: Run) -> None:
         """Stores the model and the summary."""
-        from safetensors.torch import save_model
+        from safetensors.torch import save_file
 
         self._metrics.close()
-        save_model(run.model, str(self.path / "model.safetensors"))
+        save_file(tensors_of(run.model), self.path / "model.safetensors")
         self.write_text("summary.json", json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """What is stored of a model: its parameters and buffers, each once, and nothing that a hook would add."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
 
 
 def check_free(path: Path) -> None:
     """Refuses a folder that holds anything: a run is never written over."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise InputError(f"out={str(path)!r} is a file; allowed: a new or empty folder")
+    if path.exists() and any(path.iterdir()):
         raise InputError(f"out={str(path)!r} already holds a run or other files; allowed: a new or empty folder")
+    parent = next(p for p in path.absolute().parents if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"out={str(path)!r} cannot be written: {parent} is read-only")

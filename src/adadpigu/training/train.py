@@ -15,7 +15,7 @@ from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import InputError, unknown
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
-from adadpigu.methods import AdaDPIGU, Method
+from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, SystemRandomness
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
@@ -29,7 +29,7 @@ def train(
     *,
     records: int | None = None,
     test: Source | None = None,
-    method: Method | None = None,
+    method: Method | str | None = None,
     privacy: Budget | None = None,
     delta: float = 1e-5,
     loss: Loss = F.cross_entropy,
@@ -51,6 +51,8 @@ def train(
     provided `dataset`'s declared facts are public and the method's code asks for releases only through the frame.
     """
     data = declare(dataset, records=records, test=test)
+    if isinstance(method, str):
+        method = make_method(method)
     for name in options.keys() - {field.name for field in fields(TrainingOptions)}:
         raise unknown("option of train", name, [field.name for field in fields(TrainingOptions)])
     chosen = TrainingOptions(**options)
