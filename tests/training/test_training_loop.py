@@ -228,6 +228,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "unsized": (small_net, lambda: Unsized(), {}, "map-style"),
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "these are the training records"),
+    "test of another type": (
+        small_net,
+        arrays,
+        {"test": (other_arrays()[0].double(), other_arrays()[1])},
+        "test: records are (torch.float64",
+    ),
     "delta twice": (small_net, arrays, {"delta": 1e-6}, "contradicts the budget"),
     "numpy": (small_net, lambda: (arrays()[0].numpy(), arrays()[1]), {}, "torch.as_tensor"),
     "loader": (small_net, lambda: DataLoader(TensorDataset(*arrays())), {}, "its .dataset"),

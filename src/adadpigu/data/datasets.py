@@ -143,8 +143,11 @@ def check_records(population: Population, classes: int | None, *, name: str, chu
             )
 
 
-def refuse_overlap(train: Population, test: Population) -> None:
-    """Refuses test records most of which are training records: their exact accuracy would be reported without noise."""
+def refuse_unfit_test(train: Population, test: Population) -> None:
+    """Refuses test records of another kind, or most of which are training records: accuracy on those would be exact."""
+    kinds = [(inputs.dtype, tuple(inputs.shape[1:])) for inputs, _ in (p.take(torch.arange(0)) for p in (train, test))]
+    if kinds[0] != kinds[1]:
+        raise InputError(f"test: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
     known = set(_fingerprints(train))
     found = [fingerprint in known for fingerprint in _fingerprints(test)]
     if found and sum(found) > len(found) / 2:

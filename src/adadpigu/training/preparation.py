@@ -23,7 +23,7 @@ from adadpigu.accounting import (
     epsilon,
     epsilons,
 )
-from adadpigu.data.datasets import DataSet, check_records, refuse_overlap
+from adadpigu.data.datasets import DataSet, check_records, refuse_unfit_test
 from adadpigu.errors import BudgetError, InputError, ModelError
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.gradients.losses import first_line
@@ -92,7 +92,7 @@ def prepare(
     engine = choose_engine(model, loss, example)
     check_records(data.train, classes, name=data.name)
     if data.test is not None:
-        refuse_overlap(data.train, data.test)
+        refuse_unfit_test(data.train, data.test)
         check_records(data.test, classes, name=f"{data.name} test")
     MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
