@@ -290,6 +290,7 @@ def test_python_m_is_the_same_program_and_ctrl_c_reports_what_was_spent(tmp_path
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "COLUMNS": "200"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits it as ignored
     )
     ledger = tmp_path / "run" / "ledger.jsonl"
     for _ in range(1200):
