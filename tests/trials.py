@@ -70,3 +70,20 @@ def run_small(
 
 def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+SHORT: dict[str, Any] = {"batch_size": 40, "steps": 6, "lr": 0.5}
+
+
+def arrays() -> tuple[torch.Tensor, torch.Tensor]:
+    """Training records as a user would pass them."""
+    records = small_digits().train
+    assert isinstance(records, TensorRecords)
+    return records.inputs, records.targets
+
+
+def other_arrays() -> tuple[torch.Tensor, torch.Tensor]:
+    """Test records as a user would pass them."""
+    records = small_digits().test
+    assert isinstance(records, TensorRecords)
+    return records.inputs, records.targets

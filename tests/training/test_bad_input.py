@@ -1,0 +1,98 @@
+"""Bad input to `train` is refused in one line that names it, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import adadpigu as ad
+from adadpigu.methods import DPSGD
+from trials import SHORT, arrays, other_arrays, small_net
+
+
+def bad_label() -> Any:
+    inputs, targets = arrays()
+    return inputs, targets.clone().index_fill_(0, torch.tensor([5]), 12)
+
+
+def nan_record() -> Any:
+    inputs, targets = arrays()
+    return inputs.clone().index_fill_(0, torch.tensor([7]), float("nan")), targets
+
+
+class Unsized(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return arrays()[0][index], arrays()[1][index]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any], str]] = {
+    "no record count": (small_net, arrays, {"records": None}, "records=60_000"),
+    "zero records": (small_net, arrays, {"records": 0}, "records=0"),
+    "label out of range": (small_net, bad_label, {}, "record 5 has label 12"),
+    "nan": (small_net, nan_record, {}, "record 7 has a NaN"),
+    "zero steps": (small_net, arrays, {"steps": 0}, "steps=0"),
+    "no steps": (small_net, arrays, {"steps": None}, "give one of them"),
+    "both": (small_net, arrays, {"epochs": 3}, "give one of them"),
+    "negative lr": (small_net, arrays, {"lr": -1.0}, "lr=-1.0"),
+    "batch above records": (small_net, arrays, {"batch_size": 500}, "batch_size=500"),
+    "no such device": (small_net, arrays, {"device": "abacus"}, "device='abacus'"),
+    "no such optimizer": (small_net, arrays, {"optimizer": "sdg"}, "did you mean"),
+    "ema": (small_net, arrays, {"ema": 1.5}, "ema=1.5"),
+    "sigma": (small_net, arrays, {"noise_multiplier": 0.0}, "noise_multiplier=0.0"),
+    "budget too small": (small_net, arrays, {"noise_multiplier": 0.5, "steps": 50}, "too small for steps=50"),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10)),
+        arrays,
+        {},
+        "BatchNorm1d",
+    ),
+    "output shape": (lambda: nn.Conv2d(1, 10, 3), arrays, {}, "output has shape"),
+    "input shape": (lambda: nn.Linear(63, 10), arrays, {}, "does not take records of shape"),
+    "unsized": (small_net, lambda: Unsized(), {}, "map-style"),
+    "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
+    "test is train": (small_net, arrays, {"test": arrays()}, "these are the training records"),
+    "test of another type": (
+        small_net,
+        arrays,
+        {"test": (other_arrays()[0].double(), other_arrays()[1])},
+        "test: records are (torch.float64",
+    ),
+    "delta twice": (small_net, arrays, {"delta": 1e-6}, "contradicts the budget"),
+    "numpy": (small_net, lambda: (arrays()[0].numpy(), arrays()[1]), {}, "torch.as_tensor"),
+    "loader": (small_net, lambda: DataLoader(TensorDataset(*arrays())), {}, "its .dataset"),
+    "method name": (small_net, arrays, {"method": "dpsdg"}, "did you mean 'dpsgd'"),
+    "double": (small_net, lambda: (arrays()[0].double(), arrays()[1]), {}, "torch.float64"),
+    "lengths": (small_net, lambda: (arrays()[0], arrays()[1][:5]), {}, "240 inputs but 5 targets"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_one_line_that_names_it_and_nothing_is_written(case: str, tmp_path: Path) -> None:
+    net, source, change, words = CASES[case]
+    options: dict[str, Any] = {"records": 240, "privacy": ad.Budget(epsilon=4), "method": DPSGD(), **SHORT} | change
+    with pytest.raises(ad.InputError) as caught:
+        ad.train(net(), source(), out=tmp_path / "run", **options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("x")
+    with pytest.raises(ad.InputError, match="already holds"):
+        ad.train(small_net(), arrays(), records=240, out=tmp_path, **SHORT)
+    assert [p.name for p in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_a_shuffled_or_partial_copy_of_the_training_records_is_no_test_set() -> None:
+    inputs, targets = arrays()
+    order = torch.randperm(240)
+    for test in ((inputs[order], targets[order]), (inputs[1:], targets[1:]), TensorDataset(inputs, targets)):
+        with pytest.raises(ad.InputError, match="these are the training records"):
+            ad.train(small_net(), (inputs, targets), records=240, test=test, method=DPSGD(), **SHORT)
