@@ -1,0 +1,114 @@
+"""Where downloads and computed features are kept, and how a file gets there: whole, or not at all.
+
+Several processes may share the folder. A file is written beside its place and moved into it, so that a reader finds
+either nothing or all of it; a lock lets the second of two processes wait for the first instead of fetching again.
+It stands outside the privacy line: records read from here are as sensitive as from anywhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from adadpigu.errors import InputError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_ELSEWHERE = "set ADADPIGU_DATA to a folder that can be written"
+
+
+def cache_folder() -> Path:
+    """`ADADPIGU_DATA` if set, else `$XDG_CACHE_HOME/adadpigu`, else `~/.cache/adadpigu`; it need not exist yet."""
+    own = os.environ.get("ADADPIGU_DATA")
+    if own:
+        return Path(own).expanduser().absolute()
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(xdg).is_absolute():  # the specification: a relative path is to be ignored
+        return Path(xdg) / "adadpigu"
+    try:
+        return Path.home() / ".cache" / "adadpigu"
+    except RuntimeError:
+        raise InputError("there is no home folder for the cache: set ADADPIGU_DATA to a folder") from None
+
+
+def atomic_write(path: Path, writer: Callable[[BinaryIO], object]) -> None:
+    """Lets `writer` fill a temporary file beside `path`, then moves it there; after an error nothing is left.
+
+    A folder that cannot be written and a disk that is full are an `InputError` that says so.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                writer(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101  (mkstemp's files are for their owner alone)
+            os.replace(name, path)  # noqa: PTH105  (a name, not a path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)  # noqa: PTH108
+            raise
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says about a place that cannot be written into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise InputError(f"no space is left to write {str(path)!r}: free some, or {_ELSEWHERE}") from error
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"cannot write {str(path)!r} ({reason.lower()}): {_ELSEWHERE}") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Holds the lock file `path`; where another process holds it, calls `waiting` once and then waits for its turn.
+
+    The system gives the lock up with the process, however that ends. The empty file stays: removing it would let two
+    processes hold two different files of one name.
+    """
+    try:
+        import fcntl
+    except ImportError:  # no such locks here: two processes may both fetch, and the last one's whole file stays
+        yield
+        return
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a network file system without locks
+                raise
+        yield
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the move itself survive a power cut, where the system allows it."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
