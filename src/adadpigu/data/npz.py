@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.description import ArrayFacts
 from adadpigu.errors import InputError
 
 
@@ -33,8 +34,9 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def npz_dataset(path: Path, *, records: int | None, classes: int | None) -> DataSet:
+def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: ArrayFacts | None = None) -> DataSet:
     """A data set from a file, with its public facts declared."""
+    facts = facts or ArrayFacts()
     if records is None:
         raise InputError(
             f"dataset={str(path)!r} is own data: declare its public record count with --records N (it sets the "
@@ -51,13 +53,27 @@ def npz_dataset(path: Path, *, records: int | None, classes: int | None) -> Data
     for name in ("y", "y_test"):
         if name in arrays and (arrays[name].is_floating_point() or arrays[name].ndim != 1):
             raise InputError(f"{path}: {name} must hold one whole-number label a record")
-    test = TensorRecords(arrays["x_test"].float(), arrays["y_test"], name="test") if "x_test" in arrays else None
+    test = None
+    if "x_test" in arrays:
+        test = TensorRecords(scaled(arrays["x_test"], facts), arrays["y_test"], name="test")
     return DataSet(
         name=path.stem,
-        train=TensorRecords(arrays["x"].float(), arrays["y"], name=path.name),
+        train=TensorRecords(scaled(arrays["x"], facts), arrays["y"], name=path.name),
         test=test,
         records=records,
         classes=classes,
         shape=tuple(arrays["x"].shape[1:]),
-        public=(f"{records:,} records (declared)", f"{classes} classes (declared)", "the values' scale, as given"),
+        public=(f"{records:,} records (declared)", f"{classes} classes (declared)", *facts.public()),
     )
+
+
+def scaled(values: Tensor, facts: ArrayFacts) -> Tensor:
+    """Values from their declared range to [−1, 1], clamped; as given where none is declared. Each by itself.
+
+    >>> scaled(torch.tensor([0, 255, 300]), ArrayFacts(low=0, high=255))
+    tensor([-1.,  1.,  1.])
+    """
+    if facts.low is None or facts.high is None:
+        return values.float()
+    centre, half = facts.low / 2 + facts.high / 2, facts.high / 2 - facts.low / 2
+    return ((values.double().clamp(facts.low, facts.high) - centre) / half).clamp(-1, 1).float()

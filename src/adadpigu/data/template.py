@@ -1,0 +1,107 @@
+"""A description to be filled in, from public structure only: a CSV's header, a Parquet schema, names of sub-folders.
+
+No record's values are looked at, not even to guess a type, and neither are a Parquet file's statistics: whatever they
+suggested would depend on the records. Until it is filled in, `read_description` refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from adadpigu.data.description import description_path
+from adadpigu.data.folder import class_folders
+from adadpigu.data.tabular import csv_header, csv_separator, parquet_columns
+from adadpigu.errors import InputError
+
+_COLUMNS = """
+# For each feature, in the order you want, one of
+#   range = [LOW, HIGH]         a number and what it can be: scaled to [-1, 1], clamped beyond
+#   categories = ["A", "B"]     a name and all that it can be: one-hot; any other is refused,
+#                               or with other = true made one more
+# and where a cell may be empty
+#   missing = VALUE             what it stands for; without this it is refused
+"""
+
+
+def template(path: Path) -> str:
+    """The skeleton of a description of a CSV file, a Parquet file or a folder of images by class."""
+    kind = path.suffix.lower()
+    if path.is_dir():
+        lines = _images(class_folders(path))
+    elif kind == ".csv":
+        separator = csv_separator(path)
+        lines = _table(path, dict.fromkeys(csv_header(path, separator), ""), separator)
+    elif kind == ".parquet":
+        lines = _table(path, parquet_columns(path), ",")
+    else:
+        more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
+        raise InputError(f"file={str(path)!r} cannot be described; allowed: .csv, .parquet, a folder of images{more}")
+    return "\n".join([*_preamble(path), *lines]) + "\n"
+
+
+def _preamble(path: Path) -> list[str]:
+    return [
+        f"# What is public about {_comment(path.resolve().name)}; save this as {_comment(str(description_path(path)))}",
+        "# All of it may be told to anyone. Fill it in from what is known without looking at the records (a form, a",
+        "# code book, a rule): what is counted or measured on them is not public, and no budget is charged for it.",
+        "",
+        "records = 0                     # N, a public count, e.g. of a report; it sets the sampling rate",
+    ]
+
+
+def _table(path: Path, columns: dict[str, str], separator: str) -> list[str]:
+    lines = [
+        'label = ""                      # the column to predict; delete its [columns.…] below',
+        "classes = []                    # its values, in the order you want",
+        "ignore = []                     # columns not to be used; delete their [columns.…] below",
+        f"# test = {_quoted(path.stem + '-test' + path.suffix)}      # a file of the same form, outside the guarantee",
+    ]
+    if separator != ",":
+        lines.append(f"separator = {_quoted(separator)}")
+    lines += _COLUMNS.splitlines()
+    for name, kind in columns.items():
+        told = f"  # {_comment(kind)}" if kind else ""
+        lines += ["", f"[columns.{_key(name)}]{told}", *_choices(kind)]
+    return lines
+
+
+def _choices(kind: str) -> Sequence[str]:
+    """What can be declared of a column; both ways where its type does not tell. Unfilled, it is refused."""
+    number, name = "# range = [LOW, HIGH]", '# categories = ["A", "B"]'
+    if "string" in kind or kind.startswith("bool"):
+        return (name,)
+    if re.match(r"float|double|halffloat|decimal", kind):
+        return (number,)
+    return number, name
+
+
+def _images(classes: Sequence[str]) -> list[str]:
+    return [
+        f"classes = [{', '.join(_quoted(name) for name in classes)}]  # the sub-folders, in the order you want",
+        "size = [0, 0]                   # height and width of every image in pixels; none is resized",
+        'channels = ""                   # "gray" or "rgb"',
+        "ignore = []                     # files and sub-folders that are no classes",
+        '# test = "../test"              # a folder of the same form, outside the guarantee',
+        "# mean = [0.5]                  # public constants, one a channel, for pixels in [0, 1]",
+        "# std = [0.25]",
+    ]
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """A TOML string.
+
+    >>> print(_quoted("a\\tb"))
+    "a\\tb"
+    """
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
