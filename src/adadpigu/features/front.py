@@ -1,0 +1,138 @@
+"""What comes before the trained net: fixed features, then a normaliser. Record by record, without trained parameters.
+
+A front learns nothing, so it costs nothing; the one exception is `ReleasedNorm`, whose two numbers a channel are
+released with noise and charged before training (`training.normalising`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import InputError, unknown
+
+FEATURES = ("none", "scattering")
+NORMALISATIONS = ("none", "record", "group:GROUPS", "constants:MEANS/STDS", "released")
+
+
+class ChannelNorm(nn.Module):
+    """(x − mean_c) / std_c for each channel c, with public constants."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        if mean.shape != std.shape or mean.ndim != 1 or not bool((std > 0).all()):
+            raise InputError("normalisation: one mean and one std above 0 a channel are needed")
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("std", std.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *(1,) * (x.ndim - 2))
+        return (x - self.mean.view(shape)) / self.std.view(shape)
+
+
+class ReleasedNorm(ChannelNorm):
+    """A `ChannelNorm` whose constants will be released privately, as one draw of the whole data set before training."""
+
+    def __init__(self, channels: int, *, clip: float, noise_multiplier: float) -> None:
+        super().__init__(torch.zeros(channels), torch.ones(channels))
+        for name, value in (("normalisation_clip", clip), ("normalisation_noise", noise_multiplier)):
+            if not 0 < value < math.inf:
+                raise InputError(f"{name}={value} is not a finite number above 0")
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+
+    def fill(self, mean: Tensor, std: Tensor) -> None:
+        """Sets the released constants."""
+        self.mean.copy_(mean)
+        self.std.copy_(std)
+
+
+class Front(nn.Module):
+    """Features and normaliser, either of which may be absent."""
+
+    def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
+        super().__init__()
+        self.features = features
+        self.normaliser = normaliser
+        self.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in (self.features, self.normaliser):
+            if part is not None:
+                x = part(x)
+        return x
+
+    @property
+    def released(self) -> ReleasedNorm | None:
+        """The normaliser whose constants have to be released before training."""
+        return self.normaliser if isinstance(self.normaliser, ReleasedNorm) else None
+
+
+class Fronted(nn.Module):
+    """A whole model: fixed front, trained body. This is what is kept, saved and used."""
+
+    def __init__(self, front: Front, body: nn.Module) -> None:
+        super().__init__()
+        self.front = front
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.body(self.front(x))
+        return output
+
+
+def make_front(
+    features: str,
+    normalisation: str,
+    shape: tuple[int, ...],
+    *,
+    normalisation_clip: float = 1.0,
+    normalisation_noise: float = 8.0,
+) -> tuple[Front | None, tuple[int, ...]]:
+    """The front for records of a shape (None where there is nothing to do), and the shape it makes of them.
+
+    >>> make_front("none", "record", (1, 8, 8))[1]
+    (1, 8, 8)
+    """
+    transform: nn.Module | None = None
+    if features == "scattering":
+        from adadpigu.features.scattering import Scattering
+
+        if len(shape) != 3:
+            raise InputError(f"features='scattering' needs images (channels, height, width), not {shape}")
+        transform = Scattering(shape)
+        shape = transform.output_shape(shape)
+    elif features != "none":
+        raise unknown("features", features, FEATURES)
+    normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise)
+    if transform is None and normaliser is None:
+        return None, shape
+    return Front(transform, normaliser), shape
+
+
+def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float) -> nn.Module | None:
+    kind, _, values = spec.partition(":")
+    if kind == "none":
+        return None
+    if kind == "record" and not values:
+        return nn.LayerNorm(shape, elementwise_affine=False)
+    if kind == "released" and not values:
+        return ReleasedNorm(shape[0], clip=clip, noise_multiplier=noise)
+    try:
+        if kind == "group" and shape[0] % int(values) == 0:
+            return nn.GroupNorm(int(values), shape[0], affine=False)
+        if kind == "constants":
+            means, stds = ([float(v) for v in part.split(",")] for part in values.split("/"))
+            if len(means) == len(stds) == shape[0]:
+                return ChannelNorm(torch.tensor(means), torch.tensor(stds))
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise InputError(
+        f"normalisation={spec!r} does not fit records of shape {shape}; allowed: {', '.join(NORMALISATIONS)}, with "
+        f"GROUPS a divisor of the {shape[0]} channels, and a mean and a std for each of them"
+    )
