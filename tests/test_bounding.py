@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, clip_rows, keep_largest
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.gradients import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.gradients import PerRecordLosses
+from adadpigu.records import Records
 from adadpigu.sensitive import unseal
 from conftest import bounded, gradients
 
@@ -127,19 +128,61 @@ def test_a_record_sum_clips_whatever_the_function_returns_and_sees_one_record_at
         return torch.stack([record.gradient.norm() * 1000, record.losses_at[0]])
 
     bounder = Bounder(RecordSum(name="mine", of=of, clip_norm=0.5), 2)
-    bounder.add(gradients(rows), PerRecordLosses(torch.zeros(3, 1)))
+    three = Records((torch.zeros(3, 1), torch.zeros(3)))
+    bounder.add_records(three, gradients=gradients(rows), losses_at=PerRecordLosses(torch.zeros(3, 1)))
     total = bounder.result()
     assert seen == [torch.Size([2])]
     assert unseal(total)[0] == pytest.approx(1.0, rel=1e-5)
     assert total.sensitivity == 0.5
     empty = Bounder(RecordSum(name="mine", of=of, clip_norm=0.5), 2)
-    empty.add(PerSampleGradients(GradientBatch(torch.empty(0, 2), torch.empty(0))), PerRecordLosses(torch.zeros(0, 1)))
+    none = Records((torch.zeros(0, 1), torch.zeros(0)))
+    empty.add_records(none, gradients=gradients(torch.empty(0, 2)), losses_at=PerRecordLosses(torch.zeros(0, 1)))
     assert unseal(empty.result()).tolist() == [0.0, 0.0]
 
 
 def test_only_an_engines_output_is_taken() -> None:
     with pytest.raises(PrivacyLineError, match="PerSampleGradients"):
         Bounder(GradientSum(clip_norm=1.0), 3).add(torch.ones(2, 3))  # type: ignore[arg-type]
+
+
+@given(rows=anything, clip=st.floats(1e-6, 1e6), stability=st.floats(1e-9, 1e3))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_automatic_clipping_keeps_the_bound_and_scales_every_record(
+    rows: np.ndarray, clip: float, stability: float
+) -> None:
+    clipped = clip_rows(torch.from_numpy(rows), clip, stability).double()
+    norms = clipped.norm(dim=1)
+    assert bool((norms <= clip).all())
+    exact = np.linalg.norm(rows.astype(np.float64), axis=1)
+    for found, norm in zip(norms.tolist(), exact, strict=True):
+        wanted = clip * norm / (norm + stability) if math.isfinite(norm) else 0.0
+        if 1e-30 < norm < 1e30:
+            assert found == pytest.approx(wanted, rel=1e-4, abs=1e-30)
+        elif not math.isfinite(norm):
+            assert found == 0.0
+
+
+def test_automatic_clipping_without_a_finite_bound_is_refused() -> None:
+    with pytest.raises(InputError, match="stability"):
+        GradientSum(clip_norm=math.inf, stability=0.01)
+    with pytest.raises(InputError, match="stability"):
+        GradientSum(clip_norm=1.0, stability=0.0)
+
+
+def test_a_record_sum_gets_what_it_asks_for_and_nothing_else() -> None:
+    records = Records((torch.arange(12.0).reshape(6, 2), torch.zeros(3)), copies=2)
+    seen: list[tuple[torch.Size, ...]] = []
+
+    def of(record: Record) -> torch.Tensor:
+        seen.append((record.input.shape, record.gradient.shape, record.loss.shape, record.losses_at.shape))
+        return record.input.mean(dim=0)
+
+    bounder = Bounder(RecordSum(name="inputs", of=of, clip_norm=100.0, needs=frozenset({"input"})), 5)
+    bounder.add_records(records)
+    assert unseal(bounder.result()).tolist() == [1.0 + 5.0 + 9.0, 2.0 + 6.0 + 10.0]
+    assert seen == [(torch.Size([2, 2]), torch.Size([0]), torch.Size([0]), torch.Size([0]))]
+    with pytest.raises(InputError, match="allowed are gradient, loss, input"):
+        RecordSum(name="odd", of=of, clip_norm=1.0, needs=frozenset({"label"}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])

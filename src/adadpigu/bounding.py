@@ -13,14 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import Sensitive, unseal
+
+Part = Literal["gradient", "loss", "input"]
+"""what a query may look at of a record"""
 
 
 class BoundedSum(Sensitive[Tensor]):
@@ -76,12 +79,24 @@ class GradientSum:
     center: Tensor | None = None
     scale: Tensor | None = None
     top_k: float = 1.0
+    stability: float | None = None
+    """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
     share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
         if not 0 < self.top_k <= 1:
             raise InputError(f"top_k={self.top_k} is not in (0, 1]")
+        if self.stability is not None and not (0 < self.stability < math.inf and math.isfinite(self.clip_norm)):
+            raise InputError(
+                f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
+                "above 0 and finite"
+            )
+
+    @property
+    def needs(self) -> frozenset[Part]:
+        """What an engine must compute for this query."""
+        return frozenset({"gradient"})
 
     def transform(self, gradients: Tensor) -> Tensor:
         """[b, d] -> [b, |m|]: mask, standardise, keep the largest. Row by row; allocates, never changes its input."""
@@ -110,11 +125,14 @@ class GradientSum:
 
 @dataclass(frozen=True)
 class Record:
-    """What a `RecordSum` may look at: one record's gradient, its loss, and its losses at other parameters."""
+    """What a `RecordSum` may look at of one record; what it did not ask for (`needs`) is an empty tensor."""
 
     gradient: Tensor
     loss: Tensor
     losses_at: Tensor
+    """its losses at other parameters"""
+    input: Tensor
+    """[k, ...]: its k copies as the model takes them"""
 
 
 @final
@@ -123,17 +141,22 @@ class RecordSum:
     """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
 
     `of` is run by `torch.func.vmap` on one record at a time, so it cannot look at two records at once. `losses_at`
-    names parameter vectors (public ones) at which the record's loss is wanted.
+    names parameter vectors (public ones) at which the record's loss is wanted; `needs` says what else `of` looks at,
+    so that an engine does no work for nothing.
     """
 
     name: str
     of: Callable[[Record], Tensor]
     clip_norm: float
     losses_at: tuple[Tensor, ...] = ()
+    needs: frozenset[Part] = frozenset({"gradient", "loss"})
     share: float = 1.0
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
+        odd = self.needs - frozenset(get_args(Part))
+        if odd:
+            raise InputError(f"needs={sorted(odd)} of {self.name!r}: allowed are {', '.join(get_args(Part))}")
 
 
 Query = GradientSum | RecordSum
@@ -161,8 +184,10 @@ def keep_largest(z: Tensor, ratio: float) -> Tensor:
     return torch.zeros_like(z).scatter_(1, kept, z.gather(1, kept))
 
 
-def clip_rows(z: Tensor, clip_norm: float) -> Tensor:
+def clip_rows(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
     """Scales each row to an L2 norm of at most `clip_norm`; a row with a non-finite entry becomes zero.
+
+    With `stability` γ every row is scaled, to C·‖z‖/(‖z‖ + γ) (automatic clipping), not only those above C.
 
     >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("inf"), 0.0]]), 1.0).round(decimals=3)
     tensor([[0.6000, 0.8000],
@@ -172,7 +197,10 @@ def clip_rows(z: Tensor, clip_norm: float) -> Tensor:
     if z.dtype in (torch.float16, torch.bfloat16):
         z = z.float()
     norms = torch.linalg.vector_norm(z, dim=1, dtype=torch.float64)
-    factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
+    if stability is None:
+        factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
+    else:
+        factors = clip_norm * (1 - _margin(z)) / (norms + stability)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
     kept = torch.isfinite(norms) & (factors >= torch.finfo(z.dtype).tiny)
     scaled: Tensor = z * factors.to(z.dtype)[:, None]
@@ -196,17 +224,40 @@ class Bounder:
         self._total: Tensor | None = None
         self._dtype = torch.float32
 
-    def add(self, gradients: PerSampleGradients, losses_at: PerRecordLosses | None = None) -> None:
-        """Adds one micro-batch. Only an engine's output is taken, and it is clipped record by record."""
+    def add(self, gradients: PerSampleGradients) -> None:
+        """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
         if not isinstance(gradients, PerSampleGradients):
             raise PrivacyLineError(f"expected PerSampleGradients from an engine, got {type(gradients).__name__}")
-        batch = unseal(gradients)
-        if isinstance(self._query, GradientSum):
-            values = self._query.transform(batch.gradients)
-        else:
-            values = _per_record(self._query, batch, None if losses_at is None else unseal(losses_at))
+        if not isinstance(self._query, GradientSum):
+            raise PrivacyLineError(f"{self._query.name!r} is not a sum of gradients: use add_records")
+        self._add(self._query.transform(unseal(gradients).gradients), self._query.stability)
+
+    def add_records(
+        self,
+        records: Records,
+        *,
+        gradients: PerSampleGradients | None = None,
+        losses: PerRecordLosses | None = None,
+        losses_at: PerRecordLosses | None = None,
+    ) -> None:
+        """Adds one micro-batch to a sum over records; what the query needs of them must be there."""
+        if not isinstance(self._query, RecordSum):
+            raise PrivacyLineError(f"{self._query.name!r} is a sum of gradients: use add")
+        inputs, targets = unseal(records)
+        count, blank = len(targets), torch.zeros(len(targets), 0, device=targets.device)
+        parts = {
+            "gradient": blank if gradients is None else unseal(gradients).gradients,
+            "loss": blank if losses is None else unseal(losses),
+            "losses_at": blank if losses_at is None else unseal(losses_at),
+            "input": inputs.reshape(count, records.copies, *inputs.shape[1:])
+            if "input" in self._query.needs
+            else blank,
+        }
+        self._add(_per_record(self._query, parts, count), None)
+
+    def _add(self, values: Tensor, stability: float | None) -> None:
         self._dtype = values.dtype if values.is_floating_point() else torch.float32
-        total = clip_rows(values, self._query.clip_norm).sum(dim=0, dtype=torch.float64)
+        total = clip_rows(values, self._query.clip_norm, stability).sum(dim=0, dtype=torch.float64)
         self._total = total if self._total is None else self._total + total
 
     def result(self) -> BoundedSum:
@@ -217,17 +268,13 @@ class Bounder:
         return BoundedSum(self._total, self._query, size=size, dtype=self._dtype)
 
 
-def _per_record(query: RecordSum, batch: GradientBatch, losses_at: Tensor | None) -> Tensor:
+def _per_record(query: RecordSum, parts: dict[str, Tensor], count: int) -> Tensor:
     """[b, k] values of `of` on each record alone; for an empty batch, a blank record gives the shape."""
-    gradients, losses = batch.gradients, batch.losses
-    count = len(gradients)
-    if losses_at is None:
-        losses_at = gradients.new_zeros(count, 0)
     if count == 0:
-        gradients, losses, losses_at = (t.new_zeros(1, *t.shape[1:]) for t in (gradients, losses, losses_at))
+        parts = {name: part.new_zeros(1, *part.shape[1:]) for name, part in parts.items()}
 
-    def one(gradient: Tensor, loss: Tensor, at: Tensor) -> Tensor:
-        return query.of(Record(gradient, loss, at)).reshape(-1)
+    def one(record: dict[str, Tensor]) -> Tensor:
+        return query.of(Record(**record)).reshape(-1)
 
-    values: Tensor = torch.func.vmap(one)(gradients, losses, losses_at)
+    values: Tensor = torch.func.vmap(one)(parts)
     return values[:count]

@@ -25,7 +25,13 @@ class RunConfig:
     dataset: str = "digits"
     records: int | None = None
     classes: int | None = None
+    describe: str | None = None
+    features: str = "none"
+    normalisation: str = "none"
+    normalisation_clip: float = 1.0
+    normalisation_noise: float = 8.0
     model: str | None = None
+    activation: str | None = None
     epsilon: float | None = None
     delta: float = 1e-5
     steps: int | None = None
@@ -35,11 +41,19 @@ class RunConfig:
     momentum: float = 0.9
     weight_decay: float = 0.0
     optimizer: str = "sgd"
+    lr_schedule: str = "constant"
+    warmup: float = 0.0
     ema: float | None = None
+    tail: float | None = None
+    clipping: str = "flat"
+    clip_stability: float = 0.01
+    copies: int = 1
+    shift: int = 0
+    flip: bool = False
     noise_multiplier: float | None = None
     physical_batch_size: int | None = None
     evaluate_every: int | None = None
-    device: str = "cpu"
+    device: str = "auto"
     seed: int | None = None
     diagnostics: bool = False
     method: str = "adadpigu"
@@ -53,7 +67,7 @@ class RunConfig:
         return to_toml({k: v for k, v in values.items() if v is not None} | {"method": {"name": method, **options}})
 
 
-_RIVALS = ({"steps", "epochs"}, {"epsilon", "noise_multiplier"})
+_RIVALS = ({"steps", "epochs"}, {"epsilon", "noise_multiplier"}, {"ema", "tail"})
 """keys of which a later layer's choice replaces an earlier layer's other one"""
 
 

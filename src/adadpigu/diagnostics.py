@@ -30,7 +30,9 @@ class Diagnostics:
         self._losses.append(batch.losses.detach().double().cpu())
 
     def end_draw(self, *, step: int, draw: str) -> None:
-        """Writes one row about the draw whose micro-batches were observed."""
+        """Writes one row about the draw whose micro-batches were observed; a draw without gradients leaves none."""
+        if not self._norms:
+            return
         norms, losses = torch.cat(self._norms), torch.cat(self._losses)
         self._norms, self._losses = [], []
         finite = torch.isfinite(norms)

@@ -7,20 +7,33 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from adadpigu.errors import PrivacyLineError
 from adadpigu.sensitive import Sensitive
 
 
 class Records(Sensitive[tuple[Tensor, Tensor]]):
-    """Inputs [b, ...] and targets [b, ...] of one Poisson draw; b itself is sensitive."""
+    """Inputs [b·k, ...] and targets [b, ...] of one Poisson draw; b itself is sensitive.
 
-    __slots__ = ()
+    k, the number of (augmented) copies of each record, is public. Copies of one record follow each other; its loss is
+    their mean, so that however many there are, a record has one gradient and is clipped once.
+    """
+
+    __slots__ = ("copies",)
+
+    def __init__(self, content: tuple[Tensor, Tensor], *, copies: int = 1) -> None:
+        inputs, targets = content
+        if len(inputs) != copies * len(targets):
+            raise PrivacyLineError(f"{copies} inputs a record are needed, or a record could be clipped as several")
+        super().__init__(content)
+        self.copies = copies
 
     def chunks(self, size: int | None) -> Iterator[Records]:
         """Micro-batches of at most `size` records (all at once for None); an empty draw is one empty micro-batch."""
         inputs, targets = self._open()
-        step = size or max(len(inputs), 1)
-        for start in range(0, max(len(inputs), 1), step):
-            yield Records((inputs[start : start + step], targets[start : start + step]))
+        step = size or max(len(targets), 1)
+        for start in range(0, max(len(targets), 1), step):
+            stop, k = start + step, self.copies
+            yield Records((inputs[start * k : stop * k], targets[start:stop]), copies=k)
 
 
 @dataclass(frozen=True)
@@ -41,3 +54,8 @@ class PerRecordLosses(Sensitive[Tensor]):
     """The sealed losses [b] of one batch, or [b, k] at k parameter vectors."""
 
     __slots__ = ()
+
+
+def losses_of(gradients: PerSampleGradients) -> PerRecordLosses:
+    """The sealed losses that came with sealed gradients."""
+    return PerRecordLosses(gradients._open().losses)

@@ -2,7 +2,7 @@
 
 A box refuses everything that would let its content out by accident: printing, comparing, indexing, pickling.
 Only the modules that stand on the line (`sampling`, `gradients`, `bounding`, `mechanism`, `diagnostics`,
-`training.draws`, `audit`) call `unseal`.
+`training.draws`, `training.view`, `audit`) call `unseal`.
 """
 
 from __future__ import annotations

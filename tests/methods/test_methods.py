@@ -276,3 +276,19 @@ def test_options_survive_a_round_trip_through_text() -> None:
     as_text: dict[str, object] = {k: str(v).lower() for k, v in method.options().items()}
     assert AdaDPIGU.from_options(as_text) == method
     assert isinstance(small_digits().train, TensorRecords)
+
+
+@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method.private])
+def test_automatic_clipping_is_the_runs_choice_for_every_method(name: str) -> None:
+    recorder = Recorder()
+    run_small(make_method(name), clipping="automatic", clip_stability=0.1, tape=recorder, steps=4)
+    flat = Recorder()
+    run_small(make_method(name), tape=flat, steps=4)
+    ours, theirs = recorder.calls[0][0], flat.calls[0][0]
+    assert ours.sensitivity == theirs.sensitivity
+    assert not torch.equal(ours.total, theirs.total)
+
+
+def test_automatic_clipping_of_a_method_that_does_not_clip_is_refused() -> None:
+    with pytest.raises(InputError, match="clips nothing"):
+        prepare_small(SGD(), clipping="automatic")

@@ -15,7 +15,6 @@ from adadpigu.accounting import read_ledger
 from adadpigu.methods import DPSGD, AdaDPIGU
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run
-from adadpigu.training.ema import WeightAverage
 from trials import SHORT, arrays, other_arrays, run_small, small_net, weights
 
 
@@ -111,12 +110,6 @@ def test_reproducible_noise_is_stamped_not_private() -> None:
 def test_the_average_of_the_weights_is_what_is_kept() -> None:
     last, averaged = run_small(DPSGD(), steps=5), run_small(DPSGD(), steps=5, ema=0.9)
     assert not torch.equal(weights(last.model), weights(averaged.model))
-    average = WeightAverage(0.5, torch.zeros(2))
-    average.update(torch.tensor([1.0, 1.0]))
-    decay = 2 / 11
-    torch.testing.assert_close(average.value, torch.full((2,), 1 - decay))
-    average.update(average.value.clone())
-    assert average.value.tolist() == pytest.approx([1 - decay] * 2)
 
 
 def test_a_high_delta_warns_in_the_statement_and_runs() -> None:

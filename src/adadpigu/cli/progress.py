@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
@@ -20,6 +30,30 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.0f} steps/s")
+
+
+@contextlib.contextmanager
+def features_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar for the features of a data set, which are computed once; it appears with the first report."""
+    bar = RichProgress(
+        TextColumn("features, computed once"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("features", total=None)
+
+    def report(done: int, total: int) -> None:
+        if not bar.live.is_started:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
 
 
 class Progress:

@@ -15,6 +15,7 @@ import typer
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import notes, number, print_json, screen, table
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
+from adadpigu.data.own import is_own
 from adadpigu.errors import InputError
 from adadpigu.training.run import check_free
 
@@ -27,7 +28,9 @@ class Interrupted(int):
 
 
 def train(
-    dataset: Annotated[str | None, typer.Option(help="Data set by name, or FILE.npz of your own. [digits]")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
+    ] = None,
     method: Annotated[str | None, typer.Option(help="See `adadpigu methods`. [adadpigu]")] = None,
     model: Annotated[str | None, typer.Option(help="See `adadpigu models`, or package.module:function.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4, or what --noise-multiplier costs]")] = None,
@@ -42,11 +45,23 @@ def train(
     steps: Annotated[int | None, typer.Option(help="T, steps of all stages together.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
+    features: Annotated[str | None, typer.Option(help="Fixed front before the model: none or scattering.")] = None,
+    normalisation: Annotated[
+        str | None, typer.Option(help="none, record, group:GROUPS, constants:MEANS/STDS, or released (charged).")
+    ] = None,
+    activation: Annotated[str | None, typer.Option(help="tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    lr_schedule: Annotated[str | None, typer.Option(help="constant, linear or cosine. [constant]")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Share of the steps over which the rate rises.")] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the average of the weights that is kept.")] = None,
+    tail: Annotated[float | None, typer.Option(help="Instead: average the weights of this last share.")] = None,
+    clipping: Annotated[str | None, typer.Option(help="flat, or automatic (every record is scaled). [flat]")] = None,
+    copies: Annotated[int | None, typer.Option(help="Augmented copies of a record, one clip for all. [1]")] = None,
+    shift: Annotated[int | None, typer.Option(help="Augmentation: shift by up to so many pixels. [0]")] = None,
+    flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Augmentation: mirror half of them.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on a record's contribution.")] = None,
     retention: Annotated[
         float | None, typer.Option(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")
@@ -59,8 +74,11 @@ def train(
     ] = None,
     records: Annotated[int | None, typer.Option(help="N, the public record count of your own data.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
+    describe: Annotated[
+        str | None, typer.Option(help="TOML file with the public facts of your own data (docs/own-data.md).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes the initialisation; never the noise.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, … [cpu]")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")] = None,
     physical_batch_size: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes memory only.")
     ] = None,
@@ -80,11 +98,22 @@ def train(
         "steps": steps,
         "epochs": epochs,
         "batch_size": batch_size,
+        "features": features,
+        "normalisation": normalisation,
+        "activation": activation,
         "lr": lr,
+        "lr_schedule": lr_schedule,
+        "warmup": warmup,
         "momentum": momentum,
         "optimizer": optimizer,
         "weight_decay": weight_decay,
         "ema": ema,
+        "tail": tail,
+        "clipping": clipping,
+        "copies": copies,
+        "shift": shift,
+        "flip": flip,
+        "describe": describe,
         "noise_multiplier": noise_multiplier,
         "records": records,
         "classes": classes,
@@ -136,19 +165,23 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
         if default in all_presets():
             base = read_preset(default)
     settings = merge(base, file, flags)
-    if not settings.dataset.endswith(".npz"):
+    if not is_own(settings.dataset):
         return settings
-    return replace(settings, dataset=str(Path(settings.dataset).resolve()))  # so that the run can be used from anywhere
+    found = None if settings.describe is None else str(Path(settings.describe).resolve())
+    # absolute, so that the run can be used from anywhere
+    return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
 
 
 def ready(settings: RunConfig) -> Preparation:
     """Loads, checks and calibrates; nothing is written."""
     from adadpigu.accounting import Budget
+    from adadpigu.cli.progress import features_progress
     from adadpigu.methods import make_method
-    from adadpigu.report.loading import data_and_model
+    from adadpigu.report.loading import front_and_body, load_data
     from adadpigu.training import TrainingOptions, prepare
 
-    data, network = data_and_model(settings, seed=settings.seed)
+    data = load_data(settings)
+    front, network = front_and_body(settings, data, seed=settings.seed)
     chosen = make_method(settings.method, settings.method_options)
     epsilon = 4.0 if settings.epsilon is None and settings.noise_multiplier is None else settings.epsilon
     budget = None if epsilon is None else Budget(epsilon=epsilon, delta=settings.delta)
@@ -157,7 +190,18 @@ def ready(settings: RunConfig) -> Preparation:
     if settings.batch_size is None:
         chosen_options["batch_size"] = min(512, max(1, data.records // 4))
     options = TrainingOptions(**chosen_options)
-    return prepare(network, data, method=chosen, budget=budget, delta=settings.delta, options=options)
+    with features_progress(notes()) as progress:
+        return prepare(
+            network,
+            data,
+            method=chosen,
+            budget=budget,
+            delta=settings.delta,
+            options=options,
+            front=front,
+            seed=settings.seed,
+            progress=progress,
+        )
 
 
 def _execute(prepared: Preparation, settings: RunConfig, folder: Path, *, quiet: bool) -> Run:

@@ -6,9 +6,10 @@ Input is checked once, here. A refusal names the record at fault, to the person 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -36,6 +37,10 @@ class TensorRecords:
     def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         where = indices.to(self.inputs.device)
         return self.inputs[where], self.targets[where]
+
+    def to(self, device: torch.device) -> TensorRecords:
+        """The same records on a device."""
+        return TensorRecords(self.inputs.to(device), self.targets.to(device))
 
 
 class IndexedRecords:
@@ -79,6 +84,8 @@ class DataSet:
     shape: tuple[int, ...] | None = None
     public: tuple[str, ...] = ()
     """constants declared public, for the statement"""
+    published: bool = False
+    """a published benchmark: features computed from its records may be kept on disk"""
 
     def __post_init__(self) -> None:
         if self.records < 1:
@@ -107,6 +114,33 @@ def declare(
     if len(train) == 0:
         raise InputError(f"{name}: there is no record; allowed: at least 1")
     return DataSet(name=name, train=train, records=records, test=None if test is None else _population(test, "test"))
+
+
+def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
+    """The training records without `held_out` of them, which take the place of the test records: for tuning.
+
+    Which positions are held out depends on the declared record count and the public seed alone, so no record, and no
+    count of records, decides where another one goes. The official test records are out of reach of what is tuned.
+    """
+    if not isinstance(data.train, TensorRecords):
+        raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
+    if not 0 < held_out < data.records:
+        raise InputError(f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed={seed} is not from 0 to {2**32 - 1}")
+    kept = torch.ones(max(data.records, len(data.train)), dtype=torch.bool)
+    kept[torch.from_numpy(np.random.RandomState(seed).permutation(data.records)[:held_out])] = False
+    kept = kept[: len(data.train)]
+    records = data.records - held_out
+    others = tuple(fact for fact in data.public if not fact.startswith(f"{data.records:,} records"))
+    return replace(
+        data,
+        name=f"{data.name}-split",
+        train=TensorRecords(*data.train.take(kept.nonzero().flatten()), name=data.name),
+        test=TensorRecords(*data.train.take((~kept).nonzero().flatten()), name=f"{data.name} held out"),
+        records=records,
+        public=(*others, f"{records:,} records ({held_out:,} more held out by position, seed {seed})"),
+    )
 
 
 def _population(source: Source, name: str) -> Population:

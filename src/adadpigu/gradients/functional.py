@@ -21,19 +21,23 @@ class FunctionalEngine(SealedEngine):
 
     name: ClassVar[str] = "functional"
 
-    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+    def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
         trained = zip(self.layout.slots, self.layout.parameters(self.model), strict=True)
         parameters = {slot.name: parameter.detach() for slot, parameter in trained}
 
         def alone(theta: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            output = functional_call(self.model, theta, (x.unsqueeze(0),))
-            return self.loss.one(output, y.unsqueeze(0))
+            losses = [
+                self.loss.one(functional_call(self.model, theta, (row.unsqueeze(0),)), y.unsqueeze(0))
+                for row in x.unbind(0)
+            ]
+            return torch.stack(losses).mean() if copies > 1 else losses[0]
 
         each = vmap(grad_and_value(alone), in_dims=(None, 0, 0), randomness="different")
-        gradients, losses = each(parameters, inputs, targets)
-        flat = self.buffer(len(inputs))
+        count = len(targets)
+        gradients, losses = each(parameters, inputs.reshape(count, copies, *inputs.shape[1:]), targets)
+        flat = self.buffer(count)
         for slot in self.layout.slots:
-            flat[:, slot.start : slot.stop] = gradients.pop(slot.name).detach().reshape(len(inputs), -1)
+            flat[:, slot.start : slot.stop] = gradients.pop(slot.name).detach().reshape(count, -1)
         return GradientBatch(flat, losses.detach())
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -52,12 +56,13 @@ class LoopEngine(SealedEngine):
 
     name: ClassVar[str] = "loop"
 
-    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
-        flat = self.buffer(len(inputs))
+    def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
+        flat = self.buffer(len(targets))
         losses = []
         parameters = self.layout.parameters(self.model)
-        for row, x, y in zip(flat, inputs.unsqueeze(1), targets.unsqueeze(1), strict=True):
-            loss = self.loss.one(self.model(x), y)
+        grouped = inputs.reshape(len(targets), copies, 1, *inputs.shape[1:])
+        for row, rows, y in zip(flat, grouped, targets.unsqueeze(1), strict=True):
+            loss = torch.stack([self.loss.one(self.model(x), y) for x in rows]).mean()
             row.copy_(flat_gradient(loss, parameters))
             losses.append(loss.detach())
         return GradientBatch(flat, torch.stack(losses))

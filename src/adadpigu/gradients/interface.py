@@ -66,26 +66,30 @@ class SealedEngine(ABC):
         self.layout = Layout.of(model)
 
     @abstractmethod
-    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
-        """The unsealed gradients of a batch of at least one record; only for this package."""
+    def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
+        """The unsealed gradients of a batch of at least one record; only for this package.
+
+        `inputs` holds `copies` rows a record, one after the other; a record's loss is the mean over its rows.
+        """
 
     @abstractmethod
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The unsealed losses [b] of a batch of at least one record; only for this package."""
+        """The unsealed losses of at least one input, one each; only for this package."""
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
         inputs, targets = _open(records)
-        if len(inputs) == 0:
+        if len(targets) == 0:
             return PerSampleGradients(GradientBatch(self.buffer(0), self._no_losses()))
         with refuse_changes(self.model), torch.enable_grad():
-            return PerSampleGradients(self.compute(inputs, targets))
+            return PerSampleGradients(self.compute(inputs, targets, records.copies))
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
         inputs, targets = _open(records)
-        if len(inputs) == 0:
+        if len(targets) == 0:
             return PerRecordLosses(self._no_losses())
         with refuse_changes(self.model), torch.no_grad():
-            return PerRecordLosses(self.losses(inputs, targets).detach())
+            each = self.losses(inputs, repeated(targets, records.copies)).detach()
+        return PerRecordLosses(each.view(len(targets), records.copies).mean(dim=1))
 
     def buffer(self, records: int) -> Tensor:
         """An unfilled [b, d] tensor where the model's parameters live."""
@@ -102,6 +106,11 @@ class SealedEngine(ABC):
         for parameter in parameters[1:]:
             dtype = torch.promote_types(dtype, parameter.dtype)
         return dtype, parameters[0].device
+
+
+def repeated(targets: Tensor, copies: int) -> Tensor:
+    """One target a row: each record's target for each of its copies."""
+    return targets if copies == 1 else targets.repeat_interleave(copies, dim=0)
 
 
 def _open(records: Records) -> tuple[Tensor, Tensor]:

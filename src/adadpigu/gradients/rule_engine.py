@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from adadpigu.errors import ModelError
-from adadpigu.gradients.interface import SealedEngine
+from adadpigu.gradients.interface import SealedEngine, repeated
 from adadpigu.gradients.rules import RULES
 from adadpigu.gradients.state import describe
 from adadpigu.layout import Layout
@@ -39,14 +39,15 @@ class RuleEngine(SealedEngine):
 
     name: ClassVar[str] = "rules"
 
-    def compute(self, inputs: Tensor, targets: Tensor) -> GradientBatch:
+    def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
         with captured(self.model) as calls:
-            losses = self.loss(self.model(inputs), targets)
-        flat = FlatGradients(self.buffer(len(inputs)), self.layout, self.model)
+            each = self.loss(self.model(inputs), repeated(targets, copies))
+            losses = each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
+        flat = FlatGradients(self.buffer(len(targets)), self.layout, self.model)
         for call, dy in zip(calls, _output_gradients(losses, calls), strict=True):
             if dy is not None:
                 _refuse_unruly(call, dy, len(inputs))
-                RULES[type(call.module)](call.module, call.x, dy, ModuleGradients(flat, call.module))
+                RULES[type(call.module)](call.module, call.x, dy, ModuleGradients(flat, call.module, copies))
         return GradientBatch(flat.finish(), losses.detach())
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,16 +125,22 @@ class FlatGradients:
 
 
 class ModuleGradients:
-    """One module's parameters within the flat buffer: the `Destination` its rule writes to."""
+    """One module's parameters within the flat buffer: the `Destination` its rule writes to.
 
-    def __init__(self, flat: FlatGradients, module: nn.Module) -> None:
+    A rule works row by row; the rows of one record's copies are added up here, where they meet the record's gradient.
+    """
+
+    def __init__(self, flat: FlatGradients, module: nn.Module, copies: int = 1) -> None:
         self._flat = flat
+        self._copies = copies
         self._parameters = dict(module.named_parameters(recurse=False))
 
     def wants(self, name: str) -> bool:
         return self._flat.holds(self._parameters.get(name))
 
     def add(self, name: str, value: Tensor) -> None:
+        if self._copies > 1:
+            value = value.reshape(-1, self._copies, *value.shape[1:]).sum(dim=1)
         view, fresh = self._flat.claim(self._parameters[name])
         view = view.view(value.shape)
         if fresh:
@@ -142,6 +149,9 @@ class ModuleGradients:
             view.add_(value)
 
     def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+        if self._copies > 1:  # copies are further positions of the same record
+            left = left.reshape(-1, self._copies, *left.shape[1:]).transpose(1, 2).flatten(2)
+            right = right.reshape(-1, self._copies * right.shape[1], right.shape[2])
         view, fresh = self._flat.claim(self._parameters[name])
         view = view.view(len(left), left.shape[1], right.shape[2])
         if left.shape[2] != 1:

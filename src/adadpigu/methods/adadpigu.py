@@ -129,7 +129,7 @@ class _Running(Running):
     def active(self) -> Tensor | None:
         return self._active
 
-    def begin_step(self, stage: Stage, index: int) -> None:
+    def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if stage.name != "training":
             return
         if self._statistics is None:

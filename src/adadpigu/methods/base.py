@@ -50,8 +50,14 @@ class Setting:
     layout: Layout
     batch_size: int
     """B, the *expected* batch size"""
+    records: int
+    """N, the declared record count"""
     noise_multiplier: float
     """σ of the run"""
+    weights: Tensor
+    """θ at the start: random, or brought along, in either case public"""
+    seed: int
+    """for a method's own public choices, such as a random mask; never for noise"""
     device: torch.device
 
 
@@ -66,8 +72,8 @@ class Batches(Protocol):
 class Running(ABC):
     """A method at work: the state of one run."""
 
-    def begin_step(self, stage: Stage, index: int) -> None:
-        """Called before each step, e.g. to move a mask on. `index` counts within the stage."""
+    def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
+        """Called before each step, e.g. to move a mask on. `index` counts within the stage; `weights` are public."""
         return
 
     def effective(self, parameters: Tensor) -> Tensor:

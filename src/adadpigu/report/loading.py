@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from adadpigu.config import RunConfig, merge, read_config
 from adadpigu.data import DataSet, load_dataset
+from adadpigu.data.own import is_own, own_dataset
 from adadpigu.errors import InputError
+from adadpigu.features.front import Front, Fronted, make_front
 from adadpigu.gradients.losses import first_line
 from adadpigu.models import make_model
+from adadpigu.training.run import stored_tensors
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,27 @@ class LoadedRun:
     data: DataSet
 
 
-def data_and_model(config: RunConfig, seed: int | None = None) -> tuple[DataSet, nn.Module]:
-    """The data set that a config names, and a model for it (a small MLP where none is named)."""
-    data = load_dataset(config.dataset, records=config.records, classes=config.classes)
-    return data, make_model(config.model or "mlp", shape=data.shape, classes=data.classes or 10, seed=seed)
+def load_data(config: RunConfig) -> DataSet:
+    """The data set that a config names."""
+    if not is_own(config.dataset):
+        return load_dataset(config.dataset, records=config.records, classes=config.classes)
+    describe = None if config.describe is None else Path(config.describe)
+    return own_dataset(Path(config.dataset), description=describe, records=config.records, classes=config.classes)
+
+
+def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) -> tuple[Front | None, nn.Module]:
+    """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
+    front, shape = None, data.shape
+    if shape is not None:
+        front, shape = make_front(
+            config.features,
+            config.normalisation,
+            shape,
+            normalisation_clip=config.normalisation_clip,
+            normalisation_noise=config.normalisation_noise,
+        )
+    chosen = {} if config.activation is None else {"activation": config.activation}
+    return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **chosen)
 
 
 def load_run(folder: Path) -> LoadedRun:
@@ -39,7 +59,9 @@ def load_run(folder: Path) -> LoadedRun:
         if not (folder / name).is_file():
             raise InputError(f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
     config = merge(read_config(folder / "config.toml"))
-    data, model = data_and_model(config)
+    data = load_data(config)
+    front, body = front_and_body(config, data)
+    model = body if front is None else Fronted(front, body)
     try:
         stored = load_file(folder / "model.safetensors")
     except (SafetensorError, OSError) as error:
@@ -51,7 +73,7 @@ def load_run(folder: Path) -> LoadedRun:
 @torch.no_grad()
 def _fill(model: nn.Module, stored: dict[str, Tensor], folder: Path) -> None:
     """Copies stored tensors into a model; names and shapes must be the model's own."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = stored_tensors(model)
     odd = sorted(own.keys() ^ stored.keys()) or sorted(n for n in own if own[n].shape != stored[n].shape)
     if odd:
         raise InputError(f"run={str(folder)!r}: model.safetensors does not fit the model at {odd[0]!r}")

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bounding import BoundedSum, Bounder, Query, RecordSum
+from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine
 from adadpigu.isolation import isolated
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness
-from adadpigu.records import PerRecordLosses, Records
+from adadpigu.records import PerRecordLosses, Records, losses_of
 from adadpigu.sampling import PoissonSampler, Population, gather
 from adadpigu.sensitive import unseal
+from adadpigu.training.view import View
 
 
 class Draws:
@@ -34,8 +36,9 @@ class Draws:
         engine: GradientEngine,
         mechanism: GaussianMechanism,
         randomness: Randomness,
-        device: torch.device,
+        view: View,
         physical_batch_size: int | None = None,
+        stability: float | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self._population = population
@@ -43,8 +46,9 @@ class Draws:
         self._engine = engine
         self._mechanism = mechanism
         self._randomness = randomness
-        self._device = device
+        self._view = view
         self._physical = physical_batch_size
+        self._stability = stability
         self._diagnostics = diagnostics
         self._failed = False
         self._planned: dict[str, tuple[PoissonSampler, float]] = {}
@@ -64,6 +68,7 @@ class Draws:
             raise PrivacyLineError("a draw needs at least one query")
         if self._failed:
             raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
+        queries = tuple(self._as_clipped(query) for query in queries)
         sampler, noise_multiplier = self._planned.pop(draw)
         receipt = self._mechanism.charge(
             queries,
@@ -81,14 +86,20 @@ class Draws:
             self._diagnostics.end_draw(step=self._step, draw=draw)
         return self._mechanism.release(sums, receipt)
 
+    def _as_clipped(self, query: Query) -> Query:
+        """The query under the run's way of clipping, whatever the method."""
+        if self._stability is None or not isinstance(query, GradientSum):
+            return query
+        return replace(query, stability=self._stability)
+
     def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...]) -> list[BoundedSum]:
         """Draws the batch and bounds it, micro-batch by micro-batch, in a random stream of its own."""
         bounders = [Bounder(query, self._engine.layout.size) for query in queries]
         drawn = sampler.draw(self._population, self._randomness)
-        with isolated(self._randomness, self._device):
+        with isolated(self._randomness, self._view.device):
             records = gather(self._population, drawn)
             for micro in records.chunks(self._physical):
-                self._bound(self._on_device(micro), queries, bounders)
+                self._bound(self._view(micro), queries, bounders)
         return [bounder.result() for bounder in bounders]
 
     def _discreetly(self, work: Callable[[], list[BoundedSum]]) -> list[BoundedSum]:
@@ -109,15 +120,24 @@ class Draws:
         raise withheld  # outside the except block, so that no traceback keeps the records
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
-        gradients = self._engine.per_sample_gradients(records)
-        if self._diagnostics is not None:
+        needed = frozenset[str]().union(*(query.needs for query in queries))
+        gradients = self._engine.per_sample_gradients(records) if "gradient" in needed else None
+        if self._diagnostics is not None and gradients is not None:
             self._diagnostics.observe(gradients)
+        losses = None
+        if "loss" in needed:
+            losses = self._engine.per_record_losses(records) if gradients is None else losses_of(gradients)
         for query, bounder in zip(queries, bounders, strict=True):
-            bounder.add(gradients, self._losses_at(records, query))
+            if isinstance(query, GradientSum):
+                assert gradients is not None
+                bounder.add(gradients)
+            else:
+                at = self._losses_at(records, query)
+                bounder.add_records(records, gradients=gradients, losses=losses, losses_at=at)
 
-    def _losses_at(self, records: Records, query: Query) -> PerRecordLosses | None:
+    def _losses_at(self, records: Records, query: RecordSum) -> PerRecordLosses | None:
         """[b, k] losses at the k parameter vectors that the query names."""
-        if not isinstance(query, RecordSum) or not query.losses_at:
+        if not query.losses_at:
             return None
         layout = self._engine.layout
         present = layout.read(self._model)
@@ -129,7 +149,3 @@ class Draws:
         finally:
             layout.write(self._model, present)
         return PerRecordLosses(torch.stack(columns, dim=1))
-
-    def _on_device(self, records: Records) -> Records:
-        inputs, targets = unseal(records)
-        return Records((inputs.to(self._device), targets.to(self._device)))

@@ -25,13 +25,15 @@ from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Tape
 from adadpigu.methods.base import Running, Setting
 from adadpigu.randomness import Randomness
+from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
 from adadpigu.training.draws import Draws
-from adadpigu.training.ema import WeightAverage
 from adadpigu.training.evaluation import accuracy
+from adadpigu.training.normalising import STAGE, release_normalisation
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.preparation import Preparation, trained_models
 from adadpigu.training.reporting import report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
+from adadpigu.training.schedules import lr_factor
 
 
 class Session:
@@ -61,23 +63,26 @@ class Session:
             engine=prepared.engine,
             mechanism=GaussianMechanism(ledger, randomness, tape),
             randomness=randomness,
-            device=prepared.device,
+            view=prepared.view,
             physical_batch_size=prepared.options.physical_batch_size,
+            stability=prepared.options.stability,
             diagnostics=self._diagnostics,
         )
         self._optimiser = MaskedOptimiser(prepared.model, self._layout, prepared.options.factory())
+        self._parameters = self._start = self._layout.read(prepared.model)
         self._running = prepared.method.begin(
             Setting(
                 layout=self._layout,
                 batch_size=prepared.options.batch_size,
+                records=prepared.data.records,
                 noise_multiplier=prepared.noise_multiplier,
+                weights=self._start.clone(),
+                seed=prepared.seed,
                 device=prepared.device,
             )
         )
-        self._parameters = self._start = self._layout.read(prepared.model)
         self._untrained = Untrained(prepared.model)
-        ema = prepared.options.ema
-        self._average = None if ema is None else WeightAverage(ema, self._parameters)
+        self._average = _average(prepared, self._parameters)
         self._metrics: list[Metrics] = []
         self._done = 0
 
@@ -114,7 +119,7 @@ class Session:
             raise refusal
         self._keep_weights()
         run = Run(
-            model=self._p.model,
+            model=self._p.whole_model(),
             method=self._p.method.name,
             dataset=self._p.data.name,
             privacy=privacy,
@@ -155,11 +160,20 @@ class Session:
             events = [sampler.event([sigma]) for sampler, sigma in planned.values()]
             for index in range(stage.steps):
                 self._ledger.ensure_affordable(events)
-                self._running.begin_step(stage, index)
                 self._draws.begin_step(stage.name, self._done, planned)
-                self._step(number, index)
+                if stage.name == STAGE:
+                    self._normalise()
+                else:
+                    self._running.begin_step(stage, index, self._parameters)
+                    self._step(number, index)
                 self._done += 1
                 self._tell_step(stage.name, looks)
+
+    def _normalise(self) -> None:
+        """The stage before the method's: the front's constants are released."""
+        norm = self._p.released_norm
+        assert norm is not None
+        release_normalisation(norm, self._draws, self._p.data.records)
 
     def _step(self, stage: int, index: int) -> None:
         model, running, before = self._p.model, self._running, self._parameters
@@ -172,6 +186,8 @@ class Session:
             self._layout.write(model, before)
         may_reject = type(running).accept is not Running.accept
         state = self._optimiser.snapshot() if may_reject else None
+        options = self._p.options
+        self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
         self._optimiser.step(direction)
         after = self._layout.read(model)
         if state is not None and not running.accept(self._draws, self._p.stages[stage], before, after):
@@ -180,7 +196,7 @@ class Session:
             after = before
         self._parameters = after
         if self._average is not None:
-            self._average.update(after)
+            self._average.update(direction.map(lambda _: after))
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
@@ -189,7 +205,7 @@ class Session:
 
     def _accuracy(self) -> float | None:
         test = self._p.data.test
-        return None if test is None else accuracy(self._p.model, test, device=self._p.device)
+        return None if test is None else accuracy(self._p.shown_model(), test, device=self._p.device)
 
     def _looks(self) -> dict[int, float | None]:
         """After which steps the test set is looked at, and the ε spent by then."""
@@ -260,6 +276,15 @@ def _undisturbed() -> Iterator[None]:
     finally:
         if before is not None:  # None: the handler was not installed from Python, and cannot be put back
             signal.signal(signal.SIGINT, before)
+
+
+def _average(prepared: Preparation, start: Tensor) -> WeightAverage | None:
+    options = prepared.options
+    if options.ema is not None:
+        return ExponentialAverage(options.ema, start)
+    if options.tail is not None:
+        return TailAverage(options.tail, sum(s.steps for s in prepared.stages if s.name != STAGE), start)
+    return None
 
 
 def _share(active: Tensor | None, size: int) -> float:

@@ -58,10 +58,16 @@ class MaskedOptimiser:
             self._optimiser = factory(self._parameters)
         except (TypeError, ValueError) as error:
             raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
+        self._rates = [group["lr"] for group in self._optimiser.param_groups]
         if isinstance(self._optimiser, _UNFIT[1:]):
             raise InputError(
                 f"optimizer={type(self._optimiser).__name__} cannot be fed one noisy gradient a step; use another"
             )
+
+    def scale_lr(self, factor: float) -> None:
+        """Sets the learning rate to this share of the one it was made with."""
+        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
 
     @torch.no_grad()
     def step(self, direction: Release) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 
-from adadpigu.errors import InputError
+from adadpigu.data.augmentation import Augmentation
+from adadpigu.errors import InputError, unknown
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
+from adadpigu.training.schedules import LearningRateSchedule
+
+Clipping = Literal["flat", "automatic"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +28,28 @@ class TrainingOptions:
     momentum: float = 0.9
     weight_decay: float = 0.0
     optimizer: str | OptimiserFactory = "sgd"
+    lr_schedule: LearningRateSchedule = "constant"
+    warmup: float = 0.0
+    """share of the steps over which the learning rate rises from 0"""
     ema: float | None = None
     """decay of the average of the weights that is evaluated and kept; None: the last iterate"""
+    tail: float | None = None
+    """instead of `ema`: the weights of this last share of the steps are averaged"""
+    clipping: Clipping = "flat"
+    """`flat` scales what exceeds C; `automatic` scales every record, to C·‖g‖/(‖g‖ + clip_stability)"""
+    clip_stability: float = 0.01
+    copies: int = 1
+    """augmented copies of each record, whose gradients are averaged before the clip"""
+    shift: int = 0
+    """augmentation: up to so many pixels either way"""
+    flip: bool = False
+    """augmentation: half of the copies are mirrored"""
     noise_multiplier: float | None = None
     """σ; None: the least that keeps the budget"""
     physical_batch_size: int | None = None
     """records held in memory at once; changes nothing but memory"""
     device: str = "cpu"
+    """`auto` takes a GPU where there is one"""
     evaluate_every: int | None = None
     """steps between looks at the test set; None: twenty looks a run"""
     diagnostics: bool = False
@@ -47,9 +67,33 @@ class TrainingOptions:
             raise InputError(f"epochs={self.epochs} is not a finite number above 0")
         if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
             raise InputError(f"noise_multiplier={self.noise_multiplier} is not a finite number above 0")
+        self._check_averages()
+        if not 0 <= self.warmup < 1:
+            raise InputError(f"warmup={self.warmup} is not in [0, 1)")
+        for name, kinds in (("lr_schedule", get_args(LearningRateSchedule)), ("clipping", get_args(Clipping))):
+            if getattr(self, name) not in kinds:
+                raise unknown(name, str(getattr(self, name)), kinds)
+        if not 0 < self.clip_stability < math.inf:
+            raise InputError(f"clip_stability={self.clip_stability} is not a finite number above 0")
+        self.augmentation()
+        self.factory()
+
+    def _check_averages(self) -> None:
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema={self.ema} is not in (0, 1)")
-        self.factory()
+        if self.tail is not None and not 0 < self.tail <= 1:
+            raise InputError(f"tail={self.tail} is not in (0, 1]")
+        if self.ema is not None and self.tail is not None:
+            raise InputError(f"ema={self.ema} and tail={self.tail}: give one of them, not both")
+
+    def augmentation(self) -> Augmentation:
+        """How records are augmented."""
+        return Augmentation(copies=self.copies, shift=self.shift, flip=self.flip)
+
+    @property
+    def stability(self) -> float | None:
+        """γ of automatic clipping; None for flat."""
+        return self.clip_stability if self.clipping == "automatic" else None
 
     def factory(self) -> OptimiserFactory:
         """What makes the optimiser of a run."""
@@ -66,12 +110,14 @@ class TrainingOptions:
 
     def torch_device(self) -> torch.device:
         """The device, checked to be there."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         try:
             device = torch.device(self.device)
         except RuntimeError:
-            raise InputError(f"device={self.device!r} is not a device; allowed: cpu, cuda, cuda:0, …") from None
+            raise InputError(f"device={self.device!r} is not a device; allowed: auto, cpu, cuda, cuda:0, …") from None
         if device.type not in ("cpu", "cuda"):
-            raise InputError(f"device={self.device!r} is not supported; allowed: cpu, cuda, cuda:0, …")
+            raise InputError(f"device={self.device!r} is not supported; allowed: auto, cpu, cuda, cuda:0, …")
         count = torch.cuda.device_count() if device.type == "cuda" else 1
         if (device.index or 0) >= count:
             allowed = "cpu" if count == 0 else f"cpu, cuda:0 to cuda:{count - 1}"

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import secrets
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,14 +27,18 @@ from adadpigu.accounting import (
 )
 from adadpigu.data.datasets import DataSet, check_records, refuse_unfit_test
 from adadpigu.errors import BudgetError, InputError, ModelError
+from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.gradients.losses import first_line
 from adadpigu.gradients.state import untouched
 from adadpigu.layout import Layout
 from adadpigu.methods.base import Method, Stage
 from adadpigu.sampling import PoissonSampler, Population
+from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
+from adadpigu.training.placement import settle
+from adadpigu.training.view import View
 
 trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """models that a run of this process has trained: their weights have seen records already"""
@@ -54,7 +60,12 @@ class Preparation:
     noise_multiplier: float
     """σ of the run; 0 for a method without a guarantee"""
     engine: GradientEngine
+    view: View
+    """what the model is shown of a drawn record"""
+    front: Front | None
+    """the fixed part before the model, as far as it belongs to what is kept"""
     device: torch.device
+    seed: int
     epsilons: dict[str, float]
     """ε of the whole plan, by accountant"""
     warnings: tuple[str, ...]
@@ -63,6 +74,19 @@ class Preparation:
     def sample_rate(self) -> float:
         """q = B/N."""
         return self.options.batch_size / self.data.records
+
+    @property
+    def released_norm(self) -> ReleasedNorm | None:
+        """The normaliser whose constants a first stage releases."""
+        return None if self.front is None else self.front.released
+
+    def shown_model(self) -> nn.Module:
+        """The model as it takes the records of `data`, whose features may have been computed already."""
+        return self.model if self.view.front is None else nn.Sequential(self.view.front, self.model)
+
+    def whole_model(self) -> nn.Module:
+        """The model as it takes the user's records: what is kept."""
+        return self.model if self.front is None else Fronted(self.front, self.model)
 
     def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
         """For each draw of a stage's step, the sampler and σ: from the same plan that was accounted."""
@@ -79,24 +103,33 @@ def prepare(
     delta: float,
     options: TrainingOptions,
     loss: Loss = F.cross_entropy,
+    front: Front | None = None,
+    seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Preparation:
-    """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs."""
+    """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
+
+    `front` comes before the model; where records are not augmented, its features are computed here, once, and
+    `progress` is told how far that is.
+    """
     device = options.torch_device()
-    stages = method.stages(options.step_count(data.records))
+    if options.stability is not None and not method.private:
+        raise InputError(f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
+    stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
-    example = _example(data.train, device)
+    inputs, targets = _example(data.train, device)
+    options.augmentation().check(tuple(inputs.shape[1:]))
     model.to(device)
+    example = (inputs if front is None else front.to(device)(inputs)), targets
     output = _output(model, example[0])
     labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example)
-    check_records(data.train, classes, name=data.name)
-    if data.test is not None:
-        refuse_unfit_test(data.train, data.test)
-        check_records(data.test, classes, name=f"{data.name} test")
+    _check_data(data, classes)
     MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
+    data, left = settle(data, front, device, augmented=bool(options.augmentation()), progress=progress)
     return Preparation(
         model=model,
         data=data,
@@ -108,10 +141,28 @@ def prepare(
         plan=plan,
         noise_multiplier=sigma,
         engine=engine,
+        view=View(augmentation=options.augmentation(), front=left, device=device),
+        front=front,
         device=device,
+        seed=secrets.randbits(62) if seed is None else seed,
         epsilons=epsilons(plan.event(), delta),
         warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
     )
+
+
+def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Front | None) -> tuple[Stage, ...]:
+    """The method's stages, after the one that releases normalisation constants where there is one."""
+    stages = method.stages(options.step_count(data.records))
+    if front is None or front.released is None:
+        return stages
+    return (normalisation_stage(front.released, data.records), *stages)
+
+
+def _check_data(data: DataSet, classes: int | None) -> None:
+    check_records(data.train, classes, name=data.name)
+    if data.test is not None:
+        refuse_unfit_test(data.train, data.test)
+        check_records(data.test, classes, name=f"{data.name} test")
 
 
 def _example(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -145,8 +145,18 @@ class RunFolder:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """What is stored of a model: its parameters and buffers, each once, and nothing that a hook would add."""
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in named.items()}
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in stored_tensors(model).items()}
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of a model that are stored, by name; buffers that a module calls non-persistent are not."""
+    rebuilt = {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name not in rebuilt}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def check_free(path: Path) -> None:

@@ -1,0 +1,155 @@
+"""Released normalisation constants: charged, bounded, noisy, and right; fixed fronts: by definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adadpigu.accounting import epsilon
+from adadpigu.accounting.events import compose, draw_event
+from adadpigu.audit.replay import RecordedCoins, Recorder, replay
+from adadpigu.bounding import RecordSum
+from adadpigu.data import DataSet, TensorRecords
+from adadpigu.errors import InputError
+from adadpigu.features.front import ChannelNorm, Front, Fronted, ReleasedNorm, make_front
+from adadpigu.methods import DPSGD
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training import Preparation, TrainingOptions, prepare, train_prepared
+from trials import small_digits
+
+
+def colourful() -> DataSet:
+    """The digits as two channels of different scale."""
+    data = small_digits()
+    assert isinstance(data.train, TensorRecords)
+    inputs = torch.cat([data.train.inputs, 3.0 * data.train.inputs + 1.0], dim=1)
+    return DataSet(name="two", train=TensorRecords(inputs, data.train.targets), records=240, classes=10)
+
+
+def prepared(
+    norm: ReleasedNorm, data: DataSet | None = None, channels: int = 1, sigma: float = 1.5, **options: Any
+) -> Preparation:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 10))
+    chosen: dict[str, Any] = {"batch_size": 40, "steps": 3, "lr": 0.5} | options
+    return prepare(
+        model,
+        data or small_digits(),
+        method=DPSGD(),
+        budget=None,
+        delta=1e-5,
+        options=TrainingOptions(noise_multiplier=sigma, **chosen),
+        front=Front(None, norm),
+    )
+
+
+def test_the_constants_are_charged_as_one_draw_of_all_records_before_training() -> None:
+    ready = prepared(ReleasedNorm(1, clip=1.0, noise_multiplier=8.0))
+    stage = ready.plan.stages[0]
+    assert (stage.name, stage.steps, ready.plan.steps) == ("normalisation", 1, 4)
+    assert stage.draws[0].sample_rate == 1.0
+    both_at_eight = compose([(draw_event(1.0, [8.0, 8.0]), 1), (draw_event(40 / 240, [1.5]), 3)])
+    run = train_prepared(ready, randomness=ReproducibleRandomness(0))
+    assert run.epsilon == pytest.approx(epsilon(both_at_eight, 1e-5), rel=1e-6)
+    assert {r.name for r in run.privacy.releases} == {"channel means", "channel squares", "gradient"}
+    assert all(r.noise_multiplier == pytest.approx(8.0) for r in run.privacy.releases if r.name != "gradient")
+
+
+def test_with_little_noise_the_constants_are_the_channels_mean_and_std() -> None:
+    data, norm = colourful(), ReleasedNorm(2, clip=10.0, noise_multiplier=1e-3)
+    train_prepared(prepared(norm, data, channels=2), randomness=ReproducibleRandomness(0))
+    assert isinstance(data.train, TensorRecords)
+    x = data.train.inputs.double()
+    torch.testing.assert_close(norm.mean.double(), x.mean(dim=(0, 2, 3)), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(norm.std.double(), x.std(dim=(0, 2, 3), correction=0), rtol=1e-2, atol=1e-3)
+
+
+def test_the_sums_are_clipped_record_by_record_at_the_public_bound() -> None:
+    recorder = Recorder()
+    train_prepared(
+        prepared(ReleasedNorm(2, clip=0.25, noise_multiplier=8.0), colourful(), channels=2),
+        randomness=ReproducibleRandomness(0),
+        tape=recorder,
+    )
+    means, squares = recorder.calls[0]
+    assert (means.sensitivity, squares.sensitivity) == (0.25, 0.0625)
+    records = colourful().train
+    assert isinstance(records, TensorRecords)
+    vectors = records.inputs.double().mean(dim=(2, 3))
+    clipped = vectors * (0.25 / vectors.norm(dim=1, keepdim=True)).clamp(max=1)
+    torch.testing.assert_close(means.total, clipped.sum(dim=0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [1e6, -1e6, 0.0])
+def test_one_record_moves_the_moments_by_no_more_than_their_sensitivity(value: float) -> None:
+    found = replay(
+        lambda data: prepared(ReleasedNorm(1, clip=0.5, noise_multiplier=8.0), data),
+        small_digits(),
+        added=(torch.full((1, 8, 8), value), torch.tensor(1)),
+    )
+    assert found.breaches == ()
+    assert found.largest <= 1 + 1e-5
+
+
+def test_the_model_is_trained_on_normalised_records_and_kept_with_its_constants() -> None:
+    norm = ReleasedNorm(1, clip=1.0, noise_multiplier=8.0)
+    run = train_prepared(prepared(norm), randomness=RecordedCoins(ReproducibleRandomness(0)))
+    assert isinstance(run.model, Fronted)
+    assert not torch.equal(norm.mean, torch.zeros(1))
+    inputs, targets = small_digits().test.take(torch.arange(100))  # type: ignore[union-attr]
+    body = (inputs - norm.mean.view(-1, 1, 1)) / norm.std.view(-1, 1, 1)
+    torch.testing.assert_close(run.model(inputs), run.model.body(body))
+    assert run.accuracy == pytest.approx(float((run.model(inputs).argmax(1) == targets).float().mean()))
+
+
+def test_negative_variance_is_clamped_to_the_floor() -> None:
+    norm = ReleasedNorm(1, clip=1e-3, noise_multiplier=1e4)
+    train_prepared(prepared(norm), randomness=ReproducibleRandomness(1))
+    assert norm.std.item() >= 1e-6 * (1 - 1e-6)
+
+
+def test_a_query_for_inputs_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = prepared(ReleasedNorm(1, clip=1.0, noise_multiplier=8.0))
+    batches: list[int] = []
+    genuine = ready.engine.per_sample_gradients
+    monkeypatch.setattr(ready.engine, "per_sample_gradients", lambda r: (batches.append(1), genuine(r))[1])
+    train_prepared(ready, randomness=ReproducibleRandomness(0))
+    assert len(batches) == 3
+    assert RecordSum(name="x", of=lambda r: r.loss, clip_norm=1.0).needs == {"gradient", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "check"),
+    [
+        ("record", (1, 8, 8), lambda x, y: torch.allclose(y.flatten(1).mean(1), torch.zeros(4), atol=1e-5)),
+        ("group:2", (4, 3, 3), lambda x, y: torch.allclose(y[:, :2].flatten(1).mean(1), torch.zeros(4), atol=1e-5)),
+        ("constants:1,2/2,4", (2, 5), lambda x, y: torch.allclose(y[:, 1], (x[:, 1] - 2) / 4)),
+        ("none", (2, 5), lambda x, y: torch.equal(x, y)),
+    ],
+)
+def test_fixed_normalisers_do_what_their_name_says(spec: str, shape: tuple[int, ...], check: Any) -> None:
+    front, made = make_front("none", spec, shape)
+    x = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    assert made == shape
+    assert check(x, x if front is None else front(x))
+    assert front is None or not list(front.parameters())
+
+
+@pytest.mark.parametrize(
+    "spec", ["batch", "group:5", "group:x", "constants:1/2", "constants:1,2", "record:3", "group:0"]
+)
+def test_a_normalisation_that_does_not_fit_is_refused_by_value(spec: str) -> None:
+    with pytest.raises(InputError, match="normalisation="):
+        make_front("none", spec, (2, 4, 4))
+
+
+def test_bad_bounds_and_scales_are_refused() -> None:
+    for clip, noise in ((0.0, 1.0), (1.0, -1.0), (math.inf, 1.0)):
+        with pytest.raises(InputError, match="normalisation_"):
+            ReleasedNorm(1, clip=clip, noise_multiplier=noise)
+    with pytest.raises(InputError, match="std above 0"):
+        ChannelNorm(torch.zeros(1), torch.zeros(1))
