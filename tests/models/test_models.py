@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
 from adadpigu.gradients import choose_engine
-from adadpigu.models import all_models, make_model
+from adadpigu.models import TemperedSigmoid, all_models, make_model, parse_activation
 
-PARAMETERS = {"mnist-cnn": 26_010, "mnist-cnn-padded": 46_490, "cifar-small": 74_362, "cifar-big": 550_570}
+PARAMETERS = {
+    "mnist-cnn": 26_010,
+    "mnist-cnn-padded": 46_490,
+    "cifar-small": 74_362,
+    "cifar-big": 550_570,
+    "scatter-cnn-gray": 33_066,
+    "scatter-cnn-rgb": 187_210,
+}
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "tempered:1.5,3,0.5": TemperedSigmoid}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_the_papers_nets_have_the_parameters_that_were_counted(name: str) -> None:
+def test_the_published_nets_have_the_parameters_that_were_counted(name: str) -> None:
     assert sum(p.numel() for p in make_model(name).parameters()) == PARAMETERS[name] == all_models()[name].parameters()
 
 
@@ -25,6 +34,35 @@ def test_every_model_is_trained_by_layer_rules(name: str) -> None:
     example = torch.randn(3, *shape), torch.zeros(3, dtype=torch.long)
     assert model(example[0]).shape == (3, 10)
     assert choose_engine(model, F.cross_entropy, example).name == "rules"
+
+
+@pytest.mark.parametrize("text", ACTIVATIONS)
+@pytest.mark.parametrize("name", all_models())
+def test_every_net_is_built_with_the_activation_asked_for(name: str, text: str) -> None:
+    shape = all_models()[name].shape or (3, 5)
+    model = make_model(name, shape=shape, activation=text, seed=0)
+    kinds = {type(module) for module in model.modules()} & {nn.Tanh, nn.ReLU, TemperedSigmoid}
+    assert kinds == (set() if name.endswith("linear") else {ACTIVATIONS[text]})
+    before = make_model(name, shape=shape, seed=0).state_dict()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_tempered_sigmoid_is_its_formula_and_tanh_a_special_case() -> None:
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    assert torch.allclose(parse_activation("tempered:2,2,1")()(x), torch.tanh(x), atol=1e-12)
+    assert torch.allclose(parse_activation("tempered:1.58,3,.71")()(x), 1.58 / (1 + torch.exp(-3 * x)) - 0.71)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Tanh", "gelu", "relu:1,1,1", "tempered", "tempered:"]
+    + [f"tempered:{each}" for each in ("2,2", "2,2,1,0", "2,x,1", "0,2,1", "2,-2,1", "inf,2,1", "2,2,nan")],
+)
+def test_activations_that_do_not_exist_are_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make_model("mlp", shape=(4,), activation=text)
+    assert str(caught.value).startswith(f"activation={text!r}; allowed: tanh, relu, or tempered:")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> None:
@@ -42,6 +80,8 @@ def test_a_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> Non
         ({"name": "mlp"}, "needs the shape"),
         ({"name": "os:getcwd"}, "returns an nn.Module"),
         ({"name": "os:nothing"}, "cannot be imported"),
+        ({"name": "scatter-cnn-gray", "shape": (1, 28, 28)}, "(81, 7, 7)"),
+        ({"name": "os:getcwd", "activation": "relu"}, "chooses its own"),
         ({"name": "mnist-ccn"}, "did you mean 'mnist-cnn'"),
     ],
 )
