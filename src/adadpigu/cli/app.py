@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli import accounting, catalogue, training, usage
+from adadpigu.cli import accounting, catalogue, data, training, usage
 from adadpigu.cli.output import print_error
 from adadpigu.errors import InputError, unknown
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (training, accounting, catalogue, usage):
+for commands in (training, accounting, catalogue, usage, data):
     commands.add_to(app)
 
 
@@ -75,8 +75,11 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
     if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
         return None
     message = str(error.format_message()).strip().rstrip(".")
-    if message.startswith("No such command"):
-        names = [c.callback.__name__ for c in app.registered_commands if c.callback is not None]
+    if message.startswith(("No such command", "Missing command")):
+        context: Any = error.ctx  # type: ignore[attr-defined]
+        names = sorted(context.command.commands)  # of the group that was asked
+        if message.startswith("Missing"):
+            return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
         return str(unknown("command", message.split("'")[1], names))
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for position, argument in enumerate(arguments):

@@ -8,33 +8,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, declare
-from adadpigu.data.digits import digits
+from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, declare, training_split
+from adadpigu.data.digits import TRAIN, digits
+from adadpigu.data.named import find_published, published_dataset
 from adadpigu.data.npz import npz_dataset
+from adadpigu.data.registry import ALIASES, PUBLISHED
 from adadpigu.errors import InputError, unknown
 
-__all__ = ["DataSet", "IndexedRecords", "TensorRecords", "all_datasets", "declare", "load_dataset"]
-
-_LOADERS = {"digits": digits}
+__all__ = ["DataSet", "IndexedRecords", "TensorRecords", "all_datasets", "declare", "load_dataset", "training_split"]
 
 
 def all_datasets() -> tuple[str, ...]:
     """Names of the data sets that need no file of the user's."""
-    return tuple(_LOADERS)
+    return ("digits", *PUBLISHED)
 
 
 def load_dataset(name: str, *, records: int | None = None, classes: int | None = None) -> DataSet:
     """A data set by name, or from an `.npz` file of the user's with its public facts declared.
+
+    A published one that the cache does not hold is fetched first, as `adadpigu data get` does it.
 
     >>> load_dataset("digits").records
     1437
     """
     if name.endswith(".npz"):
         return npz_dataset(Path(name), records=records, classes=classes)
-    if name not in _LOADERS:
-        raise unknown("dataset", name, [*_LOADERS, "FILE.npz"])
-    data = _LOADERS[name]()
-    for key, given, declared in (("records", records, data.records), ("classes", classes, data.classes)):
+    if name not in (*all_datasets(), *ALIASES):
+        raise unknown("dataset", name, [*all_datasets(), "FILE.npz"])
+    published = None if name == "digits" else find_published(name)
+    known = (TRAIN, 10) if published is None else (published.records, published.classes)
+    for key, given, declared in zip(("records", "classes"), (records, classes), known, strict=True):
         if given not in (None, declared):
             raise InputError(f"{key}={given} contradicts the {declared} that {name!r} declares")
-    return data
+    return digits() if published is None else published_dataset(published)

@@ -1,0 +1,71 @@
+"""From the forms in which the published bytes are shipped to the one form that is verified and kept.
+
+gzip, CSV (a label and 784 pixels a line), PNG sheets (a row an image) and python batches; each function takes the
+shipped bytes and returns idx or CIFAR binary bytes. None is trusted: the result's hash decides, not the conversion.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+
+import numpy as np
+
+from adadpigu.data.formats import Pixels, SourceError, write_cifar, write_idx
+from adadpigu.data.plain_pickle import read_batch
+
+LIMIT = 1 << 28
+"""the most bytes that a compressed file may become: 256 MiB, twice the longest form"""
+
+
+def gunzip(payload: bytes, *, limit: int = LIMIT) -> bytes:
+    """The decompressed bytes; a file that would become longer than `limit` is refused before it does."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        unpacked = unpacker.decompress(payload, limit)
+    except zlib.error:
+        raise SourceError("it is no gzip file") from None
+    if unpacker.unconsumed_tail:
+        raise SourceError(f"it unpacks to more than {limit} bytes")
+    if not unpacker.eof:
+        raise SourceError("its gzip stream ends early")
+    return unpacked
+
+
+def csv_to_idx(text: bytes, *, side: int = 28) -> tuple[bytes, bytes]:
+    """Images and labels as idx files, from lines `label,pixel,…` under one line of headings."""
+    try:
+        table = np.loadtxt(io.BytesIO(text), dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2, encoding="ascii")
+    except (ValueError, UnicodeError, OverflowError):
+        raise SourceError("it is no table of whole numbers from 0 to 255") from None
+    if table.shape[1] != 1 + side * side:
+        raise SourceError(f"its lines have {table.shape[1]} values; allowed: {1 + side * side}")
+    return write_idx(table[:, 1:].reshape(-1, side, side)), write_idx(table[:, 0])
+
+
+def sheet_to_cifar(png: bytes, labels: bytes, *, batch: int, records: int = 10_000) -> bytes:
+    """A CIFAR-10 binary batch from a PNG, one row of 1,024 pixels an image, and a JSON list with the labels of all
+    batches, of which this is the `batch`-th (counted from 0)."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(png), formats=["PNG"]) as sheet:
+            rows: Pixels = np.asarray(sheet.convert("RGB"))
+        known = json.loads(labels)
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError):
+        raise SourceError("it is no readable PNG") from None
+    except ValueError:
+        raise SourceError("its list of labels is no JSON") from None
+    here = known[batch * records : (batch + 1) * records] if isinstance(known, list) else []
+    if len(here) != len(rows) or not all(isinstance(label, int) and 0 <= label < 256 for label in here):
+        raise SourceError(f"it has {len(rows)} images and {len(here)} labels; allowed: {records} each")
+    return write_cifar(rows.transpose(0, 2, 1), np.array(here, np.uint8))
+
+
+def batch_to_cifar(payload: bytes) -> bytes:
+    """A CIFAR-10 binary batch from an official python batch, which is read without unpickling it."""
+    pixels, labels = read_batch(payload)
+    if len(pixels) != len(labels):
+        raise SourceError(f"it has {len(pixels)} images and {len(labels)} labels; allowed: as many")
+    return write_cifar(pixels, np.array(labels, np.uint8))
