@@ -5,10 +5,11 @@ Only public facts pass through here: names, addresses and byte counts of publish
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:  # drawing is only for those who watch: the package is usable without loading rich
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 
 class Watcher(Protocol):
@@ -47,9 +48,10 @@ class OnScreen:
     """Lines on standard error, and a bar where that is a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
         self._console = Console(stderr=True, highlight=False) if console is None else console
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._bar: tuple[Progress, TaskID] | None = None
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
@@ -57,7 +59,9 @@ class OnScreen:
     def begin(self, what: str, total: int | None) -> None:
         if not self._console.is_terminal:
             return
-        self._bar = Progress(
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+        bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             *(() if total is None else (DownloadColumn(),)),
@@ -65,14 +69,15 @@ class OnScreen:
             console=self._console,
             transient=True,
         )
-        self._task = self._bar.add_task(what, total=total)
-        self._bar.start()
+        self._bar = bar, bar.add_task(what, total=total)
+        bar.start()
 
     def advance(self, count: int) -> None:
         if self._bar is not None:
-            self._bar.advance(self._task, count)
+            bar, task = self._bar
+            bar.advance(task, count)
 
     def end(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar[0].stop()
             self._bar = None
