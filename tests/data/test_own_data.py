@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -283,3 +284,20 @@ def test_own_records_are_trained_on_and_the_statement_tells_what_was_declared(pe
     statement = (tmp_path / "run" / "statement.txt").read_text()
     for fact in ("60 records (declared)", "'no', 'yes'", "age [0, 10]", "job (2)"):
         assert fact in statement
+
+
+def test_the_examples_of_the_documentation_are_read_as_it_says(tmp_path: Path) -> None:
+    """(2·39 − 107)/73 = −0.397 and 2·40/99 − 1 = −0.192; the third record's empty cell stands for 40 as well."""
+    page = (Path(__file__).parents[2] / "docs" / "own-data.md").read_text(encoding="utf-8")
+    blocks = dict(enumerate(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)))
+    assert len(blocks) == 3
+    for number, block in blocks.items():
+        (tmp_path / f"{number}.toml").write_text(block, encoding="utf-8")
+        read_description(tmp_path / f"{number}.toml")
+    example = re.search(r"```csv\n(.*?)```", page, re.DOTALL)
+    assert example is not None
+    (tmp_path / "0.csv").write_text(example[1], encoding="utf-8")
+    inputs, targets = own_dataset(tmp_path / "0.csv").train.take(torch.arange(3))
+    assert inputs[0].tolist() == pytest.approx([-0.397, 0, 1, 0, 0, -0.192], abs=5e-4)
+    assert inputs[2, -1] == inputs[0, -1]
+    assert targets.tolist() == [0, 1, 0]
