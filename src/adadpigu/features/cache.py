@@ -1,0 +1,156 @@
+"""Features of a whole data set, computed once and kept on disk by content.
+
+The file is named by a SHA-256 over the inputs and the transform's signature, and holds one of its own payload, so a
+file that is cut short or altered is found and made again. Features are as sensitive as the records they come from:
+they are kept for published data only, which the caller decides. Nothing here is noised or released.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from adadpigu.data.cache import atomic_write, locked
+from adadpigu.errors import InputError
+
+Progress = Callable[[int, int], None]
+"""told how many records are done, and of how many"""
+
+_NAME = "features"
+_BLOCK = 1 << 24
+_CHUNK = {"cuda": 4096}
+_SMALL_CHUNK = 500
+
+
+class CacheWarning(UserWarning):
+    """Features had to be computed again, or could not be kept."""
+
+
+def cached(
+    inputs: Tensor,
+    transform: nn.Module,
+    *,
+    folder: Path,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """The features [n, ...] of inputs [n, ...], from the folder or computed and put there; float32, not on a GPU.
+
+    `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do. Where
+    the folder cannot be written, features are computed and a `CacheWarning` says so.
+    """
+    path = folder / f"{_key(inputs, transform)}.safetensors"
+    found = _load(path, _warn)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        refusal = None
+        try:
+            stack.enter_context(locked(path.with_suffix(".lock")))
+        except InputError as error:
+            refusal = error
+        else:
+            found = _load(path, lambda _: None)  # another process may have made it while this one waited
+            if found is not None:
+                return found
+        made = computed(inputs, transform, device=device, progress=progress)
+        try:
+            if refusal is None:
+                _store(path, made)
+        except InputError as error:
+            refusal = error
+    if refusal is not None:
+        _warn(f"features are computed but not kept: {refusal}")
+    return made
+
+
+def computed(
+    inputs: Tensor, transform: nn.Module, *, device: torch.device | None = None, progress: Progress | None = None
+) -> Tensor:
+    """The features of inputs, in chunks on a device, collected in main memory as float32; moves the transform there."""
+    device = device or torch.device("cpu")
+    transform.to(device)
+    chunk = _CHUNK.get(device.type, _SMALL_CHUNK)
+    with torch.no_grad():
+        empty = transform(inputs[:0].to(device))
+        made = torch.empty(len(inputs), *empty.shape[1:], dtype=torch.float32)
+        for start in range(0, len(inputs), chunk):
+            part = inputs[start : start + chunk]
+            made[start : start + chunk] = transform(part.to(device))
+            if progress is not None:
+                progress(start + len(part), len(inputs))
+    return made
+
+
+def _key(inputs: Tensor, transform: nn.Module) -> str:
+    signature = getattr(transform, "signature", None)
+    if not isinstance(signature, str):
+        raise InputError(f"{type(transform).__name__} has no signature to keep features by; allowed: a str attribute")
+    digest = hashlib.sha256(json.dumps([signature, list(inputs.shape), str(inputs.dtype)]).encode())
+    _feed(digest, inputs)
+    return digest.hexdigest()
+
+
+def _feed(digest: hashlib._Hash, tensor: Tensor) -> None:
+    for block in _blocks(tensor):
+        digest.update(block)
+
+
+def _blocks(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor, some megabytes at a time, without a copy where it is contiguous in main memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(flat), _BLOCK):
+        yield flat[start : start + _BLOCK]
+
+
+def _checksum(features: Tensor) -> str:
+    digest = hashlib.sha256()
+    _feed(digest, features)
+    return digest.hexdigest()
+
+
+def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
+    """The features in a file, mapped into memory (writing to them leaves the file alone); None where it is no good."""
+    try:
+        if not path.exists():
+            return None
+        with safe_open(path, framework="pt") as file:
+            told = file.metadata() or {}
+            found: Tensor = file.get_tensor(_NAME)
+        if told.get("key") == path.stem and told.get("sha256") == _checksum(found):
+            return found
+        reason = "its content is not what was written"
+    except (OSError, SafetensorError, KeyError) as error:
+        reason = " ".join(str(error).split())
+    warn(f"features in {str(path)!r} are damaged and computed again: {reason}")
+    return None
+
+
+def _store(path: Path, features: Tensor) -> None:
+    """Writes a safetensors file block by block, so that no second copy of the features is held."""
+    header = {
+        "__metadata__": {"key": path.stem, "sha256": _checksum(features)},
+        _NAME: {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, features.nbytes]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for block in _blocks(features):
+            file.write(block)
+
+    atomic_write(path, write)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, CacheWarning, stacklevel=3)
