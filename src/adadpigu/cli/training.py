@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -174,34 +174,11 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
 
 def ready(settings: RunConfig) -> Preparation:
     """Loads, checks and calibrates; nothing is written."""
-    from adadpigu.accounting import Budget
     from adadpigu.cli.progress import features_progress
-    from adadpigu.methods import make_method
-    from adadpigu.report.loading import front_and_body, load_data
-    from adadpigu.training import TrainingOptions, prepare
+    from adadpigu.training.configured import configured
 
-    data = load_data(settings)
-    front, network = front_and_body(settings, data, seed=settings.seed)
-    chosen = make_method(settings.method, settings.method_options)
-    epsilon = 4.0 if settings.epsilon is None and settings.noise_multiplier is None else settings.epsilon
-    budget = None if epsilon is None else Budget(epsilon=epsilon, delta=settings.delta)
-    shared = {field.name for field in fields(TrainingOptions)} & vars(settings).keys()
-    chosen_options = {name: getattr(settings, name) for name in shared}
-    if settings.batch_size is None:
-        chosen_options["batch_size"] = min(512, max(1, data.records // 4))
-    options = TrainingOptions(**chosen_options)
     with features_progress(notes()) as progress:
-        return prepare(
-            network,
-            data,
-            method=chosen,
-            budget=budget,
-            delta=settings.delta,
-            options=options,
-            front=front,
-            seed=settings.seed,
-            progress=progress,
-        )
+        return configured(settings, progress=progress)
 
 
 def _execute(prepared: Preparation, settings: RunConfig, folder: Path, *, quiet: bool) -> Run:

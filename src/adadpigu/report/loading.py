@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.config import RunConfig, merge, read_config
-from adadpigu.data import DataSet, load_dataset
-from adadpigu.data.own import is_own, own_dataset
+from adadpigu.data import DataSet
 from adadpigu.errors import InputError
-from adadpigu.features.front import Front, Fronted, make_front
+from adadpigu.features.front import Fronted
 from adadpigu.gradients.losses import first_line
-from adadpigu.models import make_model
+from adadpigu.training.configured import front_and_body, load_data
 from adadpigu.training.run import stored_tensors
 
 
@@ -25,29 +24,6 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module
     data: DataSet
-
-
-def load_data(config: RunConfig) -> DataSet:
-    """The data set that a config names."""
-    if not is_own(config.dataset):
-        return load_dataset(config.dataset, records=config.records, classes=config.classes)
-    describe = None if config.describe is None else Path(config.describe)
-    return own_dataset(Path(config.dataset), description=describe, records=config.records, classes=config.classes)
-
-
-def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) -> tuple[Front | None, nn.Module]:
-    """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
-    front, shape = None, data.shape
-    if shape is not None:
-        front, shape = make_front(
-            config.features,
-            config.normalisation,
-            shape,
-            normalisation_clip=config.normalisation_clip,
-            normalisation_noise=config.normalisation_noise,
-        )
-    chosen = {} if config.activation is None else {"activation": config.activation}
-    return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **chosen)
 
 
 def load_run(folder: Path) -> LoadedRun:

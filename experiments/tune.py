@@ -1,0 +1,78 @@
+"""How the presets were chosen: grids scored on 5,000 held-out *training* records, never on the test set.
+
+    python experiments/tune.py experiments/grids/mnist.toml --out results/tuning/mnist.jsonl --device cuda --workers 12
+
+A grid file holds cells; each has a `base` (keys of a preset) and `grid`, lists of values whose product is run. The
+scores are un-noised, so on private records such tuning would be outside the guarantee; these data sets are public.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from runner import Job, run_all, tell
+
+
+def cells(path: Path, only: list[str], seeds: int) -> list[Job]:
+    """The jobs of a grid file, first seeds first."""
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    jobs = []
+    for seed in range(seeds):
+        for cell in table["cells"]:
+            if only and cell["name"] not in only:
+                continue
+            for values in itertools.product(*cell["grid"].values()):
+                chosen = dict(zip(cell["grid"], values, strict=True))
+                jobs.append(Job(_name(cell["name"], chosen), config_of(cell["base"], chosen), seed, "held-out"))
+    return jobs
+
+
+def config_of(base: dict[str, Any], chosen: dict[str, Any]) -> dict[str, Any]:
+    """A run config; keys `method.x` are options of the method, a value that is a table sets several keys at once."""
+    config = {key: value for key, value in base.items() if key != "method"}
+    method = dict(base.get("method", {}))
+    flat = {
+        k: v for key, value in chosen.items() for k, v in (value.items() if isinstance(value, dict) else [(key, value)])
+    }
+    for key, value in flat.items():
+        if key.startswith("method."):
+            method[key.removeprefix("method.")] = value
+        else:
+            config[key] = value
+    return {**config, "method": method.pop("name"), "method_options": method}
+
+
+def _name(cell: str, chosen: dict[str, Any]) -> str:
+    return " ".join([cell, *(f"{key}={value}" for key, value in chosen.items())])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("grid", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--grace", type=float, default=60, help="begin no job so long before the end")
+    parser.add_argument("--only", action="append", default=[], help="name of a cell; repeatable")
+    given = parser.parse_args()
+    jobs = cells(given.grid, given.only, given.seeds)
+    best: dict[str, list[tuple[float, str]]] = {}
+    for result in run_all(
+        jobs, out=given.out, device=given.device, workers=given.workers, seconds=given.seconds, grace=given.grace
+    ):
+        tell(result)
+        if "accuracy" in result:
+            best.setdefault(result["name"].split()[0], []).append((result["accuracy"], result["name"]))
+    for cell, found in best.items():
+        accuracy, name = max(found)
+        print(f"{cell}: {len(found)} runs, best {100 * accuracy:.2f} %: {name}")
+
+
+if __name__ == "__main__":
+    main()

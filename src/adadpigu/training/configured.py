@@ -1,0 +1,66 @@
+"""From a run config to a run that is ready: data, front, model, method, budget. Public choices throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from torch import nn
+
+from adadpigu.accounting import Budget
+from adadpigu.config import RunConfig
+from adadpigu.data import DataSet, load_dataset
+from adadpigu.data.own import is_own, own_dataset
+from adadpigu.features.front import Front, make_front
+from adadpigu.methods import make_method
+from adadpigu.models import make_model
+from adadpigu.training.options import TrainingOptions
+from adadpigu.training.preparation import Preparation, prepare
+
+
+def load_data(config: RunConfig) -> DataSet:
+    """The data set that a config names."""
+    if not is_own(config.dataset):
+        return load_dataset(config.dataset, records=config.records, classes=config.classes)
+    describe = None if config.describe is None else Path(config.describe)
+    return own_dataset(Path(config.dataset), description=describe, records=config.records, classes=config.classes)
+
+
+def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) -> tuple[Front | None, nn.Module]:
+    """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
+    front, shape = None, data.shape
+    if shape is not None:
+        front, shape = make_front(
+            config.features,
+            config.normalisation,
+            shape,
+            normalisation_clip=config.normalisation_clip,
+            normalisation_noise=config.normalisation_noise,
+        )
+    chosen = {} if config.activation is None else {"activation": config.activation}
+    return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **chosen)
+
+
+def configured(
+    config: RunConfig, data: DataSet | None = None, progress: Callable[[int, int], None] | None = None
+) -> Preparation:
+    """Everything that a config names, loaded, checked and calibrated; `data` replaces the data set it names."""
+    data = load_data(config) if data is None else data
+    front, body = front_and_body(config, data, seed=config.seed)
+    epsilon = 4.0 if config.epsilon is None and config.noise_multiplier is None else config.epsilon
+    shared = {field.name for field in fields(TrainingOptions)} & vars(config).keys()
+    options = {name: getattr(config, name) for name in shared}
+    if config.batch_size is None:
+        options["batch_size"] = min(512, max(1, data.records // 4))
+    return prepare(
+        body,
+        data,
+        method=make_method(config.method, config.method_options),
+        budget=None if epsilon is None else Budget(epsilon=epsilon, delta=config.delta),
+        delta=config.delta,
+        options=TrainingOptions(**options),
+        front=front,
+        seed=config.seed,
+        progress=progress,
+    )

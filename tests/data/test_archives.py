@@ -1,0 +1,67 @@
+"""Archives give the named files and nothing else; what points outside can do nothing."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_published import deb_of, tar_of, wheel_of
+
+from adadpigu.data.archives import read_members
+from adadpigu.data.formats import SourceError
+
+FILES = {"a": b"one", "b.bin": b"two" * 1000, "other": b"no"}
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("x.tgz", tar_of), ("x.tar.gz", tar_of), ("x.whl", wheel_of), ("x.zip", wheel_of), ("x.deb", deb_of)],
+)
+def test_wanted_members_are_read_and_others_are_not(tmp_path: Path, name: str, make: object) -> None:
+    path = make(tmp_path / name, FILES)  # type: ignore[operator]
+    assert read_members(path, {"a", "b.bin", "absent"}) == {"a": b"one", "b.bin": b"two" * 1000}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["x.tgz", "x.whl", "x.deb", "x.tar", "x.rar"])
+def test_damaged_and_unknown_archives_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"nothing of the kind")
+    with pytest.raises(SourceError, match=name):
+        read_members(tmp_path / name, {"a"})
+
+
+@pytest.mark.parametrize(("name", "make"), [("x.tgz", tar_of), ("x.whl", wheel_of), ("x.deb", deb_of)])
+def test_an_archive_that_was_cut_is_refused(tmp_path: Path, name: str, make: object) -> None:
+    path = make(tmp_path / name, FILES)  # type: ignore[operator]
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    with pytest.raises(SourceError, match=name):
+        read_members(path, {"a", "b.bin"})
+
+
+def test_members_that_point_outside_write_nothing_and_links_are_not_followed(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret")
+    path = tmp_path / "in" / "x.tar"
+    path.parent.mkdir()
+    with tarfile.open(path, "w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE):
+            link = tarfile.TarInfo("a")
+            link.type, link.linkname = kind, str(secret)
+            archive.addfile(link)
+        outside = tarfile.TarInfo("../../escaped")
+        outside.size = 3
+        archive.addfile(outside, io.BytesIO(b"bad"))
+    assert read_members(path, {"a", "escaped"}) == {"escaped": b"bad"}
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["in", "secret", "x.tar"]
+
+
+def test_a_member_longer_than_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", bytes(100_000))
+    for path in (tmp_path / "bomb.zip", tar_of(tmp_path / "bomb.tgz", {"a": bytes(100_000)})):
+        with pytest.raises(SourceError, match="100000 bytes long; allowed: 99999"):
+            read_members(path, {"a"}, limit=99_999)
+        assert read_members(path, {"a"}, limit=100_000) == {"a": bytes(100_000)}
