@@ -13,6 +13,7 @@ from adadpigu.gradients.interface import GradientEngine
 from adadpigu.gradients.losses import Loss
 from adadpigu.gradients.rule_engine import RuleEngine
 from adadpigu.gradients.rules import RULES, Destination, rule
+from adadpigu.gradients.standardised import standardised_conv2d
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "choose_engine",
     "inspect_model",
     "rule",
+    "standardised_conv2d",
 ]

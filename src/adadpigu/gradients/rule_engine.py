@@ -165,3 +165,13 @@ class ModuleGradients:
             torch.mul(left, right, out=view)
         else:
             view.addcmul_(left, right)
+
+    def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
+        if self._copies > 1:
+            factors = factors.reshape(-1, self._copies, factors.shape[1]).sum(dim=1)
+        view, fresh = self._flat.claim(self._parameters[name])
+        view = view.view(len(factors), *rows.shape)
+        if fresh:
+            torch.mul(factors.unsqueeze(2), rows, out=view)
+        else:
+            view.addcmul_(factors.unsqueeze(2), rows)

@@ -30,6 +30,10 @@ class Destination(Protocol):
         """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter."""
         ...
 
+    def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
+        """Adds rows [m, n] that all records share, each times its factor [b, m], shaped as the parameter."""
+        ...
+
 
 M = TypeVar("M", bound=nn.Module)
 Rule = Callable[[M, Tensor, Tensor, Destination], None]

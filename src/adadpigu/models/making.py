@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from adadpigu.errors import InputError, unknown
-from adadpigu.models import paper_nets, scatter_heads, small_nets
+from adadpigu.models import paper_nets, scatter_heads, small_nets, wide_resnet
 from adadpigu.models.activations import parse_activation
 from adadpigu.models.cards import ModelCard
 
-_CARDS = (*small_nets.CARDS, *paper_nets.CARDS, *scatter_heads.CARDS)
+_CARDS = (*small_nets.CARDS, *paper_nets.CARDS, *scatter_heads.CARDS, *wide_resnet.CARDS)
 
 
 def all_models() -> dict[str, ModelCard]:

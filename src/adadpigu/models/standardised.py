@@ -1,0 +1,56 @@
+"""A convolution with standardised weights: every filter has mean 0 and norm 1, whatever the parameters are.
+
+ŵ_o = (w_o − mean w_o) / √(Σ(w_o − mean w_o)² + ε), y = gain_o (ŵ_o ⋆ x) + b_o. It looks at weights only, never at
+records, so nothing mixes and nothing is charged. Its layer rule is in `gradients.standardised`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+EPSILON = 1e-6
+
+
+class StandardisedConv2d(nn.Conv2d):
+    """A 2-D convolution, zero padded, one group, whose filters are standardised over their entries.
+
+    >>> layer = StandardisedConv2d(3, 4, 3)
+    >>> filters, _ = layer.filters()
+    >>> bool((filters.mean((1, 2, 3)).abs() < 1e-6).all() and (filters.flatten(1).norm(dim=1) - 1).abs().max() < 1e-4)
+    True
+    """
+
+    gain: nn.Parameter | None
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] = 0,
+        gain: bool = True,
+        bias: bool = False,
+    ) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+        nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+        self.gain = nn.Parameter(torch.ones(outputs)) if gain else None
+
+    def filters(self) -> tuple[Tensor, Tensor]:
+        """ŵ, shaped as the weight, and the norm each centred filter was divided by, [outputs]."""
+        centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        norm = (centred.square().sum((1, 2, 3)) + EPSILON).sqrt()
+        return centred / norm[:, None, None, None], norm
+
+    def waves(self, x: Tensor, filters: Tensor) -> Tensor:
+        """ŵ ⋆ x."""
+        return F.conv2d(x, filters, None, self.stride, self.padding)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name of the class above)
+        y = self.waves(input, self.filters()[0])
+        if self.gain is not None:
+            y = y * self.gain[:, None, None]
+        return y if self.bias is None else y + self.bias[:, None, None]
