@@ -116,7 +116,8 @@ def csv_files() -> dict[str, bytes]:
 
 def sheet_files() -> dict[str, bytes]:
     """PNGs with an image a row, colours interleaved, and the two lists of labels."""
-    made, train = {}, []
+    made: dict[str, bytes] = {}
+    train: list[int] = []
     for name, (images, labels) in photo_arrays().items():
         sheet = io.BytesIO()
         Image.fromarray(np.stack([image.reshape(3, 1024).T for image in images])).save(sheet, "PNG")

@@ -35,6 +35,8 @@ def gunzip(payload: bytes, *, limit: int = LIMIT) -> bytes:
 
 def csv_to_idx(text: bytes, *, side: int = 28) -> tuple[bytes, bytes]:
     """Images and labels as idx files, from lines `label,pixel,…` under one line of headings."""
+    if not text.partition(b"\n")[2].strip():
+        raise SourceError("it holds no record")
     try:
         table = np.loadtxt(io.BytesIO(text), dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2, encoding="ascii")
     except (ValueError, UnicodeError, OverflowError):

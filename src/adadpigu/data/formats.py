@@ -6,6 +6,7 @@ about privacy: the arrays are records, and become sensitive as soon as they are 
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import TypeAlias
 
@@ -35,12 +36,12 @@ def read_idx(payload: bytes) -> Pixels:
         raise SourceError("it is not an idx file of unsigned bytes")
     rank = payload[3]
     start = 4 + 4 * rank
-    if len(payload) < start:
-        raise SourceError("it ends inside its idx header")
+    if not 1 <= rank <= 4 or len(payload) < start:
+        raise SourceError("its idx header is cut, or of another rank than 1 to 4")
     shape = struct.unpack(f">{rank}I", payload[4:start])
-    wanted = 1
-    for size in shape:
-        wanted *= size
+    if 0 in shape:
+        raise SourceError("it holds no record")
+    wanted = math.prod(shape)
     if len(payload) - start != wanted:
         raise SourceError(f"it holds {len(payload) - start} bytes where its idx header promises {wanted}")
     return np.frombuffer(payload, np.uint8, offset=start).reshape(shape)

@@ -6,6 +6,7 @@ Nothing is kept here; what is downloaded lands in a scratch folder that the call
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -79,40 +80,50 @@ def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, 
     if urlsplit(url).scheme not in ("http", "https"):
         raise SourceError(f"{url!r} is no address; allowed: http://… or https://…")
     request = Request(url, headers={"User-Agent": "adadpigu"})  # noqa: S310  (the scheme was looked at)
+    with _receiving(path.name, stall_s):
+        response: HTTPResponse = urlopen(request, timeout=stall_s)  # noqa: S310
+    promised = response.headers.get("Content-Length", "")
+    total = int(promised) if promised.isdigit() else None
+    watcher.begin(path.name, total)
+    received = 0
     try:
-        with urlopen(request, timeout=stall_s) as response:  # noqa: S310
-            _copy(response, path, watcher, limit)
+        with response, writing(path), path.open("wb") as file:
+            for chunk in _chunks(response, path.name, limit, stall_s):
+                file.write(chunk)
+                received += len(chunk)
+                watcher.advance(len(chunk))
+    finally:
+        watcher.end()
+    if total is not None and received != total:
+        raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
+
+
+def _chunks(response: HTTPResponse, name: str, limit: int, stall_s: float) -> Iterator[bytes]:
+    deadline, received = time.monotonic() + TIME_LIMIT_S, 0
+    while True:
+        with _receiving(name, stall_s):
+            chunk = response.read(_CHUNK)
+        if not chunk:
+            return
+        received += len(chunk)
+        if received > limit or time.monotonic() > deadline:
+            raise SourceError(f"{name} is longer than {limit} bytes or takes over {TIME_LIMIT_S:g} s")
+        yield chunk
+
+
+@contextlib.contextmanager
+def _receiving(name: str, stall_s: float) -> Iterator[None]:
+    """What goes wrong on the way from a server is a reason to try another source; a full disk is not."""
+    try:
+        yield
     except HTTPError as error:
-        raise SourceError(f"the server answers {error.code} {error.reason} for {path.name}") from None
+        raise SourceError(f"the server answers {error.code} {error.reason} for {name}") from None
     except URLError as error:
         raise SourceError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
     except TimeoutError:
         raise SourceError(f"nothing came for {stall_s:g} s") from None
     except (HTTPException, OSError, UnicodeError) as error:
         raise SourceError(f"the download broke off ({error or type(error).__name__})") from None
-
-
-def _copy(response: HTTPResponse, path: Path, watcher: Watcher, limit: int) -> None:
-    promised = response.headers.get("Content-Length", "")
-    total = int(promised) if promised.isdigit() else None
-    deadline, received = time.monotonic() + TIME_LIMIT_S, 0
-    watcher.begin(path.name, total)
-    try:
-        with writing(path):
-            file = path.open("wb")
-        with file:
-            while chunk := response.read(_CHUNK):
-                received += len(chunk)
-                if received > limit or time.monotonic() > deadline:
-                    raise SourceError(f"{path.name} is longer than {limit} bytes or takes over {TIME_LIMIT_S:g} s")
-                with writing(path):
-                    file.write(chunk)
-                    file.flush()
-                watcher.advance(len(chunk))
-    finally:
-        watcher.end()
-    if total is not None and received != total:
-        raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
 
 
 def _places(published: Published, folder: Path) -> Iterator[tuple[Path | None, Members]]:

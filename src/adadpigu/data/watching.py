@@ -54,7 +54,7 @@ class OnScreen:
         self._bar: tuple[Progress, TaskID] | None = None
 
     def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False)
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def begin(self, what: str, total: int | None) -> None:
         if not self._console.is_terminal:
