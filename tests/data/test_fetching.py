@@ -123,6 +123,17 @@ def test_without_any_source_one_line_lists_what_was_tried_and_what_to_do(cache: 
     assert kept(cache) == {}
 
 
+def test_a_mirror_is_used_in_place_of_the_home_and_named_as_one(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(server, digits_files())
+    server.files = {f"/sets/tiny{path}": payload for path, payload in server.files.items()}
+    monkeypatch.setenv("ADADPIGU_MIRROR", f"{server.url}/sets")
+    assert ensure(tiny_digits()).source == f"the mirror {server.url.removeprefix('http://')}"
+    monkeypatch.setenv("ADADPIGU_MIRROR", "mirror.example")
+    monkeypatch.setenv("ADADPIGU_DATA", f"{os.environ['ADADPIGU_DATA']}-other")
+    with pytest.raises(InputError, match=r"the mirror mirror\.example/tiny/ \('mirror\.example/tiny/.*allowed: http"):
+        ensure(tiny_digits())
+
+
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_tried(cache: Path, server: Any) -> None:
     with pytest.raises(InputError, match=r"--from '/no/such' is not there"):
         ensure(tiny_digits(home=server.url), folder=Path("/no/such"))

