@@ -43,16 +43,20 @@ def prepare_small(
     *,
     net: Callable[[], nn.Module] = small_net,
     sigma: float | None = 1.5,
+    epsilon: float = 4.0,
+    seed: int = 0,
     **options: Any,
 ) -> Preparation:
+    """A short run; `sigma` None calibrates the noise to `epsilon`."""
     chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8} | options
     return prepare(
         net(),
         data or small_digits(),
         method=method,
-        budget=Budget(epsilon=4.0) if sigma is None and method.private else None,
+        budget=Budget(epsilon=epsilon) if sigma is None and method.private else None,
         delta=1e-5,
         options=TrainingOptions(noise_multiplier=sigma if method.private else None, **chosen),
+        seed=seed,
     )
 
 

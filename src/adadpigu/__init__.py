@@ -16,13 +16,26 @@ from adadpigu.bounding import GradientSum, RecordSum
 from adadpigu.data import DataSet, load_dataset
 from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
 from adadpigu.mechanism import Release
-from adadpigu.methods import DPSGD, SGD, AdaDPIGU, Method, make_method
+from adadpigu.methods import (
+    DPSGD,
+    DPSUR,
+    SGD,
+    AdaCliP,
+    AdaDPIGU,
+    Method,
+    ParameterFreezing,
+    QuantileClipping,
+    RandomFreeze,
+    make_method,
+)
 from adadpigu.models import make_model
 from adadpigu.training import Observer, Run, TrainingOptions, train
 
 __all__ = [
     "DPSGD",
+    "DPSUR",
     "SGD",
+    "AdaCliP",
     "AdaDPIGU",
     "AdaDPIGUError",
     "Budget",
@@ -33,8 +46,11 @@ __all__ = [
     "Method",
     "ModelError",
     "Observer",
+    "ParameterFreezing",
     "PrivacyLineError",
     "PrivacyReport",
+    "QuantileClipping",
+    "RandomFreeze",
     "RecordSum",
     "Release",
     "Run",

@@ -1,4 +1,4 @@
-"""Record and replay on neighbouring data sets: clean for every method and option, and it catches planted bugs."""
+"""Record and replay on neighbouring data sets catches planted bugs; that every method is clean: tests/methods."""
 
 from __future__ import annotations
 
@@ -12,66 +12,18 @@ from torch import Tensor, nn
 from adadpigu import bounding
 from adadpigu.audit.replay import ReplayResult, replay
 from adadpigu.errors import InputError
-from adadpigu.methods import AdaDPIGU, Method, all_methods, make_method
+from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.methods.adadpigu import _Running
 from adadpigu.statistics import Statistics
 from adadpigu.training.draws import Draws
-from open_method import OpenMethod
 from trials import prepare_small, small_digits
 
 RECORD = torch.full((1, 8, 8), 0.5)
-EVIL: dict[str, Tensor] = {
-    "ordinary": RECORD,
-    "huge": torch.full((1, 8, 8), 3e38),
-    "large": torch.full((1, 8, 8), 1e6),
-    "zero": torch.zeros(1, 8, 8),
-    "nan": torch.full((1, 8, 8), float("nan")),
-    "inf": torch.full((1, 8, 8), float("inf")),
-}
-OPTIONS: dict[str, Method] = {
-    "moving statistics": AdaDPIGU(importance_steps=2, mean_decay=0.9, variance_decay=0.9, offset=0.01, debias=True),
-    "per layer, unfreezing": AdaDPIGU(
-        importance_steps=2, retention=0.4, schedule="linear", per_layer=True, variance_decay=0.9, offset=0.01
-    ),
-    "from stage 1, pruned": AdaDPIGU(importance_steps=2, variance_start="stage-1", mode="prune"),
-    "top-k": AdaDPIGU(importance_steps=2, top_k=0.3),
-    "two releases, fresh batch, rejection": OpenMethod(),
-}
 
 
-def on_neighbours(method: Method, monkey: pytest.MonkeyPatch | None = None, **options: Any) -> ReplayResult:
+def on_neighbours(method: Method, **options: Any) -> ReplayResult:
     """Replays a short run with one ordinary record removed."""
     return replay(lambda data: prepare_small(method, data, steps=6, **options), small_digits(), removed=3)
-
-
-@pytest.mark.parametrize("name", all_methods())
-def test_replay_is_clean_for_every_registered_method(name: str) -> None:
-    """A method without a guarantee has no finite sensitivity to exceed; its calls must be the same all the same."""
-    method = make_method(name)
-    removed = on_neighbours(method)
-    added = replay(lambda data: prepare_small(method, data, steps=6), small_digits(), added=(RECORD, torch.tensor(1)))
-    for result in (removed, added):
-        assert result.breaches == ()
-        assert result.draws >= 6
-        assert (0.05 if method.private else -1) < result.largest <= 1 + 1e-5
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_replay_is_clean_for_every_option(name: str) -> None:
-    result = on_neighbours(OPTIONS[name])
-    assert result.breaches == ()
-    assert 0.05 < result.largest <= 1 + 1e-5
-
-
-@pytest.mark.parametrize("evil", EVIL)
-def test_replay_is_clean_for_adversarial_records(evil: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
-    method = AdaDPIGU(importance_steps=2, mean_decay=0.9, variance_decay=0.9, offset=0.01)
-    result = replay(
-        lambda data: prepare_small(method, data, steps=5), small_digits(), added=(EVIL[evil], torch.tensor(1))
-    )
-    assert result.breaches == ()
-    assert result.largest <= 1 + 1e-5
 
 
 def test_replay_is_clean_with_micro_batches_and_a_convolution() -> None:
@@ -108,7 +60,7 @@ def test_replay_catches_a_nan_that_passes_the_clip(monkeypatch: pytest.MonkeyPat
     result = replay(
         lambda data: prepare_small(make_method("dpsgd"), data, steps=2),
         small_digits(),
-        added=(EVIL["nan"], torch.tensor(1)),
+        added=(torch.full((1, 8, 8), float("nan")), torch.tensor(1)),
     )
     assert result.breaches
 

@@ -7,28 +7,17 @@ algorithm (scores, ranking, mask, α, β, weights) in numpy, and recomputes ever
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.nn import functional as F
+from float64_world import LR, SIGMA, B, clipped_sum, gradients, record
 
-from adadpigu.audit.replay import RecordedCoins, Recorder
-from adadpigu.data import TensorRecords
 from adadpigu.methods import AdaDPIGU
-from adadpigu.randomness import ReproducibleRandomness
-from trials import run_small, small_digits, small_net, weights
+from trials import small_net, weights
 
-STEPS, FIRST, B, LR, CLIP, SIGMA = 9, 3, 40, 0.5, 0.3, 1.5
+STEPS, FIRST, CLIP = 9, 3, 0.3
 LAYERS = np.repeat([0, 1], [64 * 12 + 12, 12 * 10 + 10])
-RECORDS = small_digits().train
-assert isinstance(RECORDS, TensorRecords)
-JITTER = 1e-3 * torch.randn(RECORDS.inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-DATA = replace(small_digits(), train=TensorRecords(RECORDS.inputs.double() + JITTER, RECORDS.targets), test=None)
-"""in float64 and without equal pixels, so that neither rounding nor a tie decides which entry is the k-th largest"""
 SETTINGS: dict[str, dict[str, Any]] = {
     "mask alone": {"retention": 0.6},
     "no mask": {"retention": 1.0},
@@ -52,10 +41,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "from stage 1": {"retention": 0.6, "variance_start": "stage-1"},
     "pruned": {"retention": 0.5, "mode": "prune", "schedule": "linear"},
 }
-
-
-def net() -> nn.Module:
-    return small_net().double()
 
 
 class Oracle:
@@ -133,44 +118,29 @@ class Oracle:
         return ghat
 
 
-def looped_sum(theta: np.ndarray, drawn: torch.Tensor, transform: Any) -> np.ndarray:
-    """Σ clip(transform(g_i)) with gradients by autograd, one record at a time, in float64."""
-    model = net()
-    torch.nn.utils.vector_to_parameters(torch.tensor(theta), model.parameters())
-    inputs, targets = DATA.train.take(drawn)
-    total: Any = 0.0
-    for x, y in zip(inputs, targets, strict=True):
-        grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
-        z = transform(torch.cat([g.flatten() for g in grads]).numpy())
-        total = total + z * min(1.0, CLIP / max(float(np.linalg.norm(z)), 1e-30))
-    return np.asarray(total)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_sum_and_the_final_weights_equal_the_algorithm_in_float64(name: str) -> None:
     options = {"retention": 0.6, **SETTINGS[name]}
-    recorder, coins = Recorder(), RecordedCoins(ReproducibleRandomness(11))
     method = AdaDPIGU(importance_steps=FIRST, clip_norm=CLIP, **options)
-    run = run_small(method, data=DATA, net=net, steps=STEPS, momentum=0.0, lr=LR, tape=recorder, randomness=coins)
+    recorded = record(method, steps=STEPS)
     oracle = Oracle(options)
     for t in range(STEPS):
-        drawn = (coins.coins[t] < B / 240).nonzero().flatten()
-        released = recorder.released[t]["gradient"].value.double().numpy()
-        total = recorder.calls[t][0].total.numpy()
+        drawn, total, released = recorded.drawn(t), recorded.total(t), recorded.released(t)
         if t < FIRST:
-            np.testing.assert_allclose(total, looped_sum(oracle.theta, drawn, lambda g: g), atol=1e-6)
+            np.testing.assert_allclose(total, clipped_sum(gradients(oracle.theta, drawn), CLIP), atol=1e-6)
             ghat = released / B
             oracle.learn_importance(ghat)
         else:
             if t == FIRST:
                 oracle.end_stage_1()
             oracle.move_mask(t - FIRST)
-            expected = looped_sum(oracle.effective(), drawn, oracle.standardise)
+            rows = [oracle.standardise(g) for g in gradients(oracle.effective(), drawn)]
+            expected = clipped_sum(rows, CLIP)
             np.testing.assert_allclose(total, expected, atol=1e-6)
             assert set(np.flatnonzero(released)) <= set(oracle.mask)
             ghat = oracle.learn(released)
         oracle.theta = oracle.theta - LR * ghat
-    np.testing.assert_allclose(weights(run.model).numpy(), oracle.effective(), atol=1e-8)
+    np.testing.assert_allclose(weights(recorded.run.model).numpy(), oracle.effective(), atol=1e-8)
 
 
 def test_a_twentieth_of_the_steps_is_spent_on_importance_unless_told_otherwise() -> None:

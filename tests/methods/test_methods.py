@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,14 +12,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from adadpigu.accounting import Ledger, epsilons
+from adadpigu.accounting import Ledger
 from adadpigu.audit.replay import RecordedCoins, Recorder
 from adadpigu.bounding import GradientSum
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.importance import Schedule
 from adadpigu.mechanism import Release
-from adadpigu.methods import DPSGD, SGD, AdaDPIGU, all_methods, make_method
+from adadpigu.methods import DPSGD, SGD, AdaDPIGU, ParameterFreezing, RandomFreeze, make_method
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import train_prepared
@@ -140,22 +141,6 @@ def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
     np.testing.assert_allclose(recorder.calls[1][0].total.numpy(), total.numpy(), atol=1e-5)
 
 
-def test_an_empty_poisson_batch_adds_noise_is_charged_and_trains_on() -> None:
-    class NobodyComes(ReproducibleRandomness):
-        def uniform(self, count: int) -> torch.Tensor:
-            return torch.ones(count, dtype=torch.float64)
-
-    for name in all_methods():
-        recorder = Recorder()
-        run = run_small(make_method(name), randomness=NobodyComes(0), tape=recorder, steps=5)
-        assert all(bool((call.total == 0).all()) for calls in recorder.calls for call in calls)
-        assert run.steps == len(recorder.calls) == 5
-        if all_methods()[name].private:
-            assert not torch.equal(weights(run.model), weights(small_net()))
-            plan = prepare_small(make_method(name), steps=5).plan
-            assert run.epsilon == pytest.approx(epsilons(plan.event(), 1e-5)["pld"])
-
-
 def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() -> None:
     prepared = prepare_small(OpenMethod(), sigma=None, steps=4)
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
@@ -262,6 +247,27 @@ def test_a_method_that_returns_something_else_than_a_release_is_refused() -> Non
         ("adadpigu", {"schedule": "never"}, "schedule='never'"),
         ("dpsgd", {"clip_norm": 0}, "clip_norm=0"),
         ("dpsgd", {"clip_norm": True}, "clip_norm=True"),
+        ("adaclip", {"clip_norm": float("nan")}, "clip_norm=nan"),
+        ("adaclip", {"floor": 0}, "floor=0.0 and ceiling=0.1"),
+        ("adaclip", {"floor": 2, "ceiling": 1}, "floor=2.0 and ceiling=1.0"),
+        ("adaclip", {"mean_decay": 1.5}, "mean_decay=1.5"),
+        ("quantile", {"clip_norm": 1e9}, "clip_norm=1000000000.0 is not in [1e-06, 1e+06]"),
+        ("quantile", {"quantile": 50}, "quantile=50.0 is not in [0, 1]"),
+        ("quantile", {"clip_rate": -1}, "clip_rate=-1.0"),
+        ("quantile", {"count_noise": 0}, "count_noise=0.0"),
+        ("dpsur", {"test_batch_size": 0}, "test_batch_size=0"),
+        ("dpsur", {"test_noise_multiplier": 0}, "test_noise_multiplier=0.0"),
+        ("dpsur", {"test_clip": -1}, "test_clip=-1.0"),
+        ("dpsur", {"threshold": float("inf")}, "threshold=inf"),
+        ("random-freeze", {"final_rate": 1}, "final_rate=1.0 is not in [0, 1)"),
+        ("random-freeze", {"rise": "fast"}, "linear, cosine, constant"),
+        ("random-freeze", {"rise_by": 0}, "rise_by=0.0"),
+        ("parameter-freezing", {"retention": 0}, "retention=0.0"),
+        ("parameter-freezing", {"select": "best"}, "magnitude, random, public-model"),
+        ("parameter-freezing", {"every": "year"}, "once, step"),
+        ("parameter-freezing", {"select": "public-model"}, "needs a file"),
+        ("parameter-freezing", {"public_model": "a.safetensors"}, "public_model=a.safetensors"),
+        ("parameter-freezing", {"select": "public-model", "public_model": "a", "every": "step"}, "every='step'"),
     ],
 )
 def test_bad_options_are_named(name: str, options: dict[str, object], words: str) -> None:
@@ -271,22 +277,29 @@ def test_bad_options_are_named(name: str, options: dict[str, object], words: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (lambda: RandomFreeze(rise="fast"), "rise='fast' is not one of linear, cosine, constant"),  # type: ignore[arg-type]
+        (lambda: ParameterFreezing(select="best"), "select='best' is not one of"),  # type: ignore[arg-type]
+        (lambda: ParameterFreezing(every="year"), "every='year' is not one of once, step"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_choices_made_in_python_are_named_too(method: Callable[[], Method], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        method()
+
+
+def test_a_share_of_no_coordinate_is_refused() -> None:
+    with pytest.raises(InputError, match=r"retention=0.0001 keeps none of 910 parameters"):
+        run_small(ParameterFreezing(retention=1e-4))
+
+
 def test_options_survive_a_round_trip_through_text() -> None:
     method = AdaDPIGU(retention=0.3, debias=True, offset=0.1, importance_steps=7)
     as_text: dict[str, object] = {k: str(v).lower() for k, v in method.options().items()}
     assert AdaDPIGU.from_options(as_text) == method
     assert isinstance(small_digits().train, TensorRecords)
-
-
-@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if method.private])
-def test_automatic_clipping_is_the_runs_choice_for_every_method(name: str) -> None:
-    recorder = Recorder()
-    run_small(make_method(name), clipping="automatic", clip_stability=0.1, tape=recorder, steps=4)
-    flat = Recorder()
-    run_small(make_method(name), tape=flat, steps=4)
-    ours, theirs = recorder.calls[0][0], flat.calls[0][0]
-    assert ours.sensitivity == theirs.sensitivity
-    assert not torch.equal(ours.total, theirs.total)
 
 
 def test_automatic_clipping_of_a_method_that_does_not_clip_is_refused() -> None:

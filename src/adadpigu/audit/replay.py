@@ -191,7 +191,7 @@ def replay(
 ) -> ReplayResult:
     """Records a run on `data` and replays it without record `removed`, or with one record `added`.
 
-    `prepare_on` makes the run ready on either data set, with a model initialised alike both times.
+    `prepare_on` makes the run ready on either data set, with a model initialised alike and the same seed both times.
     """
     neighbour = _neighbour(data, removed, added)
     recorder, coins = Recorder(), RecordedCoins(ReproducibleRandomness(seed), always=removed)

@@ -7,18 +7,28 @@ import pkgutil
 from collections.abc import Mapping
 
 from adadpigu.errors import unknown
+from adadpigu.methods.adaclip import AdaCliP
 from adadpigu.methods.adadpigu import AdaDPIGU
 from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, register, registered
 from adadpigu.methods.dpsgd import DPSGD
+from adadpigu.methods.dpsur import DPSUR
+from adadpigu.methods.parameter_freezing import ParameterFreezing
+from adadpigu.methods.quantile import QuantileClipping
+from adadpigu.methods.random_freeze import RandomFreeze
 from adadpigu.methods.sgd import SGD
 
 __all__ = [
     "DPSGD",
+    "DPSUR",
     "SGD",
+    "AdaCliP",
     "AdaDPIGU",
     "Batches",
     "Draw",
     "Method",
+    "ParameterFreezing",
+    "QuantileClipping",
+    "RandomFreeze",
     "Running",
     "Setting",
     "Stage",

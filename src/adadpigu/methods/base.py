@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import Query
+from adadpigu.bounding import GradientSum, Query
 from adadpigu.errors import InputError, unknown
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
@@ -60,6 +62,10 @@ class Setting:
     """for a method's own public choices, such as a random mask; never for noise"""
     device: torch.device
 
+    def chance(self, number: int) -> np.random.Generator:
+        """For a method's own public choices: a generator fixed by the run's seed, another one for every number."""
+        return np.random.default_rng([self.seed % 2**64, number])
+
 
 class Batches(Protocol):
     """The only way to private records: each call draws a fresh Poisson batch and is charged as one event."""
@@ -67,6 +73,12 @@ class Batches(Protocol):
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """Several named releases from one batch share one event; their `share`s add up to at most 1."""
         ...
+
+
+def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Release:
+    """ĝ of a method that makes one query a step: the released sum over the expected batch size, restored."""
+    total = batches.release(query)[query.name]
+    return total.map(lambda value: query.restore(value, batch_size))
 
 
 class Running(ABC):
@@ -129,6 +141,20 @@ class Method(ABC):
     def options(self) -> dict[str, object]:
         """The options as plain values (those that are not None), for a config file."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def check_positive(method: Method, *names: str) -> None:
+    """Refuses options that are not finite numbers above 0."""
+    for name in names:
+        if not 0 < getattr(method, name) < math.inf:
+            raise InputError(f"{name}={getattr(method, name)} is not a finite number above 0")
+
+
+def check_choices(method: Method) -> None:
+    """Refuses values that are not among those of their `Literal`."""
+    for name, hint in get_type_hints(type(method)).items():
+        if get_origin(hint) is Literal and getattr(method, name) not in get_args(hint):
+            raise InputError(f"{name}={getattr(method, name)!r} is not one of {', '.join(get_args(hint))}")
 
 
 def _coerce(what: str, value: object, hint: Any) -> object:

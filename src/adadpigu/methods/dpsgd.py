@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from adadpigu.bounding import GradientSum
-from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
+from adadpigu.methods.base import (
+    Batches,
+    Method,
+    Running,
+    Setting,
+    Stage,
+    check_positive,
+    mean_gradient,
+    register,
+)
 
 
 @register
@@ -28,8 +36,7 @@ class DPSGD(Method):
     """C"""
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_norm < float("inf"):
-            raise InputError(f"clip_norm={self.clip_norm} is not a finite number above 0")
+        check_positive(self, "clip_norm")
 
     def begin(self, setting: Setting) -> Running:
         return _Running(self, setting.batch_size)
@@ -41,5 +48,4 @@ class _Running(Running):
         self._batch_size = batch_size
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        total = batches.release(self._query)[self._query.name]
-        return total.map(lambda value: self._query.restore(value, self._batch_size))
+        return mean_gradient(batches, self._query, self._batch_size)

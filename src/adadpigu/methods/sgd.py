@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from adadpigu.bounding import GradientSum
 from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, register
+from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, mean_gradient, register
 
 
 @register
@@ -36,6 +36,4 @@ class _Running(Running):
         self._batch_size = batch_size
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        query = GradientSum(clip_norm=float("inf"))
-        total = batches.release(query)[query.name]
-        return total.map(lambda value: query.restore(value, self._batch_size))
+        return mean_gradient(batches, GradientSum(clip_norm=float("inf")), self._batch_size)

@@ -1,0 +1,98 @@
+"""AdaCliP: every coordinate is shifted and scaled by what earlier releases say, to put noise where it hurts least.
+
+    w_i = (g_i − a)/b   S = Σ clip_C(w_i) + N(0, σ²C² I)   ĝ = b ⊙ S/B + a   b_j = √s_j · √(Σ_k s_k)
+
+a and s² are averages of releases and stand after the noise; nothing is charged beyond DP-SGD's one event a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.mechanism import Release
+from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_positive, register
+from adadpigu.statistics import Statistics, StatisticsOptions
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class AdaCliP(Method):
+    """AdaCliP (Pichapati et al. 2019), its statistics learned from releases alone.
+
+    Restoring multiplies the noise of coordinate j by b_j, so the update carries noise of total variance ∝ Σ b_j². What
+    holds b up is the clip: a record's w should have an expected squared norm of at most 1, Σ s_j²/b_j² ≤ 1, where s_j²
+    is the mean square of g_j − a_j. Under that constraint Σ b_j² is least at b_j = √s_j·√(Σ_k s_k): by Cauchy-Schwarz
+    (Σ s_j)² = (Σ (s_j/b_j)·b_j)² ≤ Σ s_j²/b_j² · Σ b_j² ≤ Σ b_j², with equality where b_j² is proportional to s_j.
+
+    s² starts between its bounds, at (h1·h2), and is learned, as published, from the spread of ĝ, a *mean* over
+    records, which is below that of one record. So it sinks towards h1² as training goes on, and the least clipping
+    bound on the gradient itself is about h1·√d: choose h1 as you would choose C/√d.
+    """
+
+    name: ClassVar[str] = "adaclip"
+    source: ClassVar[str] = "Pichapati et al. 2019"
+    adds: ClassVar[str] = "a centre and a scale for every coordinate, learned from releases"
+    costs: ClassVar[str] = "one event a step"
+
+    clip_norm: float = 1.0
+    """C, in standardised units: 1 is the norm that a record is expected to have"""
+    mean_decay: float = 0.99
+    """β1, of the average a of releases"""
+    variance_decay: float = 0.9
+    """β2, of the average s² of squared deviations"""
+    floor: float = 1e-3
+    """h1, the least s"""
+    ceiling: float = 0.1
+    """h2, the largest s"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "clip_norm")
+        if not 0 < self.floor <= self.ceiling < float("inf"):
+            raise InputError(f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 0 < floor ≤ ceiling < inf")
+        self._statistics_options()
+
+    def begin(self, setting: Setting) -> Running:
+        return _Running(self, setting)
+
+    def _statistics_options(self) -> StatisticsOptions:
+        return StatisticsOptions(
+            mean_decay=self.mean_decay,
+            variance_decay=self.variance_decay,
+            debias=True,
+            floor=self.floor**2,
+            ceiling=self.ceiling**2,
+        )
+
+
+def least_noise_scale(spread: Tensor) -> Tensor:
+    """b_j = √s_j·√(Σ_k s_k), the scale that minimises Σ b_j² under Σ s_j²/b_j² ≤ 1.
+
+    >>> least_noise_scale(torch.tensor([1.0, 4.0, 4.0]))
+    tensor([3., 6., 6.])
+    """
+    return spread.sqrt() * spread.sum().sqrt()
+
+
+class _Running(Running):
+    def __init__(self, options: AdaCliP, setting: Setting) -> None:
+        layers = setting.layout.layer_index().to(setting.device)
+        start = torch.full((setting.layout.size,), options.floor * options.ceiling, device=setting.device)
+        self._statistics = Statistics(options._statistics_options(), variance=start, layers=layers)
+        self._clip_norm = options.clip_norm
+        self._batch_size = setting.batch_size
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        statistics = self._statistics
+        scale = least_noise_scale(statistics.variance.sqrt())
+        query = GradientSum(clip_norm=self._clip_norm, center=statistics.mean.clone(), scale=scale)
+        total = batches.release(query)[query.name]
+        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        noise = scale * ((total.noise_stddev or 0.0) / self._batch_size)
+        statistics.update(restored, noise_variance=noise.square())
+        return restored

@@ -1,0 +1,109 @@
+"""Random Freeze: each epoch freezes another random share of the coordinates, a share that rises over training.
+
+    ĝ = (Σ clip_C(m_e ⊙ g_i) + m_e ⊙ N(0, σ²C² I))/B        m_e random, freezing ρ_e·d coordinates in epoch e
+
+The mask is drawn from the run's public seed, never from records, so it is free. It is applied before the clip, and a
+frozen coordinate gets neither noise nor update.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.mechanism import Release
+from adadpigu.methods.base import (
+    Batches,
+    Method,
+    Running,
+    Setting,
+    Stage,
+    check_choices,
+    check_positive,
+    mean_gradient,
+    register,
+)
+
+Rise = Literal["linear", "cosine", "constant"]
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class RandomFreeze(Method):
+    """DP-SGD on gradients that a random mask makes sparse (Zhu and Blaschko 2021). An epoch is N/B steps."""
+
+    name: ClassVar[str] = "random-freeze"
+    source: ClassVar[str] = "Zhu and Blaschko 2021"
+    adds: ClassVar[str] = "a fresh random mask each epoch that freezes more and more coordinates"
+    costs: ClassVar[str] = "one event a step; the masks are free"
+
+    clip_norm: float = 0.5
+    """C, of the masked gradient"""
+    final_rate: float = 0.9
+    """the share of coordinates that is frozen in the end"""
+    rise: Rise = "linear"
+    """how the share gets there from 0, epoch by epoch; `constant`: it is there from the start"""
+    rise_by: float = 1.0
+    """the share of the epochs after which it is there"""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "clip_norm")
+        check_choices(self)
+        if not 0 <= self.final_rate < 1:
+            raise InputError(f"final_rate={self.final_rate} is not in [0, 1)")
+        if not 0 < self.rise_by <= 1:
+            raise InputError(f"rise_by={self.rise_by} is not in (0, 1]")
+
+    def rate(self, epoch: int, epochs: int) -> float:
+        """The share of coordinates that is frozen in epoch 0 … epochs − 1.
+
+        >>> [round(RandomFreeze().rate(epoch, 4), 2) for epoch in range(4)]
+        [0.0, 0.3, 0.6, 0.9]
+        """
+        progress = min(epoch / max(self.rise_by * (epochs - 1), 1e-9), 1.0)
+        if self.rise == "constant":
+            progress = 1.0
+        elif self.rise == "cosine":
+            progress = (1 - math.cos(math.pi * progress)) / 2
+        return self.final_rate * progress
+
+    def begin(self, setting: Setting) -> Running:
+        return _Running(self, setting)
+
+
+class _Running(Running):
+    def __init__(self, options: RandomFreeze, setting: Setting) -> None:
+        self._options = options
+        self._setting = setting
+        self._epoch = -1
+        self._active: Tensor | None = None
+
+    @property
+    def active(self) -> Tensor | None:
+        return self._active
+
+    def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
+        records, batch_size = self._setting.records, self._setting.batch_size
+        epoch, epochs = index * batch_size // records, -(-stage.steps * batch_size // records)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._active = self._mask(epoch, self._options.rate(epoch, epochs))
+
+    def _mask(self, epoch: int, rate: float) -> Tensor | None:
+        """Positions (sorted) that stay free: all but ⌊ρ·d⌋, at least one."""
+        size = self._setting.layout.size
+        kept = max(size - math.floor(rate * size + 1e-9), 1)
+        if kept == size:
+            return None
+        order = self._setting.chance(epoch).permutation(size)
+        return torch.from_numpy(order[:kept]).sort().values.to(self._setting.device)
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)
+        return mean_gradient(batches, query, self._setting.batch_size)

@@ -1,0 +1,82 @@
+"""The small run in float64, recorded, and what an oracle needs of it: who was drawn, gradients and losses by loops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from adadpigu.audit.replay import RecordedCoins, Recorder
+from adadpigu.data import TensorRecords
+from adadpigu.methods import Method
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training import Run
+from trials import run_small, small_digits, small_net
+
+B, N, LR, SIGMA = 40, 240, 0.5, 1.5
+RECORDS = small_digits(N).train
+assert isinstance(RECORDS, TensorRecords)
+JITTER = 1e-3 * torch.randn(RECORDS.inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+DATA = replace(small_digits(N), train=TensorRecords(RECORDS.inputs.double() + JITTER, RECORDS.targets), test=None)
+"""without equal pixels, so that neither rounding nor a tie decides which entry is the k-th largest"""
+
+
+def net() -> nn.Module:
+    return small_net().double()
+
+
+@dataclass
+class Recorded:
+    """A run, draw by draw."""
+
+    run: Run
+    recorder: Recorder
+    coins: RecordedCoins
+
+    def drawn(self, draw: int, batch_size: int = B) -> torch.Tensor:
+        return (self.coins.coins[draw] < batch_size / N).nonzero().flatten()
+
+    def total(self, draw: int, query: int = 0) -> np.ndarray:
+        """A sum before its noise."""
+        return self.recorder.calls[draw][query].total.numpy()
+
+    def released(self, draw: int, name: str = "gradient") -> np.ndarray:
+        return self.recorder.released[draw][name].value.double().numpy()
+
+
+def record(method: Method, **options: Any) -> Recorded:
+    recorder, coins = Recorder(), RecordedCoins(ReproducibleRandomness(11))
+    chosen = {"momentum": 0.0, "lr": LR, "batch_size": B, "sigma": SIGMA} | options
+    return Recorded(run_small(method, data=DATA, net=net, tape=recorder, randomness=coins, **chosen), recorder, coins)
+
+
+def gradients(theta: np.ndarray, drawn: torch.Tensor) -> list[np.ndarray]:
+    """By autograd, one record at a time."""
+    model = _at(theta)
+    rows = []
+    for x, y in zip(*DATA.train.take(drawn), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]).numpy())
+    return rows
+
+
+def losses(theta: np.ndarray, drawn: torch.Tensor) -> np.ndarray:
+    model = _at(theta)
+    pairs = zip(*DATA.train.take(drawn), strict=True)
+    return np.array([F.cross_entropy(model(x[None]), y[None]).item() for x, y in pairs])
+
+
+def clipped_sum(rows: Sequence[np.ndarray], bound: float) -> np.ndarray:
+    """Σ z·min(1, C/‖z‖)."""
+    return np.asarray(sum(z * min(1.0, bound / max(float(np.linalg.norm(z)), 1e-30)) for z in rows))
+
+
+def _at(theta: np.ndarray) -> nn.Module:
+    model = net()
+    torch.nn.utils.vector_to_parameters(torch.tensor(theta), model.parameters())
+    return model
