@@ -122,6 +122,15 @@ def test_catalogues_speak_json_and_text(call: Any, command: str) -> None:
     assert len(out.splitlines()) > 2
 
 
+def test_methods_tell_of_the_presets_that_are_models(call: Any) -> None:
+    _, out, _ = call("methods", "--json")
+    told = json.loads(out)
+    assert [recipe["name"] for recipe in told["recipes"]] == ["dpsgd-ts", "dpsgd-hf"]
+    assert all(row["source"] and row["adds"] and row["costs"] for row in told["methods"] + told["recipes"])
+    _, out, _ = call("methods")
+    assert "models rather than optimisers" in out
+
+
 def test_account_matches_the_golden_row(call: Any) -> None:
     code, out, _ = call(
         *["account", "--noise-multiplier", "1.3", "--steps", "3516", "--delta", "1e-5", "--json", "--sample-rate"],

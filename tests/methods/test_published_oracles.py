@@ -228,7 +228,7 @@ def test_parameter_freezing_trains_the_largest_weights(every: str) -> None:
 
 def test_a_random_mask_is_drawn_once_or_every_step() -> None:
     for every in ("once", "step"):
-        method = ParameterFreezing(clip_norm=CLIP, retention=0.25, select="random", every=every)  # type: ignore[arg-type]
+        method = ParameterFreezing(clip_norm=CLIP, retention=0.25, select="random", every=every)
         recorded = record(method, steps=3)
         masks = masks_of(recorded)
         assert {len(mask) for mask in masks} == {math.floor(0.25 * D)}

@@ -11,6 +11,23 @@ from adadpigu.cli.output import print_json, screen, table
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+RECIPES = (
+    {
+        "name": "dpsgd-ts",
+        "source": "Papernot et al. 2021",
+        "adds": "tempered sigmoid activations, s·sigmoid(T·x) − o; tanh is one of them",
+        "costs": "nothing beyond DP-SGD",
+    },
+    {
+        "name": "dpsgd-hf",
+        "source": "Tramèr and Boneh 2021",
+        "adds": "fixed ScatterNet features before the model",
+        "costs": "nothing beyond DP-SGD, or one draw of all records where normalisation is released",
+    },
+)
+"""Published rows that are models trained by DP-SGD: presets rather than methods."""
+
+
 def methods(as_json: Json = False) -> None:
     """Lists the training methods: where each is from, what it adds, what it costs, its options."""
     import dataclasses
@@ -30,9 +47,12 @@ def methods(as_json: Json = False) -> None:
             }
             for m in found
         ]
-        print_json({"methods": rows})
+        print_json({"methods": rows, "recipes": RECIPES})
         return
-    screen().print(table(["method", "source", "adds", "costs"], [[m.name, m.source, m.adds, m.costs] for m in found]))
+    columns = ["source", "adds", "costs"]
+    screen().print(table(["method", *columns], [[m.name, m.source, m.adds, m.costs] for m in found]))
+    screen().print("\nPresets that are models rather than optimisers:")
+    screen().print(table(["preset", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
     for m in found:
         options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(m))
         if options:
