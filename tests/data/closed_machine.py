@@ -1,4 +1,7 @@
-"""A machine that reaches nothing: a cache of its own, no client but those that a test installs, a loopback server."""
+"""A machine that reaches nothing: a cache of its own, no client but those that a test installs, a loopback server.
+
+A plugin for the modules that name it. PYTEST_DONT_REWRITE: it asserts nothing.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from adadpigu.cli.app import run
 from adadpigu.data.registry import PUBLISHED
 from adadpigu.data.watching import OnScreen
 
+pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
 
 

@@ -20,6 +20,7 @@ from adadpigu.data.published import Package
 from adadpigu.data.watching import Silent
 from adadpigu.errors import InputError
 
+pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
 
 NPM = Package(client="npm", name="tiny", version="1.0")

@@ -26,6 +26,7 @@ from adadpigu.data import DataSet, IndexedRecords, TensorRecords, all_datasets, 
 from adadpigu.data.registry import CIFAR10, FASHION_MNIST, MNIST, PUBLISHED
 from adadpigu.errors import InputError
 
+pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
 
 

@@ -35,6 +35,7 @@ NPM = Package(client="npm", name="tiny", version="1.0")
 PIP = Package(client="pip", name="tiny", version="1.0")
 APT = Package(client="apt", name="tiny")
 
+pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
 
 
