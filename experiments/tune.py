@@ -23,7 +23,7 @@ def cells(path: Path, only: list[str], seeds: int) -> list[Job]:
     jobs = []
     for seed in range(seeds):
         for cell in table["cells"]:
-            if only and cell["name"] not in only:
+            if only and not any(cell["name"].startswith(start) for start in only):
                 continue
             for values in itertools.product(*cell["grid"].values()):
                 chosen = dict(zip(cell["grid"], values, strict=True))
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     parser.add_argument("--grace", type=float, default=60, help="begin no job so long before the end")
-    parser.add_argument("--only", action="append", default=[], help="name of a cell; repeatable")
+    parser.add_argument("--only", action="append", default=[], help="name of a cell, or how it begins; repeatable")
     given = parser.parse_args()
     jobs = cells(given.grid, given.only, given.seeds)
     best: dict[str, list[tuple[float, str]]] = {}
