@@ -148,9 +148,10 @@ class _Window(nn.Module):
 
 
 def _modulus(z: Tensor) -> Tensor:
+    """|z|, by the fastest operations of each device; abs() of complex numbers is slow on both."""
     if z.is_cuda:
-        return z.abs()
-    return torch.addcmul(z.real.square(), z.imag, z.imag).sqrt()  # on a CPU, a third of the time of abs()
+        return torch.hypot(z.real, z.imag)
+    return torch.addcmul(z.real.square(), z.imag, z.imag).sqrt()
 
 
 def _averaging(padded: int, size: int) -> Array:
