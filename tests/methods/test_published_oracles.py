@@ -118,7 +118,7 @@ def test_count_noise_that_leaves_nothing_for_the_gradient_is_refused_with_both_n
 
 
 def test_dpsur_keeps_what_its_own_test_calls_an_improvement_and_drops_the_momentum_of_the_rest() -> None:
-    clip, size, noise, threshold, momentum = 0.02, 60, 20.0, 0.005, 0.9
+    clip, size, noise, threshold, momentum = 0.02, 120, 40.0, 0.005, 0.9
     method = DPSUR(
         clip_norm=CLIP, test_batch_size=size, test_clip=clip, test_noise_multiplier=noise, threshold=threshold
     )
@@ -142,6 +142,7 @@ def test_dpsur_keeps_what_its_own_test_calls_an_improvement_and_drops_the_moment
     assert 2 < sum(verdicts) < 10
     assert any(verdicts[t + 1] for t in range(11) if not verdicts[t])  # momentum after a rejection matters
     assert any(-threshold < mean < 0 for mean in means)  # and so does the threshold
+    assert [mean * size / B < -threshold for mean in means] != verdicts  # and whose batch size divides
 
 
 def test_a_loss_test_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
