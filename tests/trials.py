@@ -12,6 +12,7 @@ from torch import nn
 
 from adadpigu.accounting import Budget
 from adadpigu.data import DataSet, TensorRecords, load_dataset
+from adadpigu.features.front import Front
 from adadpigu.mechanism import Tape
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, ReproducibleRandomness
@@ -45,6 +46,7 @@ def prepare_small(
     sigma: float | None = 1.5,
     epsilon: float = 4.0,
     seed: int = 0,
+    front: Front | None = None,
     **options: Any,
 ) -> Preparation:
     """A short run; `sigma` None calibrates the noise to `epsilon`."""
@@ -57,6 +59,7 @@ def prepare_small(
         delta=1e-5,
         options=TrainingOptions(noise_multiplier=sigma if method.private else None, **chosen),
         seed=seed,
+        front=front,
     )
 
 

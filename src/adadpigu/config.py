@@ -32,6 +32,7 @@ class RunConfig:
     normalisation_noise: float = 8.0
     model: str | None = None
     activation: str | None = None
+    initialisation: str = "default"
     epsilon: float | None = None
     delta: float = 1e-5
     steps: int | None = None
@@ -49,6 +50,7 @@ class RunConfig:
     clip_stability: float = 0.01
     copies: int = 1
     shift: int = 0
+    shift_step: int = 1
     flip: bool = False
     noise_multiplier: float | None = None
     physical_batch_size: int | None = None

@@ -18,6 +18,7 @@ from adadpigu.errors import InputError
 from adadpigu.features.front import ChannelNorm, Front, Fronted, ReleasedNorm, make_front
 from adadpigu.methods import DPSGD
 from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.records import PerSampleGradients, Records
 from adadpigu.training import Preparation, TrainingOptions, prepare, train_prepared
 from trials import small_digits
 
@@ -116,7 +117,12 @@ def test_a_query_for_inputs_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     ready = prepared(ReleasedNorm(1, clip=1.0, noise_multiplier=8.0))
     batches: list[int] = []
     genuine = ready.engine.per_sample_gradients
-    monkeypatch.setattr(ready.engine, "per_sample_gradients", lambda r: (batches.append(1), genuine(r))[1])
+
+    def counted(records: Records) -> PerSampleGradients:
+        batches.append(1)
+        return genuine(records)
+
+    monkeypatch.setattr(ready.engine, "per_sample_gradients", counted)
     train_prepared(ready, randomness=ReproducibleRandomness(0))
     assert len(batches) == 3
     assert RecordSum(name="x", of=lambda r: r.loss, clip_norm=1.0).needs == {"gradient", "loss"}

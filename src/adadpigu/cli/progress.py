@@ -53,7 +53,8 @@ def features_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping a bar that never began would print an empty line
+            bar.stop()
 
 
 class Progress:

@@ -50,6 +50,7 @@ def train(
         str | None, typer.Option(help="none, record, group:GROUPS, constants:MEANS/STDS, or released (charged).")
     ] = None,
     activation: Annotated[str | None, typer.Option(help="tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")] = None,
+    initialisation: Annotated[str | None, typer.Option(help="Of the weights: default or xavier.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     lr_schedule: Annotated[str | None, typer.Option(help="constant, linear or cosine. [constant]")] = None,
     warmup: Annotated[float | None, typer.Option(help="Share of the steps over which the rate rises.")] = None,
@@ -101,6 +102,7 @@ def train(
         "features": features,
         "normalisation": normalisation,
         "activation": activation,
+        "initialisation": initialisation,
         "lr": lr,
         "lr_schedule": lr_schedule,
         "warmup": warmup,
@@ -165,7 +167,9 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
         if default in all_presets():
             base = read_preset(default)
     settings = merge(base, file, flags)
-    if not is_own(settings.dataset):
+    from adadpigu.data import is_named
+
+    if is_named(settings.dataset) or not is_own(settings.dataset):
         return settings
     found = None if settings.describe is None else str(Path(settings.describe).resolve())
     # absolute, so that the run can be used from anywhere

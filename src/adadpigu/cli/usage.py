@@ -36,21 +36,28 @@ def evaluate(run: Folder, as_json: Json = False) -> None:
 
 def predict(
     run: Folder,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help=".npy, or .npz with an array x.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.", show_default=False
+        ),
+    ],
     as_json: Json = False,
 ) -> None:
-    """Predicts a class for each record of a .npy or .npz file."""
+    """Predicts a class for each record of a file: .npy, .npz, or .csv, .parquet or a folder as in training."""
     import torch
 
-    from adadpigu.data.npz import read_arrays
+    from adadpigu.data import is_named
+    from adadpigu.data.own import find_description, read_inputs
     from adadpigu.report.loading import load_run
     from adadpigu.training.evaluation import predict as outputs
 
     loaded = load_run(run)
-    arrays = read_arrays(file)
-    if "x" not in arrays:
-        raise InputError(f"file={str(file)!r} holds {', '.join(sorted(arrays))}; allowed: an array x")
-    inputs, shape = arrays["x"].float(), loaded.data.shape
+    config = loaded.config
+    describe = None if config.describe is None else Path(config.describe)
+    declared = None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
+    found = read_inputs(file, declared)
+    inputs, shape = found.values, loaded.data.shape
     if shape is not None and tuple(inputs.shape[1:]) != shape:
         raise InputError(f"file={str(file)!r} holds records of shape {tuple(inputs.shape[1:])}; allowed: {shape}")
     if not bool(torch.isfinite(inputs).all()):
@@ -62,11 +69,13 @@ def predict(
     else:
         scores = outputs(loaded.model, inputs, device=torch.device("cpu")).softmax(dim=1).max(dim=1)
         classes, confidence = scores.indices.tolist(), [round(p, 4) for p in scores.values.tolist()]
+    names = [str(label) if declared is None else declared.classes[label] for label in classes]
     if as_json:
-        print_json({"run": str(run), "predictions": classes, "confidence": confidence})
+        record = {"records": list(found.names), "predictions": classes, "labels": names, "confidence": confidence}
+        print_json({"run": str(run), **record})
         return
-    for position, (label, share) in enumerate(zip(classes, confidence, strict=True)):
-        screen().print(f"{position}\t{label}\t{share:.2%}")
+    for what, label, share in zip(found.names, names, confidence, strict=True):
+        screen().print(f"{what}\t{label}\t{share:.2%}")
 
 
 def add_to(app: typer.Typer) -> None:

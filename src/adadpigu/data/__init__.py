@@ -11,11 +11,20 @@ from pathlib import Path
 from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, declare, training_split
 from adadpigu.data.digits import TRAIN, digits
 from adadpigu.data.named import find_published, published_dataset
-from adadpigu.data.npz import npz_dataset
+from adadpigu.data.own import is_own, own_dataset
 from adadpigu.data.registry import ALIASES, PUBLISHED
 from adadpigu.errors import InputError, unknown
 
-__all__ = ["DataSet", "IndexedRecords", "TensorRecords", "all_datasets", "declare", "load_dataset", "training_split"]
+__all__ = [
+    "DataSet",
+    "IndexedRecords",
+    "TensorRecords",
+    "all_datasets",
+    "declare",
+    "is_named",
+    "load_dataset",
+    "training_split",
+]
 
 
 def all_datasets() -> tuple[str, ...]:
@@ -23,18 +32,27 @@ def all_datasets() -> tuple[str, ...]:
     return ("digits", *PUBLISHED)
 
 
-def load_dataset(name: str, *, records: int | None = None, classes: int | None = None) -> DataSet:
-    """A data set by name, or from an `.npz` file of the user's with its public facts declared.
+def is_named(name: str) -> bool:
+    """Whether a data set is known by this name: then a folder of that name does not hide it."""
+    return name in (*all_datasets(), *ALIASES)
+
+
+def load_dataset(
+    name: str, *, records: int | None = None, classes: int | None = None, describe: Path | None = None
+) -> DataSet:
+    """A data set by name, or from a file or folder of the user's with its public facts declared.
 
     A published one that the cache does not hold is fetched first, as `adadpigu data get` does it.
 
     >>> load_dataset("digits").records
     1437
     """
-    if name.endswith(".npz"):
-        return npz_dataset(Path(name), records=records, classes=classes)
-    if name not in (*all_datasets(), *ALIASES):
-        raise unknown("dataset", name, [*all_datasets(), "FILE.npz"])
+    if not is_named(name):
+        if is_own(name):
+            return own_dataset(Path(name), description=describe, records=records, classes=classes)
+        raise unknown("dataset", name, [*all_datasets(), "FILE.csv", "FILE.parquet", "FILE.npz", "FOLDER"])
+    if describe is not None:
+        raise InputError(f"describe={str(describe)!r}: the facts of {name!r} are known; leave it out")
     published = None if name == "digits" else find_published(name)
     known = (TRAIN, 10) if published is None else (published.records, published.classes)
     for key, given, declared in zip(("records", "classes"), (records, classes), known, strict=True):

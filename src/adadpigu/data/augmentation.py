@@ -24,13 +24,16 @@ class Augmentation:
 
     copies: int = 1
     shift: int = 0
+    shift_step: int = 1
+    """shifts are multiples of this"""
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if self.copies < 1:
-            raise InputError(f"copies={self.copies} is not at least 1")
-        if self.shift < 0:
-            raise InputError(f"shift={self.shift} is not at least 0")
+        for name, least in (("copies", 1), ("shift", 0), ("shift_step", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)} is not at least {least}")
+        if self.shift % self.shift_step:
+            raise InputError(f"shift={self.shift} is not a multiple of shift_step={self.shift_step}")
         if self.copies > 1 and not self:
             raise InputError(
                 f"copies={self.copies} with shift=0 and flip=False: the copies of a record would be equal; "
@@ -41,6 +44,16 @@ class Augmentation:
         """Whether anything is changed."""
         return self.shift > 0 or self.flip
 
+    @property
+    def variants(self) -> int:
+        """How many different copies of an image there are."""
+        return self._places**2 * (2 if self.flip else 1)
+
+    @property
+    def _places(self) -> int:
+        """Shifts along one axis."""
+        return 2 * self.shift // self.shift_step + 1
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuses records that are not images, or too small for the shift."""
         if self and len(shape) != 3:
@@ -48,19 +61,26 @@ class Augmentation:
         if self and self.shift >= min(shape[1:]):
             raise InputError(f"shift={self.shift} is not below the image's {min(shape[1:])} pixels")
 
+    def draw(self, records: int, device: torch.device) -> Tensor:
+        """A variant for each copy of each record [b·k], uniformly; a further record changes no other's draw."""
+        drawn = torch.rand(records * self.copies, device=device, dtype=torch.float64)
+        return (drawn * self.variants).long().clamp_(max=self.variants - 1)
+
+    def show(self, images: Tensor, variants: Tensor) -> Tensor:
+        """[b, c, h, w] and a variant for each of them: the images so shifted and mirrored."""
+        channels, height, width = images.shape[1:]
+        across = torch.arange(width, device=images.device)
+        places = self._places
+        row = variants % places * self.shift_step
+        column = variants // places % places * self.shift_step
+        rows = row[:, None] + torch.arange(height, device=images.device)
+        columns = column[:, None] + torch.where((variants // places**2 == 1)[:, None], across.flip(0), across)
+        padded = F.pad(images, (self.shift,) * 4, mode="reflect") if self.shift else images
+        which = torch.arange(len(images), device=images.device)
+        planes = torch.arange(channels, device=images.device)
+        return padded[which[:, None, None, None], planes[:, None, None], rows[:, None, :, None], columns[:, None, None]]
+
     def __call__(self, images: Tensor) -> Tensor:
         """[b, c, h, w] -> [b·k, c, h, w], the copies of one image one after the other."""
-        if not self or not len(images):
-            return images.repeat_interleave(self.copies, dim=0)
-        count, (channels, height, width), device = len(images) * self.copies, images.shape[1:], images.device
-        span = 2 * self.shift + 1
-        drawn = torch.rand(count, 3, device=device)  # row by row, so that a further record changes no other's draw
-        corner = (drawn[:, :2] * span).long().clamp_(max=span - 1)
-        rows = corner[:, :1] + torch.arange(height, device=device)
-        columns = corner[:, 1:] + torch.arange(width, device=device)
-        if self.flip:
-            columns = torch.where(drawn[:, 2:] < 0.5, columns.flip(1), columns)
-        padded = F.pad(images, (self.shift,) * 4, mode="reflect") if self.shift else images
-        which = torch.arange(len(images), device=device).repeat_interleave(self.copies)
-        planes = torch.arange(channels, device=device)
-        return padded[which[:, None, None, None], planes[:, None, None], rows[:, None, :, None], columns[:, None, None]]
+        copies = images.repeat_interleave(self.copies, dim=0)
+        return self.show(copies, self.draw(len(images), images.device)) if self and len(images) else copies

@@ -11,7 +11,6 @@ from torch import nn
 from adadpigu.accounting import Budget
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, load_dataset
-from adadpigu.data.own import is_own, own_dataset
 from adadpigu.features.front import Front, make_front
 from adadpigu.methods import make_method
 from adadpigu.models import make_model
@@ -21,10 +20,8 @@ from adadpigu.training.preparation import Preparation, prepare
 
 def load_data(config: RunConfig) -> DataSet:
     """The data set that a config names."""
-    if not is_own(config.dataset):
-        return load_dataset(config.dataset, records=config.records, classes=config.classes)
     describe = None if config.describe is None else Path(config.describe)
-    return own_dataset(Path(config.dataset), description=describe, records=config.records, classes=config.classes)
+    return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
 
 
 def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) -> tuple[Front | None, nn.Module]:
@@ -38,8 +35,15 @@ def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) ->
             normalisation_clip=config.normalisation_clip,
             normalisation_noise=config.normalisation_noise,
         )
-    chosen = {} if config.activation is None else {"activation": config.activation}
-    return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **chosen)
+    body = make_model(
+        config.model or "mlp",
+        shape=shape,
+        classes=data.classes or 10,
+        seed=seed,
+        activation=config.activation,
+        initialisation=config.initialisation,
+    )
+    return front, body
 
 
 def configured(

@@ -42,6 +42,8 @@ class TrainingOptions:
     """augmented copies of each record, whose gradients are averaged before the clip"""
     shift: int = 0
     """augmentation: up to so many pixels either way"""
+    shift_step: int = 1
+    """augmentation: shifts are multiples of this"""
     flip: bool = False
     """augmentation: half of the copies are mirrored"""
     noise_multiplier: float | None = None
@@ -88,7 +90,7 @@ class TrainingOptions:
 
     def augmentation(self) -> Augmentation:
         """How records are augmented."""
-        return Augmentation(copies=self.copies, shift=self.shift, flip=self.flip)
+        return Augmentation(copies=self.copies, shift=self.shift, shift_step=self.shift_step, flip=self.flip)
 
     @property
     def stability(self) -> float | None:

@@ -5,46 +5,77 @@ Features are as sensitive as the records they are made of: they are kept on disk
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.cache import cache_folder
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.features.front import Front
 from adadpigu.sampling import Population
 
-_SHARE_OF_MEMORY = 0.3
-"""of a GPU's free memory that records may take"""
+_SHARE_OF_MEMORY = 0.4
+"""of a device's free memory that records and features may take"""
 
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class Placement:
+    """The data set as it is drawn from, and what is left to do for each drawn record."""
+
+    data: DataSet
+    front: nn.Module | None
+    variants: Tensor | None = None
+    """the features of every variant of every record, where records are augmented and these fit"""
+
+
 def settle(
-    data: DataSet, front: Front | None, device: torch.device, *, augmented: bool, progress: Progress | None = None
-) -> tuple[DataSet, nn.Module | None]:
-    """The data set as it is drawn from, and the part of the front that is left to do for each drawn record.
+    data: DataSet,
+    front: Front | None,
+    device: torch.device,
+    *,
+    augmentation: Augmentation,
+    progress: Progress | None = None,
+) -> Placement:
+    """Computes features beforehand where that is possible, and moves records to the device where they fit.
 
-    Augmentation changes a record before its features, so then all of the front is left; otherwise features are
-    computed here and the normaliser is left.
+    Without augmentation a record has one set of features. With it, a record has as many as there are variants of it;
+    where they do not all fit, features are computed for each drawn copy.
     """
-    left: nn.Module | None = front
-    if front is not None and not augmented and isinstance(data.train, TensorRecords):
-        if front.features is not None:
-            data = _featurised(data, front.features, device, progress)
-        left = front.normaliser
-    return _on_device(data, device), left
+    features = None if front is None else front.features
+    if front is None or features is None or not isinstance(data.train, TensorRecords):
+        return Placement(_on_device(data, device), front)
+    if not augmentation:
+        return Placement(_on_device(_featurised(data, features, device, progress), device), front.normaliser)
+    shape = features(data.train.inputs[:0].to(device)).shape[1:]
+    if 4 * len(data.train) * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * _free_memory(device):
+        return Placement(_on_device(data, device), front)
+    variants = _variants(data.train.inputs, features, augmentation, device, progress)
+    positions = TensorRecords(torch.arange(len(data.train)), data.train.targets)
+    test = _featurised(replace(data, train=positions), features, device, progress, parts=("test",)).test
+    return Placement(_on_device(replace(data, train=positions, test=test), device), front.normaliser, variants)
 
 
-def _featurised(data: DataSet, features: nn.Module, device: torch.device, progress: Progress | None) -> DataSet:
-    parts: dict[str, Population | None] = {}
-    for name, records in (("train", data.train), ("test", data.test)):
+def _featurised(
+    data: DataSet,
+    features: nn.Module,
+    device: torch.device,
+    progress: Progress | None,
+    parts: tuple[str, ...] = ("train", "test"),
+) -> DataSet:
+    made: dict[str, Population] = {}
+    for name in parts:
+        records = getattr(data, name)
         if isinstance(records, TensorRecords):
-            made = _features(records.inputs, features, device, kept=data.published, progress=progress)
-            parts[name] = TensorRecords(made, records.targets, name=data.name)
-    return replace(data, **parts)  # type: ignore[arg-type]
+            values = _features(records.inputs, features, device, kept=data.published, progress=progress)
+            made[name] = TensorRecords(values, records.targets, name=data.name)
+    return replace(data, **made)  # type: ignore[arg-type]
 
 
 def _features(
@@ -57,17 +88,37 @@ def _features(
     return computed(inputs, features, device=device, progress=progress)
 
 
+@torch.no_grad()
+def _variants(
+    inputs: Tensor, features: nn.Module, augmentation: Augmentation, device: torch.device, progress: Progress | None
+) -> Tensor:
+    """[n, v, ...] on the device."""
+    features.to(device)
+    shape = features(inputs[:0].to(device)).shape[1:]
+    made = torch.empty(len(inputs), augmentation.variants, *shape, device=device)
+    chunk = 4096 if device.type == "cuda" else 500
+    for start in range(0, len(inputs), chunk):
+        part = inputs[start : start + chunk].to(device)
+        for variant in range(augmentation.variants):
+            which = torch.full((len(part),), variant, device=device)
+            made[start : start + chunk, variant] = features(augmentation.show(part, which))
+        if progress is not None:
+            progress(min(start + chunk, len(inputs)), len(inputs))
+    return made
+
+
+def _free_memory(device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
 def _on_device(data: DataSet, device: torch.device) -> DataSet:
     """Records on a GPU where they fit; drawing them there saves a copy a step and changes nothing else."""
     if device.type != "cuda":
         return data
-    free, _ = torch.cuda.mem_get_info(device)
-    sets = [records for records in (data.train, data.test) if isinstance(records, TensorRecords)]
-    if sum(records.inputs.nbytes for records in sets) > _SHARE_OF_MEMORY * free:
+    sets = {name: getattr(data, name) for name in ("train", "test")}
+    held = {name: records for name, records in sets.items() if isinstance(records, TensorRecords)}
+    if sum(records.inputs.nbytes for records in held.values()) > _SHARE_OF_MEMORY * _free_memory(device):
         return data
-    moved = {
-        name: records.to(device)
-        for name, records in (("train", data.train), ("test", data.test))
-        if isinstance(records, TensorRecords)
-    }
-    return replace(data, **moved)  # type: ignore[arg-type]
+    return replace(data, **{name: records.to(device) for name, records in held.items()})  # type: ignore[arg-type]

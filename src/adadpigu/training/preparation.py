@@ -129,10 +129,10 @@ def prepare(
     MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
-    data, left = settle(data, front, device, augmented=bool(options.augmentation()), progress=progress)
+    placed = settle(data, front, device, augmentation=options.augmentation(), progress=progress)
     return Preparation(
         model=model,
-        data=data,
+        data=placed.data,
         method=method,
         options=options,
         budget=budget if method.private else None,
@@ -141,7 +141,7 @@ def prepare(
         plan=plan,
         noise_multiplier=sigma,
         engine=engine,
-        view=View(augmentation=options.augmentation(), front=left, device=device),
+        view=View(augmentation=options.augmentation(), front=placed.front, device=device, variants=placed.variants),
         front=front,
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.records import Records
@@ -14,21 +14,32 @@ from adadpigu.sensitive import unseal
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Turns drawn records into what the trained net takes."""
+    """Turns drawn records into what the trained net takes.
+
+    Where the features of every variant of every record were computed beforehand (`variants`, [n, v, ...]), the drawn
+    inputs are positions in them; what is shown is the same, at a fraction of the time.
+    """
 
     augmentation: Augmentation
     front: nn.Module | None
     device: torch.device
+    variants: Tensor | None = None
 
     def __call__(self, records: Records) -> Records:
         inputs, targets = unseal(records)
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
-        copies = self.augmentation.copies
-        if self.augmentation:
+        shown = self._shown(inputs.to(self.device))
+        return Records((shown, targets.to(self.device)), copies=self.augmentation.copies)
+
+    @torch.no_grad()
+    def _shown(self, inputs: Tensor) -> Tensor:
+        if self.variants is not None:
+            which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
+            inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
+        elif self.augmentation:
             inputs = self.augmentation(inputs)
-        if self.front is not None and len(inputs):
-            with torch.no_grad():
-                inputs = self.front(inputs)
-        elif self.front is not None:
-            inputs = inputs.new_zeros(0, *self.front(inputs.new_zeros(1, *inputs.shape[1:])).shape[1:])
-        return Records((inputs, targets), copies=copies)
+        if self.front is None:
+            return inputs
+        if len(inputs):
+            shown: Tensor = self.front(inputs)
+            return shown
+        return inputs.new_zeros(0, *self.front(inputs.new_zeros(1, *inputs.shape[1:])).shape[1:])
