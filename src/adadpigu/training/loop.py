@@ -23,7 +23,7 @@ from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Tape
-from adadpigu.methods.base import Running, Setting
+from adadpigu.methods.base import Running
 from adadpigu.randomness import Randomness
 from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
 from adadpigu.training.draws import Draws
@@ -70,17 +70,7 @@ class Session:
         )
         self._optimiser = MaskedOptimiser(prepared.model, self._layout, prepared.options.factory())
         self._parameters = self._start = self._layout.read(prepared.model)
-        self._running = prepared.method.begin(
-            Setting(
-                layout=self._layout,
-                batch_size=prepared.options.batch_size,
-                records=prepared.data.records,
-                noise_multiplier=prepared.noise_multiplier,
-                weights=self._start.clone(),
-                seed=prepared.seed,
-                device=prepared.device,
-            )
-        )
+        self._running = prepared.method.begin(prepared.setting())
         self._untrained = Untrained(prepared.model)
         self._average = _average(prepared, self._parameters)
         self._metrics: list[Metrics] = []

@@ -32,7 +32,7 @@ from adadpigu.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.gradients.losses import first_line
 from adadpigu.gradients.state import untouched
 from adadpigu.layout import Layout
-from adadpigu.methods.base import Method, Stage
+from adadpigu.methods.base import Method, Setting, Stage
 from adadpigu.sampling import PoissonSampler, Population
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
@@ -74,6 +74,19 @@ class Preparation:
     def sample_rate(self) -> float:
         """q = B/N."""
         return self.options.batch_size / self.data.records
+
+    def setting(self) -> Setting:
+        """The public facts that a method starts from."""
+        layout = self.engine.layout
+        return Setting(
+            layout=layout,
+            batch_size=self.options.batch_size,
+            records=self.data.records,
+            noise_multiplier=self.noise_multiplier,
+            weights=layout.read(self.model),
+            seed=self.seed,
+            device=self.device,
+        )
 
     @property
     def released_norm(self) -> ReleasedNorm | None:
@@ -130,7 +143,7 @@ def prepare(
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     placed = settle(data, front, device, augmentation=options.augmentation(), progress=progress)
-    return Preparation(
+    ready = Preparation(
         model=model,
         data=placed.data,
         method=method,
@@ -148,11 +161,19 @@ def prepare(
         epsilons=epsilons(plan.event(), delta),
         warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
     )
+    method.begin(ready.setting())  # what a method refuses of σ or of the model, it refuses before anything is written
+    return ready
 
 
 def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Front | None) -> tuple[Stage, ...]:
     """The method's stages, after the one that releases normalisation constants where there is one."""
     stages = method.stages(options.step_count(data.records))
+    for draw in (draw for stage in stages for draw in stage.draws):
+        if draw.batch_size is not None and not 1 <= draw.batch_size <= data.records:
+            raise InputError(
+                f"batch_size={draw.batch_size} of the draw {draw.name!r} is not between 1 and the declared record "
+                f"count {data.records}"
+            )
     if front is None or front.released is None:
         return stages
     return (normalisation_stage(front.released, data.records), *stages)
