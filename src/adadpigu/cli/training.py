@@ -49,6 +49,12 @@ def train(
     normalisation: Annotated[
         str | None, typer.Option(help="none, record, group:GROUPS, constants:MEANS/STDS, or released (charged).")
     ] = None,
+    normalisation_clip: Annotated[
+        float | None, typer.Option(help="For released: public bound on a record's channel means. [1]")
+    ] = None,
+    normalisation_noise: Annotated[
+        float | None, typer.Option(help="For released: noise multiplier of each of its two sums. [8]")
+    ] = None,
     activation: Annotated[str | None, typer.Option(help="tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")] = None,
     initialisation: Annotated[str | None, typer.Option(help="Of the weights: default or xavier.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -60,8 +66,10 @@ def train(
     ema: Annotated[float | None, typer.Option(help="Decay of the average of the weights that is kept.")] = None,
     tail: Annotated[float | None, typer.Option(help="Instead: average the weights of this last share.")] = None,
     clipping: Annotated[str | None, typer.Option(help="flat, or automatic (every record is scaled). [flat]")] = None,
+    clip_stability: Annotated[float | None, typer.Option(help="γ of automatic clipping. [0.01]")] = None,
     copies: Annotated[int | None, typer.Option(help="Augmented copies of a record, one clip for all. [1]")] = None,
     shift: Annotated[int | None, typer.Option(help="Augmentation: shift by up to so many pixels. [0]")] = None,
+    shift_step: Annotated[int | None, typer.Option(help="Augmentation: shifts are multiples of this. [1]")] = None,
     flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Augmentation: mirror half of them.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on a record's contribution.")] = None,
     retention: Annotated[
@@ -101,6 +109,8 @@ def train(
         "batch_size": batch_size,
         "features": features,
         "normalisation": normalisation,
+        "normalisation_clip": normalisation_clip,
+        "normalisation_noise": normalisation_noise,
         "activation": activation,
         "initialisation": initialisation,
         "lr": lr,
@@ -112,8 +122,10 @@ def train(
         "ema": ema,
         "tail": tail,
         "clipping": clipping,
+        "clip_stability": clip_stability,
         "copies": copies,
         "shift": shift,
+        "shift_step": shift_step,
         "flip": flip,
         "describe": describe,
         "noise_multiplier": noise_multiplier,
