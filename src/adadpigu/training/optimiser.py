@@ -102,10 +102,11 @@ class MaskedOptimiser:
 
     def _put_back(self, held: list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]]) -> None:
         for parameter, mask, before in held:
-            parameter[mask] = before[""][mask]
+            # torch.where, not value[mask] = …: the latter makes a GPU wait for the number of positions
+            parameter.copy_(torch.where(mask, before[""], parameter))
             for key, value in self._optimiser.state[parameter].items():
                 if _same_shape(value, parameter):
-                    value[mask] = before[key][mask] if key in before else 0
+                    value.copy_(torch.where(mask, before.get(key, torch.zeros_like(value)), value))
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         state = self._optimiser.state.get(parameter, {})
