@@ -54,7 +54,7 @@ def settle(
     if not augmentation:
         return Placement(_on_device(_featurised(data, features, device, progress), device), front.normaliser)
     shape = features(data.train.inputs[:0].to(device)).shape[1:]
-    if 4 * len(data.train) * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * _free_memory(device):
+    if 4 * data.records * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * _free_memory(device):
         return Placement(_on_device(data, device), front)
     variants = _variants(data.train.inputs, features, augmentation, device, progress)
     positions = TensorRecords(torch.arange(len(data.train)), data.train.targets)
