@@ -162,6 +162,11 @@ def test_automatic_clipping_keeps_the_bound_and_scales_every_record(
             assert found == 0.0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_zero_record_stays_zero_under_the_smallest_stability(dtype: torch.dtype) -> None:
+    assert clip_rows(torch.zeros(2, 3, dtype=dtype), 1e6, 1e-310).tolist() == [[0.0] * 3] * 2
+
+
 def test_automatic_clipping_without_a_finite_bound_is_refused() -> None:
     with pytest.raises(InputError, match="stability"):
         GradientSum(clip_norm=math.inf, stability=0.01)
@@ -185,7 +190,7 @@ def test_a_record_sum_gets_what_it_asks_for_and_nothing_else() -> None:
         RecordSum(name="odd", of=of, clip_norm=1.0, needs=frozenset({"label"}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("clip", [0.0, -1.0, math.nan, 5e-324, 1e-31])
 def test_a_clip_norm_that_bounds_nothing_is_refused(clip: float) -> None:
     with pytest.raises(InputError, match="clip_norm"):
         GradientSum(clip_norm=clip)

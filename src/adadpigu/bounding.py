@@ -22,6 +22,9 @@ from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import Sensitive, unseal
 
+LEAST_CLIP = 1e-30
+"""below it, rounding would be coarser than the bound, and noise in proportion to it could round to nothing"""
+
 Part = Literal["gradient", "loss", "input"]
 """what a query may look at of a record"""
 
@@ -163,8 +166,8 @@ Query = GradientSum | RecordSum
 
 
 def _check_query(name: str, clip_norm: float, share: float) -> None:
-    if not clip_norm > 0:
-        raise InputError(f"clip_norm={clip_norm} of {name!r} is not above 0")
+    if not clip_norm >= LEAST_CLIP:
+        raise InputError(f"clip_norm={clip_norm} of {name!r} is not at least {LEAST_CLIP:g}")
     if not 0 < share <= 1:
         raise InputError(f"share={share} of {name!r} is not in (0, 1]")
 
@@ -200,7 +203,8 @@ def clip_rows(z: Tensor, clip_norm: float, stability: float | None = None) -> Te
     if stability is None:
         factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
     else:
-        factors = clip_norm * (1 - _margin(z)) / (norms + stability)
+        largest = torch.finfo(z.dtype).max  # a zero row times an infinite factor would be no number
+        factors = (clip_norm * (1 - _margin(z)) / (norms + stability)).clamp(max=largest)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
     kept = torch.isfinite(norms) & (factors >= torch.finfo(z.dtype).tiny)
     scaled: Tensor = z * factors.to(z.dtype)[:, None]

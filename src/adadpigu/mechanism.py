@@ -10,6 +10,7 @@ record what reached the noise and to play the same releases back on a neighbouri
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol, final
@@ -192,6 +193,8 @@ class GaussianMechanism:
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
         content = unseal(total)
         stddev = 0.0 if noise_multiplier == 0 else noise_multiplier * total.sensitivity
+        if noise_multiplier > 0 and not stddev >= sys.float_info.min:
+            raise PrivacyLineError(f"noise of {noise_multiplier:g} times {total.sensitivity:g} would round to nothing")
         if stddev > 0:
             noise = self._randomness.normal(content.numel()).to(content.device)
             content = content + noise.reshape(content.shape) * stddev

@@ -17,9 +17,9 @@ from adadpigu.data import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.front import ChannelNorm, Front, Fronted, ReleasedNorm, make_front
 from adadpigu.methods import DPSGD
-from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.records import PerSampleGradients, Records
-from adadpigu.training import Preparation, TrainingOptions, prepare, train_prepared
+from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
 from trials import small_digits
 
 
@@ -48,6 +48,13 @@ def prepared(
     )
 
 
+def filled(run: Run) -> ReleasedNorm:
+    """The normaliser of the model that a run has kept."""
+    assert isinstance(run.model, Fronted)
+    assert run.model.front.released is not None
+    return run.model.front.released
+
+
 def test_the_constants_are_charged_as_one_draw_of_all_records_before_training() -> None:
     ready = prepared(ReleasedNorm(1, clip=1.0, noise_multiplier=8.0))
     stage = ready.plan.stages[0]
@@ -62,7 +69,7 @@ def test_the_constants_are_charged_as_one_draw_of_all_records_before_training() 
 
 def test_with_little_noise_the_constants_are_the_channels_mean_and_std() -> None:
     data, norm = colourful(), ReleasedNorm(2, clip=10.0, noise_multiplier=1e-3)
-    train_prepared(prepared(norm, data, channels=2), randomness=ReproducibleRandomness(0))
+    norm = filled(train_prepared(prepared(norm, data, channels=2), randomness=ReproducibleRandomness(0)))
     assert isinstance(data.train, TensorRecords)
     x = data.train.inputs.double()
     torch.testing.assert_close(norm.mean.double(), x.mean(dim=(0, 2, 3)), rtol=1e-3, atol=1e-4)
@@ -100,6 +107,8 @@ def test_the_model_is_trained_on_normalised_records_and_kept_with_its_constants(
     norm = ReleasedNorm(1, clip=1.0, noise_multiplier=8.0)
     run = train_prepared(prepared(norm), randomness=RecordedCoins(ReproducibleRandomness(0)))
     assert isinstance(run.model, Fronted)
+    assert torch.equal(norm.mean, torch.zeros(1))  # the caller's stays as it was: a second run begins like the first
+    norm = filled(run)
     assert not torch.equal(norm.mean, torch.zeros(1))
     inputs, targets = small_digits().test.take(torch.arange(100))  # type: ignore[union-attr]
     body = (inputs - norm.mean.view(-1, 1, 1)) / norm.std.view(-1, 1, 1)
@@ -109,7 +118,7 @@ def test_the_model_is_trained_on_normalised_records_and_kept_with_its_constants(
 
 def test_negative_variance_is_clamped_to_the_floor() -> None:
     norm = ReleasedNorm(1, clip=1e-3, noise_multiplier=1e4)
-    train_prepared(prepared(norm), randomness=ReproducibleRandomness(1))
+    norm = filled(train_prepared(prepared(norm), randomness=ReproducibleRandomness(1)))
     assert norm.std.item() >= 1e-6 * (1 - 1e-6)
 
 
@@ -154,8 +163,37 @@ def test_a_normalisation_that_does_not_fit_is_refused_by_value(spec: str) -> Non
 
 
 def test_bad_bounds_and_scales_are_refused() -> None:
-    for clip, noise in ((0.0, 1.0), (1.0, -1.0), (math.inf, 1.0)):
+    for clip, noise in ((0.0, 1.0), (1.0, -1.0), (math.inf, 1.0), (1e-170, 1.0), (1e160, 1.0)):
         with pytest.raises(InputError, match="normalisation_"):
             ReleasedNorm(1, clip=clip, noise_multiplier=noise)
     with pytest.raises(InputError, match="std above 0"):
         ChannelNorm(torch.zeros(1), torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "module", [nn.BatchNorm2d(1, affine=False), nn.InstanceNorm2d(1), nn.Linear(8, 8), nn.LayerNorm((1, 8, 8))]
+)
+def test_a_front_takes_only_what_treats_records_alone_and_learns_nothing(module: nn.Module) -> None:
+    for features, normaliser in ((module, None), (None, module)):
+        with pytest.raises(InputError, match=r"allowed"):
+            Front(features, normaliser)
+
+
+def test_a_model_trained_behind_a_front_is_known_as_trained() -> None:
+    norm = ReleasedNorm(1, clip=1.0, noise_multiplier=8.0)
+    ready = prepared(norm)
+    run = train_prepared(ready, randomness=ReproducibleRandomness(0))
+    assert not any("trained before" in warning for warning in run.privacy.warnings)
+    again = train_prepared(ready, randomness=ReproducibleRandomness(0))
+    assert any("trained before" in warning for warning in again.privacy.warnings)
+    options = TrainingOptions(batch_size=40, steps=1, noise_multiplier=1.0)
+    whole = prepare(run.model, small_digits(), method=DPSGD(), budget=None, delta=1e-5, options=options)
+    assert any("trained before" in warning for warning in whole.warnings)
+
+
+def test_the_statement_tells_each_kind_of_draw_and_what_was_declared() -> None:
+    run = train_prepared(prepared(ReleasedNorm(1, clip=0.5, noise_multiplier=8.0)), randomness=SystemRandomness())
+    words = " ".join(run.privacy.statement().split())
+    assert "1 with probability 1 and noise multiplier 5.65685" in words
+    assert "3 with probability 0.166667 and noise multiplier 1.5" in words
+    assert "the bound 0.5 on a record's channel means" in words

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from adadpigu.accounting.statement import PrivacyReport
+    from adadpigu.accounting.statement import EventCount, PrivacyReport
 
 _WIDTH = 100
 
@@ -94,13 +95,22 @@ def _diagnostics() -> list[str]:
 
 def _assumptions(report: PrivacyReport) -> list[str]:
     steps = ", ".join(f"{stage.name} {stage.planned}" for stage in report.stages)
-    clip = "" if report.clip_norm is None else f", each record's part bounded by {report.clip_norm:g}"
+    clip = "" if report.clip_norm is None else f", each record's part of a gradient sum bounded by {report.clip_norm:g}"
     return _wrap(
         f"Under which assumptions: two data sets are neighbours when they differ by one record ({report.relation}); "
-        f"each step takes every record independently ({report.sampler} sampling) with probability "
-        f"{report.sample_rate:.6g}{clip}, with Gaussian noise of multiplier {report.noise_multiplier:.6g}; steps: "
-        f"{steps}. Noise and sampling: {report.randomness}."
+        f"every draw takes each record independently ({report.sampler} sampling){clip}, with Gaussian noise. Draws: "
+        f"{'; '.join(_draw(group) for group in report.events)}. Steps: {steps}. "
+        f"Noise and sampling: {report.randomness}."
     )
+
+
+def _draw(group: EventCount) -> str:
+    """One kind of planned draw: how many, with which probability and noise."""
+    event, rate = group.event, 1.0
+    if event.get("event") == "PoissonSampled":
+        rate, event = float(str(event["sample_rate"])), cast(Mapping[str, object], event["of"])
+    noise = float(str(event.get("noise_multiplier", 0.0)))
+    return f"{group.count} with probability {rate:.6g} and noise multiplier {noise:.6g}"
 
 
 def _not_covered(report: PrivacyReport) -> list[str]:

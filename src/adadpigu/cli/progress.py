@@ -14,7 +14,7 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
-    TimeRemainingColumn,
+    TimeElapsedColumn,
 )
 from rich.progress import Progress as RichProgress
 from rich.text import Text
@@ -33,22 +33,25 @@ class _Rate(ProgressColumn):
 
 
 @contextlib.contextmanager
-def features_progress(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar for the features of a data set, which are computed once; it appears with the first report."""
+def features_progress(console: Console) -> Iterator[Callable[[float | None], None]]:
+    """A bar for the features of a data set, which are computed once; it appears with the first report.
+
+    It shows a share, or for private records, whose number is nobody's business, only that work goes on.
+    """
     bar = RichProgress(
         TextColumn("features, computed once"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+        TimeElapsedColumn(),
         console=console,
         transient=True,
     )
     task = bar.add_task("features", total=None)
 
-    def report(done: int, total: int) -> None:
+    def report(share: float | None) -> None:
         if not bar.live.is_started:
             bar.start()
-        bar.update(task, completed=done, total=total)
+        if share is not None:
+            bar.update(task, completed=share, total=1.0)
 
     try:
         yield report

@@ -5,12 +5,12 @@ Input is checked once, here. A refusal names the record at fault, to the person 
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -22,7 +22,7 @@ from adadpigu.sampling import Population
 class TensorRecords:
     """Records held as two tensors, inputs [n, ...] and targets [n, ...]."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, name: str = "data") -> None:
+    def __init__(self, inputs: Tensor, targets: Tensor, *, name: str = "data", published: bool = False) -> None:
         for what, value in (("inputs", inputs), ("targets", targets)):
             if not isinstance(value, Tensor):
                 raise InputError(
@@ -31,6 +31,8 @@ class TensorRecords:
         if len(inputs) != len(targets):
             raise InputError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; allowed: one target a record")
         self.inputs, self.targets = inputs, targets
+        self.published = published
+        """of a published benchmark: features computed from them may be kept on disk"""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -85,8 +87,6 @@ class DataSet:
     shape: tuple[int, ...] | None = None
     public: tuple[str, ...] = ()
     """constants declared public, for the statement"""
-    published: bool = False
-    """a published benchmark: features computed from its records may be kept on disk"""
 
     def __post_init__(self) -> None:
         if self.records < 1:
@@ -118,10 +118,11 @@ def declare(
 
 
 def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
-    """The training records without `held_out` of them, which take the place of the test records: for tuning.
+    """The training records without about `held_out` of them, which take the place of the test records: for tuning.
 
-    Which positions are held out depends on the declared record count and the public seed alone, so no record, and no
-    count of records, decides where another one goes. The official test records are out of reach of what is tuned.
+    Each record goes by a hash of itself and the public seed, so no record decides where another one goes, and one
+    record more or less in the whole is one more or less in one of the parts. Equal records go together. The official
+    test records are out of reach of what is tuned.
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
@@ -129,19 +130,31 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
         raise InputError(f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
     if not 0 <= seed < 2**32:
         raise InputError(f"seed={seed} is not from 0 to {2**32 - 1}")
-    kept = torch.ones(max(data.records, len(data.train)), dtype=torch.bool)
-    kept[torch.from_numpy(np.random.RandomState(seed).permutation(data.records)[:held_out])] = False
-    kept = kept[: len(data.train)]
+    kept = _lots(data.train, seed) >= held_out / data.records
     records = data.records - held_out
     others = tuple(fact for fact in data.public if not fact.startswith(f"{data.records:,} records"))
     return replace(
         data,
         name=f"{data.name}-split",
-        train=TensorRecords(*data.train.take(kept.nonzero().flatten()), name=data.name),
+        train=replace_records(data.train, kept.nonzero().flatten()),
         test=TensorRecords(*data.train.take((~kept).nonzero().flatten()), name=f"{data.name} held out"),
         records=records,
-        public=(*others, f"{records:,} records ({held_out:,} more held out by position, seed {seed})"),
+        public=(*others, f"{records:,} records (about {held_out:,} more held out by their hash, seed {seed})"),
     )
+
+
+def replace_records(records: TensorRecords, kept: Tensor) -> TensorRecords:
+    """Some of the records, as published as all of them."""
+    return TensorRecords(*records.take(kept), published=records.published)
+
+
+def _lots(records: TensorRecords, seed: int) -> Tensor:
+    """For each record a number in [0, 1) that depends on that record and the seed alone."""
+    lots = []
+    for x, y in zip(records.inputs.cpu().numpy(), records.targets.cpu().numpy(), strict=True):
+        digest = hashlib.sha256(seed.to_bytes(4, "little") + x.tobytes() + y.tobytes()).digest()
+        lots.append(int.from_bytes(digest[:6], "little") / 2**48)
+    return torch.tensor(lots, dtype=torch.float64)
 
 
 def _population(source: Source, name: str) -> Population:
@@ -183,9 +196,9 @@ def refuse_unfit_test(train: Population, test: Population) -> None:
     kinds = [(inputs.dtype, tuple(inputs.shape[1:])) for inputs, _ in (p.take(torch.arange(0)) for p in (train, test))]
     if kinds[0] != kinds[1]:
         raise InputError(f"test: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
-    # Only rows that occur once in either: a table of few categories holds the same row many times, and rightly so.
-    once = [{row for row, count in Counter(_fingerprints(records)).items() if count == 1} for records in (train, test)]
-    if 2 * len(once[0] & once[1]) > len(test):
+    # Only rows that occur once in training: a table of few categories holds the same row many times, and rightly so.
+    once = {row for row, count in Counter(_fingerprints(train)).items() if count == 1}
+    if 2 * sum(row in once for row in _fingerprints(test)) > len(test):
         raise InputError("test: these are the training records, and accuracy on them would be exact; allowed: others")
 
 

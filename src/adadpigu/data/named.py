@@ -44,14 +44,13 @@ def published_dataset(published: Published, watcher: Watcher | None = None) -> D
         classes=published.classes,
         shape=published.shape,
         public=("pixel range 0 to 255", f"{published.classes} classes", f"{published.records:,} records"),
-        published=True,
     )
 
 
 def _records(published: Published, names: tuple[str, ...], pieces: Mapping[str, bytes], title: str) -> TensorRecords:
     images, labels = read_pieces(published, names, pieces)
     inputs = torch.from_numpy(images.astype(np.float32)).div_(255.0)
-    return TensorRecords(inputs, torch.from_numpy(labels.astype(np.int64)), name=title)
+    return TensorRecords(inputs, torch.from_numpy(labels.astype(np.int64)), name=title, published=True)
 
 
 def read_pieces(published: Published, names: tuple[str, ...], pieces: Mapping[str, bytes]) -> tuple[Pixels, Pixels]:

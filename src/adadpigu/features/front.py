@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
+from adadpigu.features.scattering import Scattering
 
 FEATURES = ("none", "scattering")
+_LEAST_CLIP = 1e-9
+"""of released normalisation: its square must be far from zero, and its inverse's from infinity"""
 NORMALISATIONS = ("none", "record", "group:GROUPS", "constants:MEANS/STDS", "released")
 
 
@@ -40,9 +43,10 @@ class ReleasedNorm(ChannelNorm):
 
     def __init__(self, channels: int, *, clip: float, noise_multiplier: float) -> None:
         super().__init__(torch.zeros(channels), torch.ones(channels))
-        for name, value in (("normalisation_clip", clip), ("normalisation_noise", noise_multiplier)):
-            if not 0 < value < math.inf:
-                raise InputError(f"{name}={value} is not a finite number above 0")
+        if not _LEAST_CLIP <= clip <= 1 / _LEAST_CLIP:
+            raise InputError(f"normalisation_clip={clip} is not from {_LEAST_CLIP:g} to {1 / _LEAST_CLIP:g}")
+        if not 0 < noise_multiplier < math.inf:
+            raise InputError(f"normalisation_noise={noise_multiplier} is not a finite number above 0")
         self.clip = clip
         self.noise_multiplier = noise_multiplier
 
@@ -51,12 +55,23 @@ class ReleasedNorm(ChannelNorm):
         self.mean.copy_(mean)
         self.std.copy_(std)
 
+    def reset(self) -> None:
+        """Back to the identity: moments are taken of records as they are."""
+        self.mean.zero_()
+        self.std.fill_(1.0)
+
 
 class Front(nn.Module):
-    """Features and normaliser, either of which may be absent."""
+    """Features and normaliser, either of which may be absent.
+
+    Only kinds that treat each record alone and keep nothing are taken, by exact type: a front runs over many records
+    at once, and whatever it let through from one to another no clip would bound.
+    """
 
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
         super().__init__()
+        _refuse_unknown("features", features, (Scattering,))
+        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, ChannelNorm, ReleasedNorm))
         self.features = features
         self.normaliser = normaliser
         self.requires_grad_(False)
@@ -67,10 +82,26 @@ class Front(nn.Module):
                 x = part(x)
         return x
 
+    def declared(self) -> tuple[str, ...]:
+        """Constants that are taken as public, for the statement."""
+        if isinstance(self.normaliser, ReleasedNorm):
+            return (f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation",)
+        if isinstance(self.normaliser, ChannelNorm):
+            return ("normalisation constants, as given",)
+        return ()
+
     @property
     def released(self) -> ReleasedNorm | None:
         """The normaliser whose constants have to be released before training."""
         return self.normaliser if isinstance(self.normaliser, ReleasedNorm) else None
+
+
+def _refuse_unknown(role: str, module: nn.Module | None, allowed: tuple[type[nn.Module], ...]) -> None:
+    names = ", ".join(kind.__name__ for kind in allowed)
+    if module is not None and type(module) not in allowed:
+        raise InputError(f"{role}={type(module).__name__}: not known to treat records alone; allowed: {names}")
+    if module is not None and any(True for _ in module.parameters()):
+        raise InputError(f"{role}={type(module).__name__} has parameters; allowed in a front: {names} without any")
 
 
 class Fronted(nn.Module):
@@ -101,8 +132,6 @@ def make_front(
     """
     transform: nn.Module | None = None
     if features == "scattering":
-        from adadpigu.features.scattering import Scattering
-
         if len(shape) != 3:
             raise InputError(f"features='scattering' needs images (channels, height, width), not {shape}")
         transform = Scattering(shape)

@@ -53,8 +53,10 @@ class AdaCliP(Method):
 
     def __post_init__(self) -> None:
         check_positive(self, "clip_norm")
-        if not 0 < self.floor <= self.ceiling < float("inf"):
-            raise InputError(f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 0 < floor ≤ ceiling < inf")
+        if not 1e-12 <= self.floor <= self.ceiling <= 1e12:
+            raise InputError(
+                f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 1e-12 ≤ floor ≤ ceiling ≤ 1e12"
+            )
         self._statistics_options()
 
     def begin(self, setting: Setting) -> Running:

@@ -124,6 +124,10 @@ class Method(ABC):
     def begin(self, setting: Setting) -> Running:
         """Starts a run."""
 
+    def declared(self) -> tuple[str, ...]:
+        """Facts that these options declare public, for the statement."""
+        return ()
+
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:
         """The method with these options, values checked against the fields' types."""

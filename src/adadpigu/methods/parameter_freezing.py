@@ -71,6 +71,10 @@ class ParameterFreezing(Method):
         if self.select == "public-model" and self.every == "step":
             raise InputError("every='step' with select='public-model': its magnitudes do not change; allowed: once")
 
+    def declared(self) -> tuple[str, ...]:
+        chosen = f"the weights in {self.public_model!r}, by which coordinates are chosen"
+        return () if self.public_model is None else (chosen,)
+
     def begin(self, setting: Setting) -> Running:
         count = math.floor(self.retention * setting.layout.size + 1e-9)
         if count < 1:

@@ -64,7 +64,10 @@ class QuantileClipping(Method):
                 f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
                 f"count_noise above {sigma / 2:g}, half the noise multiplier"
             )
-        return _Running(self, setting.batch_size, share=(sigma / (2 * noise)) ** 2)
+        share = (sigma / (2 * noise)) ** 2
+        if not 0 < share < 1:
+            raise InputError(f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
+        return _Running(self, setting.batch_size, share=share)
 
     def _count_noise(self, batch_size: int) -> float:
         return batch_size / 20 if self.count_noise is None else self.count_noise

@@ -47,7 +47,7 @@ def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) ->
 
 
 def configured(
-    config: RunConfig, data: DataSet | None = None, progress: Callable[[int, int], None] | None = None
+    config: RunConfig, data: DataSet | None = None, progress: Callable[[float | None], None] | None = None
 ) -> Preparation:
     """Everything that a config names, loaded, checked and calibrated; `data` replaces the data set it names."""
     data = load_data(config) if data is None else data

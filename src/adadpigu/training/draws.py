@@ -24,6 +24,8 @@ from adadpigu.sampling import PoissonSampler, Population, gather
 from adadpigu.sensitive import unseal
 from adadpigu.training.view import View
 
+_RECORDS_AT_ONCE = 4096
+
 
 class Draws:
     """The batches of one run (the `Batches` a method is given)."""
@@ -98,7 +100,10 @@ class Draws:
         drawn = sampler.draw(self._population, self._randomness)
         with isolated(self._randomness, self._view.device):
             records = gather(self._population, drawn)
-            for micro in records.chunks(self._physical):
+            size = self._physical
+            if size is None and not any("gradient" in query.needs for query in queries):
+                size = _RECORDS_AT_ONCE  # such a draw may take every record there is
+            for micro in records.chunks(size):
                 self._bound(self._view(micro), queries, bounders)
         return [bounder.result() for bounder in bounders]
 

@@ -92,6 +92,8 @@ class Session:
         except BaseException as error:
             self._layout.write(self._p.model, self._start)
             self._untrained.put_back()
+            if self._p.released_norm is not None:
+                self._p.released_norm.reset()
             self._note("failed", error=type(error).__name__)
             self._report(interrupted=True, failed=True)
             raise
@@ -151,7 +153,7 @@ class Session:
             for index in range(stage.steps):
                 self._ledger.ensure_affordable(events)
                 self._draws.begin_step(stage.name, self._done, planned)
-                if stage.name == STAGE:
+                if number == 0 and self._p.released_norm is not None:
                     self._normalise()
                 else:
                     self._running.begin_step(stage, index, self._parameters)

@@ -33,6 +33,7 @@ def normalisation_stage(norm: ReleasedNorm, records: int) -> Stage:
 
 def release_normalisation(norm: ReleasedNorm, batches: Batches, records: int) -> None:
     """Asks for both moments and fills the normaliser."""
+    norm.reset()
     needs: frozenset[Part] = frozenset({"input"})
     first = RecordSum(name="channel means", of=_means, clip_norm=norm.clip, needs=needs, share=0.5)
     second = RecordSum(name="channel squares", of=_squares, clip_norm=norm.clip**2, needs=needs, share=0.5)

@@ -75,8 +75,8 @@ class TrainingOptions:
         for name, kinds in (("lr_schedule", get_args(LearningRateSchedule)), ("clipping", get_args(Clipping))):
             if getattr(self, name) not in kinds:
                 raise unknown(name, str(getattr(self, name)), kinds)
-        if not 0 < self.clip_stability < math.inf:
-            raise InputError(f"clip_stability={self.clip_stability} is not a finite number above 0")
+        if not 1e-12 <= self.clip_stability < math.inf:
+            raise InputError(f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
         self.augmentation()
         self.factory()
 

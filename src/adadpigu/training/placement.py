@@ -22,7 +22,8 @@ from adadpigu.sampling import Population
 _SHARE_OF_MEMORY = 0.4
 """of a device's free memory that records and features may take"""
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[float | None], None]
+"""told the share of features that are computed; None where the number of records, hence any share, is private"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def settle(
     shape = features(data.train.inputs[:0].to(device)).shape[1:]
     if 4 * data.records * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * _free_memory(device):
         return Placement(_on_device(data, device), front)
-    variants = _variants(data.train.inputs, features, augmentation, device, progress)
+    variants = _variants(data.train, features, augmentation, device, progress)
     positions = TensorRecords(torch.arange(len(data.train)), data.train.targets)
     test = _featurised(replace(data, train=positions), features, device, progress, parts=("test",)).test
     return Placement(_on_device(replace(data, train=positions, test=test), device), front.normaliser, variants)
@@ -73,27 +74,41 @@ def _featurised(
     for name in parts:
         records = getattr(data, name)
         if isinstance(records, TensorRecords):
-            values = _features(records.inputs, features, device, kept=data.published, progress=progress)
+            values = _features(records, features, device, progress)
             made[name] = TensorRecords(values, records.targets, name=data.name)
     return replace(data, **made)  # type: ignore[arg-type]
 
 
-def _features(
-    inputs: Tensor, features: nn.Module, device: torch.device, *, kept: bool, progress: Progress | None
-) -> Tensor:
+def _features(records: TensorRecords, features: nn.Module, device: torch.device, progress: Progress | None) -> Tensor:
     from adadpigu.features.cache import cached, computed
 
-    if kept:
-        return cached(inputs, features, folder=cache_folder() / "features", device=device, progress=progress)
-    return computed(inputs, features, device=device, progress=progress)
+    told = _told(records, progress)
+    if records.published:
+        return cached(records.inputs, features, folder=cache_folder() / "features", device=device, progress=told)
+    return computed(records.inputs, features, device=device, progress=told)
+
+
+def _told(records: TensorRecords, progress: Progress | None) -> Callable[[int, int], None]:
+    """Passes on how far a loop over records is: of private records only that it goes on."""
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(done / total if records.published else None)
+
+    return tell
 
 
 @torch.no_grad()
 def _variants(
-    inputs: Tensor, features: nn.Module, augmentation: Augmentation, device: torch.device, progress: Progress | None
+    records: TensorRecords,
+    features: nn.Module,
+    augmentation: Augmentation,
+    device: torch.device,
+    progress: Progress | None,
 ) -> Tensor:
     """[n, v, ...] on the device."""
     features.to(device)
+    inputs, told = records.inputs, _told(records, progress)
     shape = features(inputs[:0].to(device)).shape[1:]
     made = torch.empty(len(inputs), augmentation.variants, *shape, device=device)
     chunk = 4096 if device.type == "cuda" else 500
@@ -102,8 +117,7 @@ def _variants(
         for variant in range(augmentation.variants):
             which = torch.full((len(part),), variant, device=device)
             made[start : start + chunk, variant] = features(augmentation.show(part, which))
-        if progress is not None:
-            progress(min(start + chunk, len(inputs)), len(inputs))
+        told(min(start + chunk, len(inputs)), len(inputs))
     return made
 
 

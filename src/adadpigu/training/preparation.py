@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import weakref
 from collections.abc import Callable
@@ -31,8 +32,10 @@ from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.gradients.losses import first_line
 from adadpigu.gradients.state import untouched
+from adadpigu.isolation import isolated
 from adadpigu.layout import Layout
 from adadpigu.methods.base import Method, Setting, Stage
+from adadpigu.randomness import SystemRandomness
 from adadpigu.sampling import PoissonSampler, Population
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
@@ -118,14 +121,15 @@ def prepare(
     loss: Loss = F.cross_entropy,
     front: Front | None = None,
     seed: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float | None], None] | None = None,
 ) -> Preparation:
     """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
 
-    `front` comes before the model; where records are not augmented, its features are computed here, once, and
+    A copy of `front` comes before the model; its features are computed here, once, where that is possible, and
     `progress` is told how far that is.
     """
     device = options.torch_device()
+    front = copy.deepcopy(front)  # constants that this run releases are this run's
     if options.stability is not None and not method.private:
         raise InputError(f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
     stages = _stages(method, data, options, front)
@@ -138,7 +142,8 @@ def prepare(
     labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example)
-    _check_data(data, classes)
+    with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
+        _check_data(data, classes)
     MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -278,9 +283,14 @@ def _fix_noise(
 
 def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float) -> tuple[str, ...]:
     found = delta_warnings(delta, data.records) if method.private else ()
-    if model in trained_models:
-        found += ("the model was trained before in this process: if on the same records, that run's epsilon adds up",)
-    return found
+    return found + trained_before(model)
+
+
+def trained_before(model: nn.Module) -> tuple[str, ...]:
+    """The warning that a model deserves of which a part has been trained in this process."""
+    if not any(module in trained_models for module in model.modules()):
+        return ()
+    return ("the model was trained before in this process: if on the same records, that run's epsilon adds up",)
 
 
 def _unbudgeted(method: Method, budget: Budget | None, sigma: float, plan: Plan, delta: float) -> tuple[str, ...]:

@@ -46,7 +46,9 @@ def report_on(
 
 
 def _declared(prepared: Preparation) -> list[str]:
-    return [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
+    facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
+    front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
+    return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared())]
 
 
 def _released(ledger: Ledger) -> list[ReleaseSummary]:

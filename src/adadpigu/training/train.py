@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, SystemRandomness
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
-from adadpigu.training.preparation import Preparation, prepare
+from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.run import Observer, Run, RunFolder, check_free
 
 
@@ -85,6 +85,9 @@ def train_prepared(
     tape: Tape | None = None,
 ) -> Run:
     """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn."""
+    again = trained_before(prepared.model)
+    if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
+        prepared = replace(prepared, warnings=prepared.warnings + again)
     folder = None if out is None else RunFolder(out, config or _describe(prepared))
     ledger = Ledger(
         prepared.plan,
