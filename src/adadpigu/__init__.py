@@ -5,8 +5,8 @@
                    method=ad.AdaDPIGU(retention=0.6), batch_size=1000, epochs=30)
     run.accuracy, run.epsilon, run.privacy.statement()
 
-The pipeline, as the modules stand: sampling -> gradients -> bounding -> mechanism (the privacy line) -> importance,
-statistics, methods, training.
+The pipeline, as the modules stand: data -> sampling -> features -> gradients -> bounding -> mechanism (the privacy
+line) -> importance, statistics, methods, training.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.bounding import GradientSum, RecordSum
 from adadpigu.data import DataSet, load_dataset
 from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
+from adadpigu.features import Front, make_front
 from adadpigu.mechanism import Release
 from adadpigu.methods import (
     DPSGD,
@@ -41,6 +42,7 @@ __all__ = [
     "Budget",
     "BudgetError",
     "DataSet",
+    "Front",
     "GradientSum",
     "InputError",
     "Method",
@@ -56,6 +58,7 @@ __all__ = [
     "Run",
     "TrainingOptions",
     "load_dataset",
+    "make_front",
     "make_method",
     "make_model",
     "train",

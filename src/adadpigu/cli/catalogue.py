@@ -51,8 +51,8 @@ def methods(as_json: Json = False) -> None:
         return
     columns = ["source", "adds", "costs"]
     screen().print(table(["method", *columns], [[m.name, m.source, m.adds, m.costs] for m in found]))
-    screen().print("\nPresets that are models rather than optimisers:")
-    screen().print(table(["preset", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
+    screen().print("\nRecipes that are models rather than optimisers (presets mnist-ts-eps4, mnist-hf-eps4, …):")
+    screen().print(table(["recipe", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
     for m in found:
         options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(m))
         if options:

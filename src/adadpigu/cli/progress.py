@@ -63,8 +63,9 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
 class Progress:
     """An observer that draws a bar on a terminal, and a line for each look at the test set elsewhere."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, preset: str | None = None) -> None:
         self._console = console
+        self._preset = preset
         self._target: float | None = None
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
@@ -78,6 +79,8 @@ class Progress:
             f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}",
             soft_wrap=True,
         )
+        if self._preset is not None:
+            self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
         self._console.print(f"per-sample gradients by {facts.engine}", style="dim", soft_wrap=True)
         if self._console.is_terminal:
             self._bar = RichProgress(

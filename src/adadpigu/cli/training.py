@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,11 +15,13 @@ import typer
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import notes, number, print_json, screen, table
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
+from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError
 from adadpigu.training.run import check_free
 
 if TYPE_CHECKING:
+    from adadpigu.cli.progress import Progress
     from adadpigu.training import Preparation, Run
 
 
@@ -43,9 +45,9 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
     steps: Annotated[int | None, typer.Option(help="T, steps of all stages together.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size. [20]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
-    features: Annotated[str | None, typer.Option(help="Fixed front before the model: none or scattering.")] = None,
+    features: Annotated[str | None, typer.Option(help="Fixed front before the model: none, scattering. [none]")] = None,
     normalisation: Annotated[
         str | None, typer.Option(help="none, record, group:GROUPS, constants:MEANS/STDS, or released (charged).")
     ] = None,
@@ -56,11 +58,11 @@ def train(
         float | None, typer.Option(help="For released: noise multiplier of each of its two sums. [8]")
     ] = None,
     activation: Annotated[str | None, typer.Option(help="tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")] = None,
-    initialisation: Annotated[str | None, typer.Option(help="Of the weights: default or xavier.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    initialisation: Annotated[str | None, typer.Option(help="Where weights start: default, xavier. [default]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [1]")] = None,
     lr_schedule: Annotated[str | None, typer.Option(help="constant, linear or cosine. [constant]")] = None,
-    warmup: Annotated[float | None, typer.Option(help="Share of the steps over which the rate rises.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser.")] = None,
+    warmup: Annotated[float | None, typer.Option(help="Share of the steps over which the rate rises. [0]")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser. [0.9]")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")] = None,
     ema: Annotated[float | None, typer.Option(help="Decay of the average of the weights that is kept.")] = None,
@@ -86,7 +88,7 @@ def train(
     describe: Annotated[
         str | None, typer.Option(help="TOML file with the public facts of your own data (docs/own-data.md).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes the initialisation; never the noise.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes what is public: weights at the start, random masks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")] = None,
     physical_batch_size: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes memory only.")
@@ -98,46 +100,11 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> int:
     """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
-    flags: dict[str, object] = {
-        "dataset": dataset,
-        "method": method,
-        "model": model,
-        "epsilon": epsilon,
-        "delta": delta,
-        "steps": steps,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "features": features,
-        "normalisation": normalisation,
-        "normalisation_clip": normalisation_clip,
-        "normalisation_noise": normalisation_noise,
-        "activation": activation,
-        "initialisation": initialisation,
-        "lr": lr,
-        "lr_schedule": lr_schedule,
-        "warmup": warmup,
-        "momentum": momentum,
-        "optimizer": optimizer,
-        "weight_decay": weight_decay,
-        "ema": ema,
-        "tail": tail,
-        "clipping": clipping,
-        "clip_stability": clip_stability,
-        "copies": copies,
-        "shift": shift,
-        "shift_step": shift_step,
-        "flip": flip,
-        "describe": describe,
-        "noise_multiplier": noise_multiplier,
-        "records": records,
-        "classes": classes,
-        "seed": seed,
-        "device": device,
-        "physical_batch_size": physical_batch_size,
-        "evaluate_every": evaluate_every,
-        "diagnostics": diagnostics,
-        "method_options": {**_options(option or []), **_given(clip_norm=clip_norm, retention=retention)},
-    }
+    from adadpigu.cli.progress import Progress
+
+    keys = {field.name for field in fields(RunConfig)}
+    flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
+    flags["method_options"] = {**_options(option or []), **_given(clip_norm=clip_norm, retention=retention)}
     if steps is not None and epochs is not None:
         raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
     if out is not None:
@@ -145,7 +112,9 @@ def train(
     settings = configure(flags, preset=preset, config=config)
     prepared = ready(settings)
     folder = out or Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    run = _execute(prepared, settings, folder, quiet=as_json and not sys.stderr.isatty())
+    taken = default_preset(merge(flags)) if preset is None and config is None else None
+    observers = [] if as_json and not sys.stderr.isatty() else [Progress(notes(), preset=taken)]
+    run = _execute(prepared, settings, folder, observers)
     if as_json:
         print_json(run.summary())
     else:
@@ -171,21 +140,23 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     """Defaults, preset, config file, flags, later ones winning. The preset of data and method is the default one."""
     file = {} if config is None else read_config(config)
     base: dict[str, object] = {}
+    if preset is None and config is None:
+        preset = default_preset(merge(flags))
     if preset is not None:
         base = read_preset(preset)
-    elif config is None:
-        names = merge(file, flags)
-        default = f"{names.dataset}-{names.method}"
-        if default in all_presets():
-            base = read_preset(default)
     settings = merge(base, file, flags)
-    from adadpigu.data import is_named
-
     if is_named(settings.dataset) or not is_own(settings.dataset):
         return settings
     found = None if settings.describe is None else str(Path(settings.describe).resolve())
     # absolute, so that the run can be used from anywhere
     return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
+
+
+def default_preset(asked: RunConfig) -> str | None:
+    """The preset for a data set and a method: of the ε asked for, or of the nearest there is."""
+    name = f"{'fashion' if asked.dataset == 'fashion-mnist' else asked.dataset}-{asked.method}"
+    near = "eps4" if asked.epsilon is None or asked.epsilon > 3 else "eps2"
+    return next((found for found in (name, f"{name}-{near}") if found in all_presets()), None)
 
 
 def ready(settings: RunConfig) -> Preparation:
@@ -197,19 +168,19 @@ def ready(settings: RunConfig) -> Preparation:
         return configured(settings, progress=progress)
 
 
-def _execute(prepared: Preparation, settings: RunConfig, folder: Path, *, quiet: bool) -> Run:
-    from adadpigu.cli.progress import Progress
+def _execute(prepared: Preparation, settings: RunConfig, folder: Path, observers: list[Progress]) -> Run:
     from adadpigu.report.figures import draw_figures
     from adadpigu.training import train_prepared
 
     for warning in prepared.warnings:
         notes().print(f"[yellow]warning:[/] {warning}")
-    run = train_prepared(
-        prepared, out=folder, config=settings.to_toml(), observers=[] if quiet else [Progress(notes())]
-    )
+    run = train_prepared(prepared, out=folder, config=settings.to_toml(), observers=observers)
     if run.interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table
-    draw_figures(run, folder / "figures")
+    try:
+        draw_figures(run, folder / "figures")
+    except Exception as error:  # a picture must not cost a run its table
+        notes().print(f"[yellow]warning:[/] the figures could not be drawn: {type(error).__name__}: {error}")
     return run
 
 

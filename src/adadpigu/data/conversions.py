@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 import zlib
 
 import numpy as np
@@ -18,15 +19,19 @@ from adadpigu.data.plain_pickle import read_batch
 LIMIT = 1 << 28
 """the most bytes that a compressed file may become: 256 MiB, twice the longest form"""
 
+_PIXELS = 32 * 32
+_LABELS_LIMIT = 1 << 20
+"""the most bytes of a list of labels; that of 50,000 has 100,001"""
+
 
 def gunzip(payload: bytes, *, limit: int = LIMIT) -> bytes:
     """The decompressed bytes; a file that would become longer than `limit` is refused before it does."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        unpacked = unpacker.decompress(payload, limit)
+        unpacked = unpacker.decompress(payload, limit + 1)
     except zlib.error:
         raise SourceError("it is no gzip file") from None
-    if unpacker.unconsumed_tail:
+    if len(unpacked) > limit:
         raise SourceError(f"it unpacks to more than {limit} bytes")
     if not unpacker.eof:
         raise SourceError("its gzip stream ends early")
@@ -49,20 +54,45 @@ def csv_to_idx(text: bytes, *, side: int = 28) -> tuple[bytes, bytes]:
 def sheet_to_cifar(png: bytes, labels: bytes, *, batch: int, records: int = 10_000) -> bytes:
     """A CIFAR-10 binary batch from a PNG, one row of 1,024 pixels an image, and a JSON list with the labels of all
     batches, of which this is the `batch`-th (counted from 0)."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(png), formats=["PNG"]) as sheet:
-            rows: Pixels = np.asarray(sheet.convert("RGB"))
-        known = json.loads(labels)
-    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError):
-        raise SourceError("it is no readable PNG") from None
-    except ValueError:
-        raise SourceError("its list of labels is no JSON") from None
-    here = known[batch * records : (batch + 1) * records] if isinstance(known, list) else []
+    rows = _sheet_rows(png, records)
+    known = _known_labels(labels)
+    here = known[batch * records : (batch + 1) * records]
     if len(here) != len(rows) or not all(isinstance(label, int) and 0 <= label < 256 for label in here):
         raise SourceError(f"it has {len(rows)} images and {len(here)} labels; allowed: {records} each")
     return write_cifar(rows.transpose(0, 2, 1), np.array(here, np.uint8))
+
+
+def _sheet_rows(png: bytes, records: int) -> Pixels:
+    """The pixels of a sheet, [records, 1024, 3]; its size and mode are looked at before it is decoded."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size is looked at below
+            sheet = Image.open(io.BytesIO(png), formats=["PNG"])
+        with sheet:
+            if sheet.size != (_PIXELS, records) or sheet.mode != "RGB":
+                raise SourceError(
+                    f"it is {sheet.width} × {sheet.height} pixels of mode {sheet.mode}; allowed: {_PIXELS} × {records} "
+                    "of mode RGB"
+                )
+            return np.asarray(sheet)
+    except SourceError:
+        raise
+    except Exception:  # a decoder raises OSError, SyntaxError, ValueError, struct.error, zlib.error, … on damaged bytes
+        raise SourceError("it is no readable PNG") from None
+
+
+def _known_labels(text: bytes) -> list[object]:
+    if len(text) > _LABELS_LIMIT:
+        raise SourceError(f"its list of labels has {len(text)} bytes; allowed: {_LABELS_LIMIT}")
+    try:
+        known = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SourceError("its list of labels is no JSON; allowed: a list of whole numbers") from None
+    if not isinstance(known, list):
+        raise SourceError(f"its labels are a {type(known).__name__}; allowed: a list of whole numbers")
+    return known
 
 
 def batch_to_cifar(payload: bytes) -> bytes:

@@ -2,11 +2,13 @@
 
 Unpickling runs whatever the file says. Here the file's instructions are only walked: the dozen kinds that the
 official batches consist of build dicts, lists, tuples, numbers and strings, names of classes stay names, and any other
-instruction or name is refused. Nothing is imported, nothing is called.
+instruction or name is refused. Nothing is imported, nothing is called. Instructions, containers (and with them how
+deep they nest) and keys are bounded, so that a file cannot make Python's own recursion overflow.
 """
 
 from __future__ import annotations
 
+import math
 import pickletools
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +32,13 @@ _STRINGS = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE", "U
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_CONTAINERS = frozenset({"EMPTY_DICT", "EMPTY_LIST", "TUPLE", "REDUCE", *_TUPLES})
 _MARK = object()
+
+MOST_INSTRUCTIONS = 200_000
+"""an official batch has about 30,000, three for each record"""
+MOST_CONTAINERS = 64
+"""an official batch has about ten; none can nest deeper than there are containers"""
 
 
 @dataclass
@@ -57,7 +65,9 @@ def walk(payload: bytes) -> Any:
     """The value that a file's instructions describe, with arrays left as descriptions; strings come as bytes."""
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(payload):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(payload)):
+            if count == MOST_INSTRUCTIONS:
+                raise SourceError(f"it has more instructions than allowed: {MOST_INSTRUCTIONS}")
             if opcode.name == "STOP":
                 return machine.stack.pop()
             machine.step(opcode.name, argument)
@@ -72,8 +82,13 @@ class _Machine:
     def __init__(self) -> None:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
+        self._containers = 0
 
     def step(self, name: str, argument: Any) -> None:
+        if name in _CONTAINERS:
+            self._containers += 1
+            if self._containers > MOST_CONTAINERS:
+                raise SourceError(f"it has more dicts, lists and tuples than allowed: {MOST_CONTAINERS}")
         if name in _PUTS:
             self._memo[int(argument)] = self.stack[-1]
         elif name in _GETS:
@@ -101,6 +116,9 @@ class _Machine:
             self.stack[-1].extend(items)
         elif name in ("SETITEM", "SETITEMS"):
             items = self._above_mark() if name == "SETITEMS" else self._top(2)
+            for key in items[::2]:
+                if not isinstance(key, (bytes, int)):
+                    raise SourceError(f"it has a {type(key).__name__} as a key; allowed: strings and whole numbers")
             self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
         elif name == "GLOBAL":
             if argument not in _NAMES:
@@ -108,7 +126,9 @@ class _Machine:
             self.stack.append(argument)
         elif name == "REDUCE":
             called, arguments = self._top(2)
-            self.stack.append(_Made(str(called), tuple(arguments)))
+            if not isinstance(called, str) or not isinstance(arguments, tuple):
+                raise SourceError("it calls a plain value, which no official batch does")
+            self.stack.append(_Made(called, arguments))
         elif name == "BUILD":
             (state,) = self._top(1)
             if not isinstance(self.stack[-1], _Made):
@@ -125,7 +145,9 @@ class _Machine:
         return items
 
     def _above_mark(self) -> list[Any]:
-        where = max(i for i, item in enumerate(self.stack) if item is _MARK)
+        where = len(self.stack) - 1
+        while self.stack[where] is not _MARK:  # from the top: what is passed over is taken off, so that it stays linear
+            where -= 1
         items = self.stack[where + 1 :]
         del self.stack[where:]
         return items
@@ -141,6 +163,8 @@ def _bytes_array(made: Any) -> Pixels:
     plain = isinstance(kind, _Made) and kind.name == "numpy dtype" and kind.arguments[:1] == (b"u1",)
     if not plain or fortran not in (False, 0) or not isinstance(data, bytes) or not isinstance(shape, tuple):
         raise SourceError("its array of pixels has an unknown form")
-    if not all(isinstance(size, int) and size >= 0 for size in shape) or int(np.prod(shape)) != len(data):
+    if len(shape) != 2 or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise SourceError("its array of pixels has an unknown form; allowed: images × values")
+    if math.prod(shape) != len(data):
         raise SourceError("its array of pixels is not as long as it says")
     return np.frombuffer(data, np.uint8).reshape(shape)

@@ -120,13 +120,14 @@ class Published:
         return [piece.name for piece in self.pieces if piece.name not in pieces]
 
 
-def idx_recipes(names: tuple[str, ...]) -> tuple[Recipe, ...]:
-    """idx files as they are or gzipped, under their official names or with a dot before `idx`."""
+def idx_recipes(sizes: Mapping[str, int]) -> tuple[Recipe, ...]:
+    """idx files as they are or gzipped, under their official names or with a dot before `idx`; `sizes` are the
+    published ones by name, and nothing is unpacked beyond them."""
     recipes = []
-    for name in names:
+    for name, size in sizes.items():
         for spelling in (name, name.replace("-idx", ".idx")):
             recipes.append(Recipe(needs=(spelling,), gives=(name,), make=_same))
-            recipes.append(Recipe(needs=(f"{spelling}.gz",), gives=(name,), make=_gunzipped))
+            recipes.append(Recipe(needs=(f"{spelling}.gz",), gives=(name,), make=partial(_gunzipped, size=size)))
     return tuple(recipes)
 
 
@@ -147,8 +148,8 @@ def _same(payload: bytes) -> tuple[bytes, ...]:
     return (payload,)
 
 
-def _gunzipped(payload: bytes) -> tuple[bytes, ...]:
-    return (gunzip(payload),)
+def _gunzipped(payload: bytes, *, size: int) -> tuple[bytes, ...]:
+    return (gunzip(payload, limit=size),)
 
 
 def _from_batch(payload: bytes) -> tuple[bytes, ...]:

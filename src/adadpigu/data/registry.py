@@ -10,13 +10,12 @@ from adadpigu.data.published import Package, Piece, Published, cifar_recipes, cs
 
 _TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 _TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
+_SIZES = dict(zip((*_TRAIN, *_TEST), (47_040_016, 60_008, 7_840_016, 10_008), strict=True))
 
 
 def _idx_pieces(*hashes: str) -> tuple[Piece, ...]:
     return tuple(
-        Piece(name=name, size=size, sha256=sha256)
-        for name, size, sha256 in zip((*_TRAIN, *_TEST), _SIZES, hashes, strict=True)
+        Piece(name=name, size=size, sha256=sha256) for (name, size), sha256 in zip(_SIZES.items(), hashes, strict=True)
     )
 
 
@@ -36,7 +35,7 @@ MNIST = Published(
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     ),
     recipes=(
-        *idx_recipes((*_TRAIN, *_TEST)),
+        *idx_recipes(_SIZES),
         csv_recipe("mnist_train.csv", *_TRAIN),
         csv_recipe("mnist_test.csv", *_TEST),
     ),
@@ -64,7 +63,7 @@ FASHION_MNIST = Published(
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
     ),
-    recipes=idx_recipes((*_TRAIN, *_TEST)),
+    recipes=idx_recipes(_SIZES),
     homes=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     downloads=tuple(f"{name}.gz" for name in (*_TRAIN, *_TEST)),
     packages=(Package(client="apt", name="dataset-fashion-mnist"),),

@@ -28,8 +28,9 @@ class ChannelNorm(nn.Module):
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
-        if mean.shape != std.shape or mean.ndim != 1 or not bool((std > 0).all()):
-            raise InputError("normalisation: one mean and one std above 0 a channel are needed")
+        finite = bool(torch.isfinite(mean).all() and torch.isfinite(std).all())
+        if mean.shape != std.shape or mean.ndim != 1 or not finite or not bool((std > 0).all()):
+            raise InputError("normalisation: one finite mean and one finite std above 0 a channel are needed")
         self.register_buffer("mean", mean.clone())
         self.register_buffer("std", std.clone())
 
@@ -145,15 +146,15 @@ def make_front(
 
 
 def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float) -> nn.Module | None:
-    kind, _, values = spec.partition(":")
-    if kind == "none":
+    if spec == "none":
         return None
-    if kind == "record" and not values:
+    if spec == "record":
         return nn.LayerNorm(shape, elementwise_affine=False)
-    if kind == "released" and not values:
+    if spec == "released":
         return ReleasedNorm(shape[0], clip=clip, noise_multiplier=noise)
+    kind, _, values = spec.partition(":")
     try:
-        if kind == "group" and shape[0] % int(values) == 0:
+        if kind == "group" and int(values) >= 1 and shape[0] % int(values) == 0:
             return nn.GroupNorm(int(values), shape[0], affine=False)
         if kind == "constants":
             means, stds = ([float(v) for v in part.split(",")] for part in values.split("/"))

@@ -1,0 +1,1 @@
+"""Shows and reads back what a run has left: figures, models. Public throughout."""

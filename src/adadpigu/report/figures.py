@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from adadpigu.training.run import Metrics, Run
+from adadpigu.features import Fronted
+from adadpigu.training.run import Metrics, Run
 
 _ACCURACY, _EPSILON, _GRID = "#1b6ca8", "#c8553d", "#d9d9d9"
 
@@ -101,5 +100,6 @@ def _mask(run: Run, path: Path) -> Path:
 
 def _layer_label(run: Run, layer: str) -> str:
     """A layer's dotted path and type."""
-    module = run.model if layer == "model" else run.model.get_submodule(layer)
+    trained = run.model.body if isinstance(run.model, Fronted) else run.model
+    module = trained if layer == "model" else trained.get_submodule(layer)
     return f"{layer}  {type(module).__name__}"

@@ -1,4 +1,7 @@
-"""Training: prepare (checks, σ), loop, run folder."""
+"""Training, in the order of a run: configured (config -> everything it names), preparation (checks, σ), placement
+(features, devices), loop, draws and view (the sensitive side of a step), optimiser and averaging (the public side),
+reporting, run (the folder that stays).
+"""
 
 from __future__ import annotations
 

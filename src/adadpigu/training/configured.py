@@ -17,6 +17,9 @@ from adadpigu.models import make_model
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation, prepare
 
+DEFAULT_EPOCHS = 20.0
+"""where neither steps nor epochs are given"""
+
 
 def load_data(config: RunConfig) -> DataSet:
     """The data set that a config names."""
@@ -50,21 +53,30 @@ def configured(
     config: RunConfig, data: DataSet | None = None, progress: Callable[[float | None], None] | None = None
 ) -> Preparation:
     """Everything that a config names, loaded, checked and calibrated; `data` replaces the data set it names."""
+    method = make_method(config.method, config.method_options)
+    epsilon = 4.0 if config.epsilon is None and config.noise_multiplier is None else config.epsilon
+    budget = None if epsilon is None else Budget(epsilon=epsilon, delta=config.delta)
+    _options(config, records=4).torch_device()  # what needs no data is refused before any is fetched
     data = load_data(config) if data is None else data
     front, body = front_and_body(config, data, seed=config.seed)
-    epsilon = 4.0 if config.epsilon is None and config.noise_multiplier is None else config.epsilon
-    shared = {field.name for field in fields(TrainingOptions)} & vars(config).keys()
-    options = {name: getattr(config, name) for name in shared}
-    if config.batch_size is None:
-        options["batch_size"] = min(512, max(1, data.records // 4))
     return prepare(
         body,
         data,
-        method=make_method(config.method, config.method_options),
-        budget=None if epsilon is None else Budget(epsilon=epsilon, delta=config.delta),
+        method=method,
+        budget=budget,
         delta=config.delta,
-        options=TrainingOptions(**options),
+        options=_options(config, data.records),
         front=front,
         seed=config.seed,
         progress=progress,
     )
+
+
+def _options(config: RunConfig, records: int) -> TrainingOptions:
+    shared = {field.name for field in fields(TrainingOptions)} & vars(config).keys()
+    chosen = {name: getattr(config, name) for name in shared}
+    if config.batch_size is None:
+        chosen["batch_size"] = min(512, max(1, records // 4))
+    if config.steps is None and config.epochs is None:
+        chosen["epochs"] = DEFAULT_EPOCHS
+    return TrainingOptions(**chosen)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import InputError, unknown
+from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
@@ -33,6 +34,8 @@ def train(
     privacy: Budget | None = None,
     delta: float = 1e-5,
     loss: Loss = F.cross_entropy,
+    front: Front | None = None,
+    seed: int | None = None,
     out: Path | str | None = None,
     observers: Sequence[Observer] = (),
     randomness: Randomness | None = None,
@@ -43,8 +46,9 @@ def train(
     `dataset` is a `DataSet`, two tensors (inputs, targets) or a map-style `torch.utils.data.Dataset`; own data
     needs `records`, its *public* record count N. `method` defaults to AdaDPIGU, `privacy` to `Budget(epsilon=4,
     delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields of `TrainingOptions`: batch_size,
-    steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch dimension. With `out`, a run
-    folder is written there.
+    steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch dimension. `front` (`make_front`)
+    puts fixed features or a normaliser before the model; `run.model` then is both. `seed` fixes a method's public
+    choices, never noise. With `out`, a run folder is written there.
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
@@ -71,6 +75,8 @@ def train(
         delta=delta,
         options=chosen,
         loss=loss,
+        front=front,
+        seed=seed,
     )
     return train_prepared(prepared, out=folder, observers=observers, randomness=randomness)
 

@@ -39,7 +39,5 @@ class View:
             inputs = self.augmentation(inputs)
         if self.front is None:
             return inputs
-        if len(inputs):
-            shown: Tensor = self.front(inputs)
-            return shown
-        return inputs.new_zeros(0, *self.front(inputs.new_zeros(1, *inputs.shape[1:])).shape[1:])
+        shown: Tensor = self.front(inputs)
+        return shown
