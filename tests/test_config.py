@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from adadpigu.cli.training import configure
 from adadpigu.config import RunConfig, all_presets, merge, parse, to_toml
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method
@@ -14,8 +17,23 @@ def test_a_later_layer_replaces_its_rival_key() -> None:
     assert merge({"noise_multiplier": 2.0}, {"epsilon": 4.0}).noise_multiplier is None
     assert merge({"steps": 10}, {"epochs": 2.0}).steps is None
     assert merge({"epochs": 2.0}, {"steps": 3}).epochs is None
+    averaged = merge({"ema": 0.99}, {"tail": 0.2})
+    assert (averaged.ema, averaged.tail) == (None, 0.2)
+    averaged = merge({"tail": 0.2}, {"ema": 0.99})
+    assert (averaged.ema, averaged.tail) == (0.99, None)
     both = merge({"epsilon": 4.0}, {"lr": 0.1, "epsilon": None})
     assert (both.epsilon, both.lr) == (4.0, 0.1)
+
+
+def test_a_flag_for_one_average_of_the_weights_wins_over_a_preset_with_the_other(tmp_path: Path) -> None:
+    assert configure({}, preset="digits-dpsgd", config=None).ema is not None
+    flagged = configure({"tail": 0.2}, preset="digits-dpsgd", config=None)
+    assert (flagged.ema, flagged.tail) == (None, 0.2)
+    (tmp_path / "c.toml").write_text("tail = 0.3\n")
+    filed = configure({"ema": None}, preset="digits-dpsgd", config=tmp_path / "c.toml")
+    assert (filed.ema, filed.tail) == (None, 0.3)
+    both = configure({"ema": 0.5}, preset="digits-dpsgd", config=tmp_path / "c.toml")
+    assert (both.ema, both.tail) == (0.5, None)
 
 
 def test_another_method_drops_the_options_of_the_one_before() -> None:

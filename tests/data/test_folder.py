@@ -116,6 +116,20 @@ def test_a_file_that_is_no_image_is_refused_by_name(gray: Path) -> None:
     assert "not an image" in message
 
 
+@pytest.mark.parametrize("kind", ["TGA", "PCX", "SGI", "DDS"])
+@pytest.mark.parametrize("name", ["odd.img", "odd.png"])
+def test_an_image_in_a_format_outside_the_list_is_refused_whatever_its_name(gray: Path, kind: str, name: str) -> None:
+    """Pillow could read it, mode and size being as declared."""
+    path = gray / "cat" / name
+    Image.fromarray(pixels(1, 3, 5)).save(path, format=kind)
+    with Image.open(path) as image:
+        assert (image.format, image.size, image.mode) == (kind, (5, 3), "L")
+    message = refusal(gray)
+    assert f"file {str(path)!r} is not an image; allowed: PNG, JPEG" in message
+    path.unlink()
+    assert len(read_folder(gray, GRAY, CLASSES)) == 3
+
+
 def test_an_image_with_several_frames_is_refused_by_name(gray: Path) -> None:
     path = gray / "cat" / "film.tiff"
     frames = [Image.fromarray(pixels(seed, 3, 5)) for seed in (1, 2)]

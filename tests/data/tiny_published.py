@@ -68,7 +68,7 @@ def tiny_digits(*, name: str = "tiny", home: str = NOWHERE, packages: tuple[Pack
         test=TEST,
         pieces=pieces_of(digits_files()),
         recipes=(
-            *idx_recipes((*TRAIN, *TEST)),
+            *idx_recipes({name: len(payload) for name, payload in digits_files().items()}),
             csv_recipe("mnist_train.csv", *TRAIN),
             csv_recipe("mnist_test.csv", *TEST),
         ),

@@ -24,6 +24,7 @@ from adadpigu.methods.base import Batches, Method, Running, Setting, Stage
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
+from float64_world import gradients, net, record
 from open_method import OpenMethod
 from trials import prepare_small, run_small, small_digits, small_net, weights
 
@@ -305,3 +306,20 @@ def test_options_survive_a_round_trip_through_text() -> None:
 def test_automatic_clipping_of_a_method_that_does_not_clip_is_refused() -> None:
     with pytest.raises(InputError, match="clips nothing"):
         prepare_small(SGD(), clipping="automatic")
+
+
+@pytest.mark.parametrize("stability", [0.1, 2.0])
+def test_one_step_of_automatic_clipping_equals_the_formula_in_float64(stability: float) -> None:
+    """Σ C·g/(‖g‖ + γ): every record is scaled, small gradients up."""
+    found = record(DPSGD(clip_norm=0.3), steps=1, clipping="automatic", clip_stability=stability)
+    rows = gradients(weights(net()).numpy(), found.drawn(0))
+    expected = sum(0.3 * g / (np.linalg.norm(g) + stability) for g in rows)
+    np.testing.assert_allclose(found.total(0), expected, rtol=1e-9, atol=1e-12)
+    assert found.recorder.calls[0][0].sensitivity == 0.3
+
+
+@pytest.mark.parametrize("stability", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("clipping", ["flat", "automatic"])
+def test_a_stability_that_would_not_keep_the_bound_is_refused(clipping: str, stability: float) -> None:
+    with pytest.raises(InputError, match=f"clip_stability={stability}"):
+        prepare_small(DPSGD(), clipping=clipping, clip_stability=stability)

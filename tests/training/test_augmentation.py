@@ -70,6 +70,26 @@ def test_every_copy_is_a_shift_of_its_record_perhaps_mirrored_and_all_shifts_occ
         )  # missing one of 18 in 200 draws: below 18·(17/18)^200 < 2e-4, and the seed is fixed
 
 
+@pytest.mark.parametrize(
+    ("shift", "step", "flip"), [(0, 1, True), (1, 1, False), (2, 1, False), (2, 2, False), (2, 2, True), (4, 2, True)]
+)
+def test_the_variants_are_all_shifts_by_whole_steps_along_each_axis_mirrored_only_if_told(
+    shift: int, step: int, flip: bool
+) -> None:
+    """Each exactly once, of images that are neither square nor alike along the axes."""
+    images = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(0))
+    augmentation = Augmentation(shift=shift, shift_step=step, flip=flip)
+    moves = range(0, 2 * shift + 1, step)
+    for image in images:
+        allowed = [shifted(image, down, right, shift) for down in moves for right in moves]
+        allowed += [one.flip(-1) for one in allowed] if flip else []
+        assert augmentation.variants == len(allowed)
+        which = torch.arange(len(allowed))
+        shown = augmentation.show(image.expand(len(allowed), -1, -1, -1), which)
+        found = [[k for k, one in enumerate(allowed) if torch.equal(one, copy)] for copy in shown]
+        assert sorted(found) == [[k] for k in which.tolist()]
+
+
 def test_every_variant_is_drawn_equally_often() -> None:
     """Chi-square over 18 variants of 9,000 draws, 17 degrees of freedom: above 69 with probability below 3e-8."""
     torch.manual_seed(0)

@@ -25,6 +25,14 @@ def test_factors_rise_over_the_warmup_and_never_rise_again(kind: LearningRateSch
     assert (factors[-1] == 1.0) == (kind == "constant")
 
 
+@pytest.mark.parametrize(("steps", "rising"), [(13, 3), (12, 2), (2, 0)])
+def test_a_warmup_lasts_the_nearest_whole_number_of_steps(steps: int, rising: int) -> None:
+    """0.2 of 13 steps are 2.6, of 12 they are 2.4, of 2 they are 0.4."""
+    factors = [lr_factor("linear", step, steps, warmup=0.2) for step in range(steps)]
+    falling = [1 - k / (steps - rising) for k in range(steps - rising)]
+    assert factors == pytest.approx([(k + 1) / rising for k in range(rising)] + falling)
+
+
 def test_cosine_is_the_cosine_of_the_share_of_steps_done() -> None:
     for step in range(8):
         assert lr_factor("cosine", step, 8) == pytest.approx((1 + math.cos(math.pi * step / 8)) / 2)
