@@ -1,0 +1,137 @@
+"""`adadpigu predict` as a user meets it: classes by name, and files that cannot be used refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from adadpigu.cli.app import run as run_in_process
+
+FACTS = """
+records = 60
+label = "y"
+classes = ["won't", "will"]
+[columns.age]
+range = [0, 10]
+[columns.job]
+categories = ["a", "b"]
+"""
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the embedded digits."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    short = ["--method", "dpsgd", "--steps", "2", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0"]
+    assert run_in_process(["train", "--model", "linear", *short, "--json", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a described table whose class follows the age."""
+    home = tmp_path_factory.mktemp("people")
+    rows = [(age % 11, "ab"[age % 2], "will" if age % 11 > 5 else "won't") for age in range(60)]
+    (home / "people.csv").write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in rows))
+    (home / "people.toml").write_text(FACTS)
+    short = ["--method", "sgd", "--steps", "60", "--batch-size", "30", "--model", "linear", "--seed", "0"]
+    data = ["--dataset", str(home / "people.csv")]
+    assert run_in_process(["train", *data, *short, "--json", "--out", str(home / "run")]) == 0
+    return home / "run"
+
+
+@pytest.fixture
+def predict(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Predicts in an empty folder and gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(run: Path, *arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run_in_process(["predict", str(run), *arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return made
+
+
+def refused(told: tuple[int, str, str]) -> str:
+    code, out, err = told
+    assert (code, out) == (2, "")
+    assert err.startswith("adadpigu: error: ")
+    assert len(err.strip().splitlines()) == 1, err
+    return err
+
+
+def test_predictions_are_the_largest_outputs_of_the_stored_weights(predict: Any, digits: Path) -> None:
+    x = np.random.default_rng(0).random((5, 1, 8, 8)).astype(np.float32)
+    np.save("x.npy", x)
+    code, out, err = predict(digits, "x.npy", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    stored = {name: value.double() for name, value in load_file(digits / "model.safetensors").items()}
+    (weight,) = [value for name, value in stored.items() if name.endswith("weight")]
+    (bias,) = [value for name, value in stored.items() if name.endswith("bias")]
+    scores = torch.softmax(torch.from_numpy(x).double().flatten(1) @ weight.T + bias, dim=1)
+    assert told["predictions"] == scores.argmax(dim=1).tolist()
+    assert told["confidence"] == pytest.approx(scores.max(dim=1).values.tolist(), abs=1e-4)
+    assert told["labels"] == [str(label) for label in told["predictions"]]
+    assert told["records"] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 64), (3, 2, 8, 8), (0, 64)])
+def test_records_of_another_shape_are_refused_with_both_shapes(
+    predict: Any, digits: Path, shape: tuple[int, ...]
+) -> None:
+    np.save("x.npy", np.zeros(shape))
+    assert f"holds records of shape {shape[1:]}; allowed: (1, 8, 8)" in refused(predict(digits, "x.npy"))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_record_that_is_no_number_is_refused_by_its_position(predict: Any, digits: Path, value: float) -> None:
+    x = np.zeros((5, 1, 8, 8))
+    x[3, 0, 7, 7] = x[4] = value
+    np.savez("x.npz", x=x)
+    assert "record 3 has a NaN or infinite value" in refused(predict(digits, "x.npz"))
+
+
+def test_a_file_without_records_has_no_predictions(predict: Any, digits: Path, people: Path) -> None:
+    np.save("x.npy", np.zeros((0, 1, 8, 8)))
+    Path("nobody.csv").write_text("age,job\n")
+    for run, file in ((digits, "x.npy"), (people, "nobody.csv")):
+        code, out, err = predict(run, file, "--json")
+        assert code == 0, err
+        told = json.loads(out)
+        assert [told[key] for key in ("records", "predictions", "labels", "confidence")] == [[], [], [], []]
+        assert predict(run, file)[:2] == (0, "")
+
+
+def test_a_file_of_no_bytes_or_without_an_array_x_is_refused_by_name(predict: Any, digits: Path, people: Path) -> None:
+    for name in ("x.npy", "x.npz", "x.csv"):
+        Path(name).touch()
+    assert "x.npy" in refused(predict(digits, "x.npy"))
+    assert "x.npz" in refused(predict(digits, "x.npz"))
+    assert "x.csv" in refused(predict(people, "x.csv"))
+    np.savez("y.npz", y=np.zeros(3))
+    assert "allowed: an array x" in refused(predict(digits, "y.npz"))
+
+
+def test_a_described_tables_classes_are_called_by_their_names(predict: Any, people: Path) -> None:
+    """The label column is absent, the ages far from where the classes meet."""
+    Path("new.csv").write_text("job,age\na,10\nb,0\na,0\n")
+    code, out, err = predict(people, "new.csv", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["predictions"] == [1, 0, 0]
+    assert told["labels"] == ["will", "won't", "won't"]
+    assert told["records"] == ["0", "1", "2"]
+    code, out, err = predict(people, "new.csv")
+    assert code == 0, err
+    lines = [line.split() for line in out.splitlines()]
+    shares = [f"{share:.2%}" for share in told["confidence"]]
+    assert lines == [["0", "will", shares[0]], ["1", "won't", shares[1]], ["2", "won't", shares[2]]]
