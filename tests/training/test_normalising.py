@@ -138,10 +138,10 @@ def test_columns_of_a_table_are_normalised_each_by_its_own_mean_and_std() -> Non
     scales, centres = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-1.0, 0.0, 3.0])
     rows = torch.randn(300, 3, generator=generator) * scales + centres
     data = DataSet(name="table", train=TensorRecords(rows, torch.arange(300) % 10), records=300, classes=10)
-    front, shape = make_front("none", "released", (3,), normalisation_clip=100.0, normalisation_noise=1e-5)
+    front, shape = make_front("none", "released", (3,), normalisation_clip=20.0, normalisation_noise=1e-3)
     assert front is not None
     ready = prepare(
-        nn.Linear(*shape, 10),
+        nn.Linear(shape[0], 10),
         data,
         method=DPSGD(),
         budget=None,
@@ -151,7 +151,7 @@ def test_columns_of_a_table_are_normalised_each_by_its_own_mean_and_std() -> Non
     )
     norm = filled(train_prepared(ready, randomness=ReproducibleRandomness(0)))
     torch.testing.assert_close(norm.mean.double(), rows.double().mean(dim=0), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(norm.std.double(), rows.double().std(dim=0, correction=0), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(norm.std.double(), rows.double().std(dim=0, correction=0), rtol=1e-2, atol=5e-3)
 
 
 def test_a_query_for_inputs_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
