@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from float64_world import gradients, net, record
 from torch.nn import functional as F
 
 from adadpigu.accounting import Ledger
@@ -24,7 +25,6 @@ from adadpigu.methods.base import Batches, Method, Running, Setting, Stage
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
-from float64_world import gradients, net, record
 from open_method import OpenMethod
 from trials import prepare_small, run_small, small_digits, small_net, weights
 
