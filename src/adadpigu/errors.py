@@ -30,6 +30,10 @@ class PrivacyLineError(AdaDPIGUError, TypeError):
     """A sensitive value reached code that may only see releases, or a release was made outside the mechanism."""
 
 
+_MANY = 20
+"""names that are listed in full; of more, the nearest"""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for a name nobody registered, with the nearest one suggested.
 
@@ -37,6 +41,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown method 'adadpig'; did you mean 'adadpigu'? (known: adadpigu, dpsgd)"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    by_case = {known.lower(): known for known in names}
+    near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if len(names) > _MANY and near:
+        nearest = " or ".join(map(repr, near))
+        return InputError(f"unknown {kind} {name!r}; did you mean {nearest}? ({len(names)} are known)")
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")

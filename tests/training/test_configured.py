@@ -75,6 +75,11 @@ def test_every_option_of_a_run_is_as_the_config_has_it(name: str) -> None:
     assert getattr(made(**given).options, name) == given[name]
 
 
+def test_a_run_of_neither_steps_nor_epochs_is_of_twenty_epochs() -> None:
+    assert made(steps=None, method="sgd", noise_multiplier=None).plan.steps == 20 * 4
+    assert made(method="sgd", noise_multiplier=None).plan.steps == 4
+
+
 def test_method_and_its_options_are_as_the_config_has_them() -> None:
     assert made(method_options={"clip_norm": 0.2}).method == DPSGD(clip_norm=0.2)
     assert made(method="quantile", method_options={"quantile": 0.7}).method == QuantileClipping(quantile=0.7)

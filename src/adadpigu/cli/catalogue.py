@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args, get_type_hints
 
 import typer
 
@@ -54,9 +54,16 @@ def methods(as_json: Json = False) -> None:
     screen().print("\nRecipes that are models rather than optimisers (presets mnist-ts-eps4, mnist-hf-eps4, …):")
     screen().print(table(["recipe", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
     for m in found:
-        options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(m))
+        hints = get_type_hints(m)
+        options = ", ".join(f"{f.name}={f.default}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
         if options:
             screen().print(f"\n{m.name} takes --set NAME=VALUE with {options}")
+
+
+def _choices(hint: object) -> str:
+    """The words that an option takes, where it takes certain words only."""
+    choices = get_args(hint)
+    return f" ({' | '.join(choices)})" if choices and all(isinstance(choice, str) for choice in choices) else ""
 
 
 def _plain(value: object) -> object:

@@ -49,6 +49,8 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
 
     def report(share: float | None) -> None:
         if not bar.live.is_started:
+            if not console.is_terminal:
+                console.print("computing features of all records, once; this may take a few minutes", soft_wrap=True)
             bar.start()
         if share is not None:
             bar.update(task, completed=share, total=1.0)

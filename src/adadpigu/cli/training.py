@@ -44,7 +44,7 @@ def train(
         Path | None, typer.Option(help="TOML file, e.g. a run folder's config.toml; flags win over it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
-    steps: Annotated[int | None, typer.Option(help="T, steps of all stages together.")] = None,
+    steps: Annotated[int | None, typer.Option(help="T, steps of all stages of the method.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size. [20]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
     features: Annotated[str | None, typer.Option(help="Fixed front before the model: none, scattering. [none]")] = None,
@@ -110,6 +110,7 @@ def train(
     if out is not None:
         check_free(out)
     settings = configure(flags, preset=preset, config=config)
+    _refuse_idle(flags, settings)
     prepared = ready(settings)
     folder = out or Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     taken = default_preset(merge(flags)) if preset is None and config is None else None
@@ -120,6 +121,18 @@ def train(
     else:
         _conclude(run)
     return Interrupted(130) if run.interrupted else 0
+
+
+def _refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
+    """A flag that nothing would look at is refused: whoever gave it expects something of it."""
+    for key, needed, wanted in (
+        ("normalisation_clip", "normalisation", "released"),
+        ("normalisation_noise", "normalisation", "released"),
+        ("clip_stability", "clipping", "automatic"),
+    ):
+        found = getattr(settings, needed)
+        if flags[key] is not None and found != wanted:
+            raise InputError(f"{key}={flags[key]} does nothing with {needed}={found!r}; allowed with {wanted!r}")
 
 
 def _given(**values: object) -> dict[str, object]:
@@ -170,11 +183,17 @@ def ready(settings: RunConfig) -> Preparation:
 
 def _execute(prepared: Preparation, settings: RunConfig, folder: Path, observers: list[Progress]) -> Run:
     from adadpigu.report.figures import draw_figures
+    from adadpigu.report.loading import DESCRIPTION
     from adadpigu.training import train_prepared
+    from adadpigu.training.configured import described, resolved
 
+    declared = described(settings)
+    files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
     for warning in prepared.warnings:
         notes().print(f"[yellow]warning:[/] {warning}")
-    run = train_prepared(prepared, out=folder, config=settings.to_toml(), observers=observers)
+    run = train_prepared(
+        prepared, out=folder, config=resolved(settings, prepared).to_toml(), files=files, observers=observers
+    )
     if run.interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table
     try:
@@ -203,7 +222,7 @@ def _conclude(run: Run) -> None:
     for line in (
         f"\nThe run is in {folder}. Look next at",
         f"  {folder}/statement.txt  what the model gives away, in plain words",
-        f"  {folder}/figures  accuracy and ε over the steps, the mask by layer",
+        *(f"  {path}" for path in sorted((folder or Path()).glob("figures/*.png"))),
         f"  {program} evaluate {folder}",
     ):
         screen().print(line, soft_wrap=True)

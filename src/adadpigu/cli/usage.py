@@ -24,14 +24,14 @@ def evaluate(run: Folder, as_json: Json = False) -> None:
     from adadpigu.training.evaluation import accuracy
 
     loaded = load_run(run)
-    test = loaded.data.test
-    if test is None:
-        raise InputError(f"run={str(run)!r}: its data set {loaded.data.name!r} has no test records")
-    share = accuracy(loaded.model, test, device=torch.device("cpu"))
+    data = loaded.data()
+    if data.test is None:
+        raise InputError(f"run={str(run)!r}: its data set {data.name!r} has no test records")
+    share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:
-        print_json({"run": str(run), "dataset": loaded.data.name, "test_accuracy": share, "test_records": len(test)})
+        print_json({"run": str(run), "dataset": data.name, "test_accuracy": share, "test_records": count})
     else:
-        screen().print(f"test accuracy {share:.2%} on {len(test)} records of {loaded.data.name}")
+        screen().print(f"test accuracy {share:.2%} on {count:,} records of {data.name}")
 
 
 def predict(
@@ -47,17 +47,14 @@ def predict(
     """Predicts a class for each record of a file: .npy, .npz, or .csv, .parquet or a folder as in training."""
     import torch
 
-    from adadpigu.data import is_named
-    from adadpigu.data.own import find_description, read_inputs
+    from adadpigu.data.own import read_inputs
     from adadpigu.report.loading import load_run
     from adadpigu.training.evaluation import predict as outputs
 
     loaded = load_run(run)
-    config = loaded.config
-    describe = None if config.describe is None else Path(config.describe)
-    declared = None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
+    declared = loaded.description
     found = read_inputs(file, declared)
-    inputs, shape = found.values, loaded.data.shape
+    inputs, shape = found.values, loaded.facts.shape
     if shape is not None and tuple(inputs.shape[1:]) != shape:
         raise InputError(f"file={str(file)!r} holds records of shape {tuple(inputs.shape[1:])}; allowed: {shape}")
     if not bool(torch.isfinite(inputs).all()):
@@ -74,6 +71,8 @@ def predict(
         record = {"records": list(found.names), "predictions": classes, "labels": names, "confidence": confidence}
         print_json({"run": str(run), **record})
         return
+    if names:
+        screen().print("record\tclass\tsoftmax (a score, not calibrated)")
     for what, label, share in zip(found.names, names, confidence, strict=True):
         screen().print(f"{what}\t{label}\t{share:.2%}")
 

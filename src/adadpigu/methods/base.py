@@ -167,8 +167,18 @@ def _coerce(what: str, value: object, hint: Any) -> object:
     for kind in kinds:
         with contextlib.suppress(TypeError, ValueError):
             return _READERS[kind](value, text) if kind in _READERS else _one_of(kind, text)
-    names = [", ".join(get_args(kind)) or getattr(kind, "__name__", "none") for kind in kinds]
-    raise InputError(f"{what} is not allowed; allowed: {' or '.join(names)}")
+    raise InputError(f"{what} is not allowed; allowed: {allowed_values(hint)}")
+
+
+def allowed_values(hint: Any) -> str:
+    """What a field of this type may be set to, in words.
+
+    >>> allowed_values(float | None), allowed_values(bool)
+    ('a number or none', 'true or false')
+    """
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "none"}
+    return " or ".join(", ".join(get_args(kind)) or words.get(kind, str(kind)) for kind in kinds)
 
 
 def _read_bool(value: object, text: str | None) -> bool:

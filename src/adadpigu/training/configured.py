@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Protocol
 
 from torch import nn
 
 from adadpigu.accounting import Budget
 from adadpigu.config import RunConfig
-from adadpigu.data import DataSet, load_dataset
+from adadpigu.data import DataSet, is_named, load_dataset
+from adadpigu.data.description import Description
+from adadpigu.data.own import find_description
+from adadpigu.errors import InputError
 from adadpigu.features.front import Front, make_front
 from adadpigu.methods import make_method
 from adadpigu.models import make_model
@@ -27,7 +31,23 @@ def load_data(config: RunConfig) -> DataSet:
     return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
 
 
-def front_and_body(config: RunConfig, data: DataSet, seed: int | None = None) -> tuple[Front | None, nn.Module]:
+def described(config: RunConfig) -> Description | None:
+    """The description of own data that a config goes by; None where there is none."""
+    describe = None if config.describe is None else Path(config.describe)
+    return None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
+
+
+class Shaped(Protocol):
+    """Public facts that a model is built from."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None: ...
+
+    @property
+    def classes(self) -> int | None: ...
+
+
+def front_and_body(config: RunConfig, data: Shaped, seed: int | None = None) -> tuple[Front | None, nn.Module]:
     """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
     front, shape = None, data.shape
     if shape is not None:
@@ -54,6 +74,8 @@ def configured(
 ) -> Preparation:
     """Everything that a config names, loaded, checked and calibrated; `data` replaces the data set it names."""
     method = make_method(config.method, config.method_options)
+    if config.epsilon is not None and not method.private:
+        raise InputError(f"epsilon={config.epsilon}: method {method.name!r} gives no guarantee; leave epsilon out")
     epsilon = 4.0 if config.epsilon is None and config.noise_multiplier is None else config.epsilon
     budget = None if epsilon is None else Budget(epsilon=epsilon, delta=config.delta)
     _options(config, records=4).torch_device()  # what needs no data is refused before any is fetched
@@ -80,3 +102,17 @@ def _options(config: RunConfig, records: int) -> TrainingOptions:
     if config.steps is None and config.epochs is None:
         chosen["epochs"] = DEFAULT_EPOCHS
     return TrainingOptions(**chosen)
+
+
+def resolved(config: RunConfig, prepared: Preparation) -> RunConfig:
+    """The config with every choice that was left to a default made plain, so that a rerun does not depend on them."""
+    options = prepared.options
+    return replace(
+        config,
+        model=config.model or "mlp",
+        epsilon=config.epsilon if prepared.budget is None else prepared.budget.epsilon,
+        batch_size=options.batch_size,
+        steps=options.steps,
+        epochs=options.epochs,
+        method_options=prepared.method.options(),
+    )

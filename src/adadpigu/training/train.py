@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
-from adadpigu.data.datasets import Source, declare
+from adadpigu.data.datasets import DataSet, Source, declare
 from adadpigu.errors import InputError, unknown
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
@@ -86,15 +87,22 @@ def train_prepared(
     *,
     out: Path | None = None,
     config: str = "",
+    files: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
     randomness: Randomness | None = None,
     tape: Tape | None = None,
 ) -> Run:
-    """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn."""
+    """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn.
+
+    `files` are further texts for the run folder, all of them public.
+    """
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
     folder = None if out is None else RunFolder(out, config or _describe(prepared))
+    if folder is not None:
+        for name, text in {"data.json": _facts(prepared.data), **(files or {})}.items():
+            folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
@@ -111,6 +119,12 @@ def train_prepared(
             store=folder,
         )
         return session.run()
+
+
+def _facts(data: DataSet) -> str:
+    """What is public about the data set, for whoever uses the model without it."""
+    facts = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
+    return json.dumps({**facts, "public": data.public}, indent=2) + "\n"
 
 
 def _describe(prepared: Preparation) -> str:

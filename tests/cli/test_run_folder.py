@@ -1,0 +1,127 @@
+"""A run folder stands for itself: it holds every choice, and how records are encoded, whatever happens to the data."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adadpigu.cli.app import run as run_in_process
+from adadpigu.config import all_presets, merge, read_config
+
+FACTS = """
+records = 60
+label = "y"
+classes = ["no", "yes"]
+test = "people.csv"
+[columns.age]
+range = [0, 10]
+[columns.job]
+categories = ["a", "b"]
+"""
+TRAIN = ("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40", "--out", "run", "--json")
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the program in an empty folder and gives (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = run_in_process(list(arguments))
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return made
+
+
+def _people() -> None:
+    rows = [(age % 11, "ab"[age % 2], "yes" if age % 11 > 5 else "no") for age in range(60)]
+    Path("people.csv").write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in rows))
+    Path("people.toml").write_text(FACTS)
+
+
+def test_own_data_trains_without_a_further_flag_and_the_folder_says_what_was_chosen(call: Any) -> None:
+    _people()
+    code, out, err = call("train", "--dataset", "people.csv", "--out", "run")
+    assert code == 0, err
+    config = merge(read_config(Path("run/config.toml")))
+    assert (config.model, config.batch_size, config.epochs, config.epsilon) == ("mlp", 15, 20.0, 4.0)
+    assert config.method_options["retention"] == 0.6
+    assert Path("run/description.toml").read_text() == FACTS
+    assert "figures/mask.png" in out
+
+
+def test_a_model_predicts_without_the_records_it_was_trained_on(call: Any) -> None:
+    _people()
+    assert (
+        call("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40", "--out", "run", "--json")[0] == 0
+    )
+    Path("new.csv").write_text("age,job\n10,a\n0,b\n")
+    before = call("predict", "run", "new.csv", "--json")
+    for path in ("people.csv", "people.toml"):
+        Path(path).unlink()
+    shutil.move("run", "elsewhere")
+    after = call("predict", "elsewhere", "new.csv", "--json")
+    assert before[0] == after[0] == 0
+    assert before[1].split("records")[1] == after[1].split("records")[1]
+
+
+def test_a_description_that_changed_since_training_is_refused_and_does_not_change_a_prediction(call: Any) -> None:
+    _people()
+    Path("people.toml").write_text(FACTS.replace('test = "people.csv"\n', ""))
+    assert (
+        call("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40", "--out", "run", "--json")[0] == 0
+    )
+    Path("new.csv").write_text("age,job\n10,a\n0,b\n")
+    before = call("predict", "run", "new.csv", "--json")[1]
+    Path("people.toml").write_text(FACTS.replace("[0, 10]", "[0, 900]"))
+    assert call("predict", "run", "new.csv", "--json")[1] == before
+    code, _, err = call("evaluate", "run")
+    assert code == 2
+    assert "has changed since training" in err
+
+
+@pytest.mark.parametrize("front", [["--normalisation", "record"], ["--features", "scattering"]])
+def test_a_masking_method_behind_a_front_ends_with_its_table_and_its_figure(call: Any, front: list[str]) -> None:
+    code, out, err = call("train", "--model", "mlp", "--steps", "3", "--batch-size", "64", *front, "--out", "run")
+    assert code == 0, err
+    assert "could not be drawn" not in err
+    assert Path("run/figures/mask.png").is_file()
+    assert "test accuracy" in out
+    assert call("evaluate", "run")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--method", "sgd", "--epsilon", "2"], "gives no guarantee"),
+        (["--clip-stability", "2"], "clip_stability=2.0 does nothing with clipping='flat'"),
+        (["--normalisation-noise", "3"], "normalisation_noise=3.0 does nothing with normalisation='none'"),
+        (["--method", "DPSGD"], "did you mean 'dpsgd'"),
+        (["--set", "debias=yes"], "allowed: true or false"),
+        (["--preset", "mnist-fh-eps4"], "did you mean 'mnist-hf-eps4'"),
+        (["--normalisation", "group:-1"], "normalisation='group:-1'"),
+        (["--normalisation", "constants:nan/1"], "normalisation"),
+    ],
+)
+def test_what_would_do_nothing_or_cannot_be_is_refused_in_one_line(call: Any, flags: list[str], words: str) -> None:
+    code, out, err = call("train", *flags, "--out", "run")
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert words in err
+    assert not Path("run").exists()
+
+
+def test_a_data_set_by_name_takes_the_preset_of_its_method() -> None:
+    from adadpigu.cli.training import default_preset
+    from adadpigu.config import RunConfig
+
+    assert default_preset(RunConfig(dataset="fashion-mnist", method="dpsgd", epsilon=2.0)) == "fashion-dpsgd-eps2"
+    assert default_preset(RunConfig(dataset="mnist")) == "mnist-adadpigu-eps4"
+    assert default_preset(RunConfig(dataset="cifar10", method="sgd")) == "cifar10-sgd"
+    assert default_preset(RunConfig(dataset="mnist", method="adaclip")) is None
+    assert {"fashion-dpsgd-eps2", "mnist-adadpigu-eps4", "cifar10-sgd"} <= all_presets().keys()
