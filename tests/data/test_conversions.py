@@ -115,7 +115,7 @@ def test_a_large_sheet_is_refused_before_it_is_decoded(side: int) -> None:
         (b"[" * 200_000, "no JSON; allowed: a list of whole numbers"),
         (b'{"a":' * 100_000, "no JSON; allowed: a list of whole numbers"),
         (b"[" + b"1," * (1 << 19) + b"1]", "has 1048579 bytes; allowed: 1048576"),
-        (b"7", "its labels are a int; allowed: a list of whole numbers"),
+        (b"7", "its labels are of type int; allowed: a list of whole numbers"),
     ],
 )
 def test_labels_that_nest_without_end_or_are_too_many_are_refused(labels: bytes, why: str) -> None:

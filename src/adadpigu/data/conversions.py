@@ -91,7 +91,7 @@ def _known_labels(text: bytes) -> list[object]:
     except (ValueError, RecursionError):
         raise SourceError("its list of labels is no JSON; allowed: a list of whole numbers") from None
     if not isinstance(known, list):
-        raise SourceError(f"its labels are a {type(known).__name__}; allowed: a list of whole numbers")
+        raise SourceError(f"its labels are of type {type(known).__name__}; allowed: a list of whole numbers")
     return known
 
 
