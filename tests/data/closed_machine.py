@@ -52,6 +52,10 @@ class Server:
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
+    moved: dict[str, str] = field(default_factory=dict)
+    """where a path is redirected to; the answer promises a body that never comes"""
+    promised: str | None = None
+    """what is said of a file's length, if not the truth"""
     asked: list[str] = field(default_factory=list)
     cut: int | None = None
     """bytes after which an answer breaks off"""
@@ -66,12 +70,18 @@ def server() -> Iterator[Server]:
         def do_GET(self) -> None:
             state.asked.append(self.path)
             state.before()
+            if self.path in state.moved:
+                self.send_response(302)
+                self.send_header("Location", state.moved[self.path])
+                self.send_header("Content-Length", "1000000")
+                self.end_headers()
+                return
             payload = state.files.get(self.path)
             if payload is None:
                 self.send_error(404)
                 return
             self.send_response(200)
-            self.send_header("Content-Length", str(len(payload)))
+            self.send_header("Content-Length", state.promised or str(len(payload)))
             self.end_headers()
             self.wfile.write(payload[: state.cut])
 

@@ -81,6 +81,15 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+def test_a_mirror_that_is_no_address_is_one_line(
+    given: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ADADPIGU_MIRROR", "http://[::1")
+    assert run(["data", "get", "mnist"]) == 2
+    wanted = "adadpigu: error: ADADPIGU_MIRROR='http://[::1' is no address; allowed: http://… or https://…\n"
+    assert capsys.readouterr() == ("", wanted)
+
+
 def test_list_tells_what_is_at_hand(given: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(cache / "data" / "mnist", digits_files())
     put(cache / "data" / "photos", photo_files() | {"test_batch.bin": b"cut"})

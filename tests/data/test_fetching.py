@@ -129,10 +129,14 @@ def test_a_mirror_is_used_in_place_of_the_home_and_named_as_one(server: Any, mon
     server.files = {f"/sets/tiny{path}": payload for path, payload in server.files.items()}
     monkeypatch.setenv("ADADPIGU_MIRROR", f"{server.url}/sets")
     assert ensure(tiny_digits()).source == f"the mirror {server.url.removeprefix('http://')}"
-    monkeypatch.setenv("ADADPIGU_MIRROR", "mirror.example")
-    monkeypatch.setenv("ADADPIGU_DATA", f"{os.environ['ADADPIGU_DATA']}-other")
-    with pytest.raises(InputError, match=r"the mirror mirror\.example/tiny/ \('mirror\.example/tiny/.*allowed: http"):
+
+
+@pytest.mark.parametrize("mirror", ["mirror.example", "http://[::1", "http://a:b/", "http://", "ftp://a/", "file:///a"])
+def test_a_mirror_that_is_no_address_is_refused_by_its_value(mirror: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ADADPIGU_MIRROR", mirror)
+    with pytest.raises(InputError) as refusal:
         ensure(tiny_digits())
+    assert str(refusal.value) == f"ADADPIGU_MIRROR={mirror!r} is no address; allowed: http://… or https://…"
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_tried(cache: Path, server: Any) -> None:

