@@ -115,6 +115,7 @@ def test_the_statement_is_told_all_that_was_declared(tmp_path: Path) -> None:
         ("other = true", "other = 1", ["columns.education.other=1", "true or false"]),
         ('["HS-grad", "Bachelors", "Masters"]', "[]", ["columns.education.categories=[]"]),
         ("[columns.age]", "[columns.age", ["is not TOML", "line"]),
+        ('ignore = ["id"]', "ignore = " + "[" * 100_000, ["nests too deep"]),
         ('ignore = ["id"]', 'separator = ";;"', ["separator=';;'", "one character"]),
     ],
 )

@@ -15,6 +15,7 @@ from PIL import Image
 
 from adadpigu.accounting import Budget
 from adadpigu.cli import own_data
+from adadpigu.cli.app import run
 from adadpigu.data.description import read_description
 from adadpigu.data.own import find_description, is_own, own_dataset, read_inputs
 from adadpigu.data.template import template
@@ -205,6 +206,43 @@ def test_a_template_tells_structure_and_nothing_of_the_records(people: Path) -> 
     people.write_text("age,job,y\n7777,secret,maybe\n")
     assert template(people) == text
     assert list(tomllib.loads(text)["columns"]) == ["age", "job", "y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("34,F,yes\n35,M,no\n", "column 1 is named '34', a number"),
+        ("F;yes;3,5\nM;no;2,5\n", "column 3 is named '3,5', a number"),
+        ("F,-1.5e3\n", "column 2 is named '-1.5e3', a number"),
+        ("F,NaN\n", "column 2 is named 'NaN', a number"),
+        ("F,2024-01-31\n", "column 2 is named '2024-01-31', a number"),
+    ],
+)
+def test_a_file_without_a_header_gets_no_template_of_its_first_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, named: str
+) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text(text)
+    assert run(["data", "template", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"adadpigu: error: {path}: {named}")
+    assert err.endswith("allowed: a first line that is the header, with the columns' names\n")
+    assert err.count("\n") == 1
+
+
+def test_a_template_says_first_what_was_taken_as_the_header(people: Path) -> None:
+    assert template(people).startswith("# The first line of the file was taken as its header. If a [columns.…] below")
+
+
+def test_a_described_table_may_have_numbers_for_names(tmp_path: Path) -> None:
+    """Arrays that were saved as a table often do; whoever describes them has said that the names are public."""
+    path = tmp_path / "saved.csv"
+    path.write_text("0,1,y\n5,0,yes\n0,10,no\n")
+    facts = 'records = 60\nlabel = "y"\nclasses = ["no", "yes"]\n[columns.0]\nrange = [0, 10]\n[columns.1]\n'
+    path.with_suffix(".toml").write_text(facts + "range = [0, 10]\n")
+    inputs, _ = own_dataset(path).train.take(torch.arange(2))
+    assert inputs.tolist() == [[0, -1], [-1, 1]]
 
 
 def test_a_template_of_parquet_tells_types_and_nothing_of_the_records(tmp_path: Path) -> None:

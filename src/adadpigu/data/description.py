@@ -234,6 +234,8 @@ def read_description(path: Path) -> Description:
         raise InputError(f"description={str(path)!r} cannot be read: it is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"description={str(path)!r} is not TOML: {error}") from None
+    except RecursionError:
+        raise InputError(f"description={str(path)!r} cannot be read: it nests too deep") from None
     file = _Section(path, values)
     facts: TableFacts | ImageFacts | ArrayFacts
     if values.keys() & {"size", "channels"}:

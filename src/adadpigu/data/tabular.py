@@ -190,7 +190,7 @@ def _check_header(path: Path, names: Sequence[str]) -> None:
         raise InputError(f"{path}: there is no header; allowed: a first line with the columns' names")
     for position, name in enumerate(names, start=1):
         if not name:
-            raise InputError(f"{path}: column {position} has no name; allowed: a name for each column")
+            raise InputError(f"{path}: column {position} has no name; allowed: a header with a name for each column")
         if names.index(name) != position - 1:
             raise InputError(f"{path}: column {name!r} is there twice; allowed: each name once")
 

@@ -25,21 +25,53 @@ _COLUMNS = """
 #   missing = VALUE             what it stands for; without this it is refused
 """
 
+_NAMES = """\
+# {taken}. If a [columns.…] below is no column's name but a cell
+# of a record, the file has no header: give it one, and do not publish this.
+"""
+
 
 def template(path: Path) -> str:
     """The skeleton of a description of a CSV file, a Parquet file or a folder of images by class."""
-    kind = path.suffix.lower()
+    kind, warning = path.suffix.lower(), ""
     if path.is_dir():
         lines = _images(class_folders(path))
     elif kind == ".csv":
         separator = csv_separator(path)
-        lines = _table(path, dict.fromkeys(csv_header(path, separator), ""), separator)
+        names = csv_header(path, separator)
+        _refuse_record(path, names)
+        warning = _NAMES.format(taken="The first line of the file was taken as its header")
+        lines = _table(path, dict.fromkeys(names, ""), separator)
     elif kind == ".parquet":
+        warning = _NAMES.format(taken="The columns' names are those of the file's schema")
         lines = _table(path, parquet_columns(path), ",")
     else:
         more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
         raise InputError(f"file={str(path)!r} cannot be described; allowed: .csv, .parquet, a folder of images{more}")
-    return "\n".join([*_preamble(path), *lines]) + "\n"
+    return warning + "\n".join([*_preamble(path), *lines]) + "\n"
+
+
+def _refuse_record(path: Path, names: Sequence[str]) -> None:
+    """Refuses a header with a number, or a date, among its names: it may be a record, which is not public."""
+    for position, name in enumerate(names, start=1):
+        if _looks_like_value(name):
+            raise InputError(
+                f"{path}: column {position} is named {name!r}, a number or date, so that the first line may be a record; "
+                "allowed: a first line that is the header, with the columns' names"
+            )
+
+
+def _looks_like_value(name: str) -> bool:
+    """Whether a cell is a number, or has digits and no letter as dates, times and sums of money have.
+
+    >>> [_looks_like_value(name) for name in ("34", "-1e5", "nan", "3,5", "2024-01-31", "x1", "#")]
+    [True, True, True, True, True, False, False]
+    """
+    try:
+        float(name)
+    except ValueError:
+        return any(c.isdigit() for c in name) and not any(c.isalpha() for c in name)
+    return True
 
 
 def _preamble(path: Path) -> list[str]:
