@@ -56,8 +56,8 @@ def _refuse_record(path: Path, names: Sequence[str]) -> None:
     for position, name in enumerate(names, start=1):
         if _looks_like_value(name):
             raise InputError(
-                f"{path}: column {position} is named {name!r}, a number or date, so that the first line may be a record; "
-                "allowed: a first line that is the header, with the columns' names"
+                f"{path}: column {position} is named {name!r}, a number or date, so that the first line may be a "
+                "record; allowed: a first line that is the header, with the columns' names"
             )
 
 
