@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from adadpigu.gradients import GradientBatch, PerSampleGradients
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.sampling import PoissonSampler
+
+Call = tuple[int, str, str]
 
 
 def gradients(rows: Tensor) -> PerSampleGradients:
@@ -62,3 +65,19 @@ def release() -> Callable[..., Release]:
         return released(mechanism, rows, query, sigma=sigma)[query.name]
 
     return make
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Call]:
+    """Runs a command line in an empty folder and gives (exit code, stdout, stderr)."""
+    from adadpigu.cli.app import run
+
+    monkeypatch.chdir(tmp_path)
+
+    def made(*arguments: str) -> Call:
+        capfd.readouterr()
+        code = run(list(arguments))
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return made

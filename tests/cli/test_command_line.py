@@ -14,23 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adadpigu.cli.app import run as run_in_process
-
 QUICK = ["--steps", "6", "--batch-size", "64"]
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a command line in an empty folder and gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def made(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = run_in_process(list(arguments))
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return made
 
 
 def npz(path: Path, **arrays: Any) -> str:

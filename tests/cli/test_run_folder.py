@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from adadpigu.cli.app import run as run_in_process
 from adadpigu.config import all_presets, merge, read_config
 
 FACTS = """
@@ -22,20 +21,6 @@ range = [0, 10]
 categories = ["a", "b"]
 """
 TRAIN = ("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40", "--out", "run", "--json")
-
-
-@pytest.fixture
-def call(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs the program in an empty folder and gives (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def made(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = run_in_process(list(arguments))
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return made
 
 
 def _people() -> None:

@@ -72,11 +72,11 @@ def test_an_average_changes_neither_its_start_nor_the_weights_it_takes(
     assert [weight.value.tolist() for weight in taken] == [[float(value)] * 2 for value in range(4)]
 
 
-@pytest.mark.parametrize(("share", "count"), [(0.14, 7), (0.28, 14), (0.56, 28), (0.15, 8)])
+@pytest.mark.parametrize(("share", "count"), [(0.14, 7), (0.28, 14), (0.56, 28), (0.145, 8)])
 def test_a_share_that_rounding_puts_just_above_a_whole_number_of_steps_is_that_number(
     release: Make, share: float, count: int
 ) -> None:
-    """0.14 · 50 is 7.000000000000001 in floating point; 0.15 · 50 is 7.5, and truly more than 7."""
+    """0.14 · 50 is 7.000000000000001 in floating point; 0.145 · 50 is 7.25, and truly more than 7."""
     average = TailAverage(share, 50, torch.zeros(1))
     for value in range(1, 51):
         average.update(release(torch.tensor([[float(value)]])))
