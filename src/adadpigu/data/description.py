@@ -267,8 +267,17 @@ def _table(file: _Section) -> TableFacts:
     tables = file.values.get("columns")
     if not isinstance(tables, dict) or not tables:
         raise file.error("columns", "a table [columns.NAME] for each feature, with range or categories")
-    columns = tuple(_column(file, name, table) for name, table in tables.items())
     ignore = _ignored(file)
+    # a section that says nothing is what is left of a template: for the label and ignored columns it is no second role
+    tables = {name: table for name, table in tables.items() if table != {} or name not in (label, *ignore)}
+    empty = [name for name, table in tables.items() if table == {}]
+    if empty:
+        raise InputError(
+            f"{file.path}: columns.{empty[0]} has neither range nor categories"
+            + (f", nor have {listed(empty[1:])}" if empty[1:] else "")
+            + f"; allowed: one of them, or put {empty[0]!r} under ignore where it is no feature"
+        )
+    columns = tuple(_column(file, name, table) for name, table in tables.items())
     for name in (label, *ignore):
         if name in tables or (name == label and name in ignore):
             raise InputError(f"{file.path}: column {name!r} has two roles; allowed: one of label, columns and ignore")
