@@ -75,6 +75,10 @@ def test_every_option_of_a_run_is_as_the_config_has_it(name: str) -> None:
     assert getattr(made(**given).options, name) == given[name]
 
 
+def test_a_gpu_is_taken_where_there_is_one_unless_the_config_names_a_device() -> None:
+    assert made(method="sgd", noise_multiplier=None).options.device == "auto"
+
+
 def test_a_run_of_neither_steps_nor_epochs_is_of_twenty_epochs() -> None:
     assert made(steps=None, method="sgd", noise_multiplier=None).plan.steps == 20 * 4
     assert made(method="sgd", noise_multiplier=None).plan.steps == 4
