@@ -21,6 +21,7 @@ from adadpigu.accounting import (
     plan_for,
 )
 from adadpigu.accounting.closed_forms import gaussian_epsilon
+from adadpigu.accounting.events import compose
 from adadpigu.errors import InputError
 
 DELTA = 1e-5
@@ -218,3 +219,8 @@ def test_the_curve_keeps_the_order_asked_for() -> None:
 
 def test_the_curve_of_a_run_without_noise_is_infinite_from_its_first_step() -> None:
     assert epsilon_curve(plan_for(0.1, 10)(0.0), DELTA, [0, 1, 10]) == [0.0, math.inf, math.inf]
+
+
+def test_a_tiny_gaussian_beside_sampled_draws_is_infinitely_dear_and_no_error() -> None:
+    both = compose([(draw_event(1.0, [1e-5]), 1), (draw_event(0.1, [1.5]), 3)])
+    assert epsilon(both, 1e-5) == math.inf

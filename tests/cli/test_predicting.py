@@ -134,6 +134,6 @@ def test_a_described_tables_classes_are_called_by_their_names(predict: Any, peop
     assert code == 0, err
     header, *rows = out.splitlines()
     assert header.split()[:3] == ["record", "class", "softmax"]
-    lines = [line.split() for line in rows]
+    lines = [line.split("\t") for line in rows]
     shares = [f"{share:.2%}" for share in told["confidence"]]
     assert lines == [["0", "will", shares[0]], ["1", "won't", shares[1]], ["2", "won't", shares[2]]]

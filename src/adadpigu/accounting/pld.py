@@ -49,6 +49,8 @@ def pld_epsilon(spending: Spending, delta: float, interval: float) -> float:
         return 0.0
     if not spending.sampled:
         return gaussian_epsilon(spending.gaussian_multiplier, delta)
+    if spending.gaussian_multiplier < SMALLEST_SIGMA:
+        return math.inf  # it alone costs more than the ε that float64 can hold
     if spending.sampled_below(SMALLEST_SIGMA).sampled:
         bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
         left = delta - bare.chance_of_being_drawn()

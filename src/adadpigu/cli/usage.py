@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -72,9 +73,9 @@ def predict(
         print_json({"run": str(run), **record})
         return
     if names:
-        screen().print("record\tclass\tsoftmax (a score, not calibrated)")
+        sys.stdout.write("record\tclass\tsoftmax (a score, not calibrated)\n")
     for what, label, share in zip(found.names, names, confidence, strict=True):
-        screen().print(f"{what}\t{label}\t{share:.2%}")
+        sys.stdout.write(f"{what}\t{label}\t{share:.2%}\n")
 
 
 def add_to(app: typer.Typer) -> None:
