@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 
-from runner import Job, run_all, tell
+from runner import Job, flags, run_all, tell
 
 from adadpigu.config import all_presets, read_preset
 
@@ -19,13 +18,7 @@ from adadpigu.config import all_presets, read_preset
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="+", help="names, or the beginnings of names")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
-    parser.add_argument("--grace", type=float, default=60, help="begin no job so long before the end")
-    given = parser.parse_args()
+    given = flags(parser, seeds=3)
     names = [name for name in all_presets() if any(name.startswith(start) for start in given.presets)]
     jobs = [Job(name, read_preset(name), seed, "test") for seed in range(given.seeds) for name in names]
     found: dict[str, list[float]] = {}

@@ -6,6 +6,7 @@ by position, on which hyper-parameters are tuned) or `test` (for figures that ar
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -110,6 +111,17 @@ def run_all(
             yield result
     for process in crew:
         process.terminate()
+
+
+def flags(parser: argparse.ArgumentParser, *, seeds: int) -> argparse.Namespace:
+    """The arguments of a script that runs jobs: its own, and those all of them share."""
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--grace", type=float, default=60, help="begin no job so long before the end")
+    return parser.parse_args()
 
 
 def tell(result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from runner import Job, run_all, tell
+from runner import Job, flags, run_all, tell
 
 
 def cells(path: Path, only: list[str], seeds: int) -> list[Job]:
@@ -53,14 +53,8 @@ def _name(cell: str, chosen: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("grid", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
-    parser.add_argument("--grace", type=float, default=60, help="begin no job so long before the end")
     parser.add_argument("--only", action="append", default=[], help="name of a cell, or how it begins; repeatable")
-    given = parser.parse_args()
+    given = flags(parser, seeds=1)
     jobs = cells(given.grid, given.only, given.seeds)
     best: dict[str, list[tuple[float, str]]] = {}
     for result in run_all(

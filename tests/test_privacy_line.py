@@ -31,10 +31,13 @@ from adadpigu.gradients import PerSampleGradients
 from adadpigu.importance import Importance
 from adadpigu.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.statistics import LayerPower, Statistics
+from adadpigu.features.front import ReleasedNorm
+from adadpigu.training.averaging import ExponentialAverage
 from adadpigu.training.optimiser import MaskedOptimiser
 
 def use(raw: torch.Tensor, g: PerSampleGradients, s: BoundedSum, r: Release, i: Importance, st: Statistics,
-        p: LayerPower, o: MaskedOptimiser, m: GaussianMechanism, q: Receipt) -> None:
+        p: LayerPower, o: MaskedOptimiser, m: GaussianMechanism, q: Receipt, n: ReleasedNorm,
+        e: ExponentialAverage) -> None:
 """
 VIOLATIONS = {
     "importance from per-sample gradients": "i.update(g)",
@@ -44,6 +47,8 @@ VIOLATIONS = {
     "statistics from a raw tensor": "st.update(raw, noise_variance=raw)",
     "layer power from per-sample gradients": "p.update(g, noise_variance=0.0)",
     "optimiser from a raw tensor": "o.step(raw)",
+    "normaliser from raw tensors": "n.fill(raw, raw)",
+    "weight average from a raw tensor": "e.update(raw)",
     "optimiser from per-sample gradients": "o.step(g)",
     "arithmetic on a box": "s + 1",
     "noise on un-bounded gradients": "m.release([g], q)",
@@ -56,6 +61,7 @@ VIOLATIONS = {
 def test_mypy_refuses_every_violation_and_accepts_the_legal_twin(tmp_path: Path) -> None:
     """One run of mypy over all snippets; each violating line must carry an error, the legal lines none."""
     legal = ["i.update(r)", "st.update(r, noise_variance=raw)", "p.update(r, noise_variance=0.0)", "o.step(r)"]
+    legal += ["n.fill(r, r)", "e.update(r)"]
     lines = [*legal, *VIOLATIONS.values()]
     file = tmp_path / "snippets.py"
     file.write_text(PRELUDE + "".join(f"    {line}\n" for line in lines))

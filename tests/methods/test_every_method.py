@@ -95,7 +95,7 @@ def method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def private(method: Method) -> Method:
     if not method.private:
-        pytest.skip("claims nothing")
+        pytest.skip(f"{method.name} adds no noise and claims no privacy, so there is no claim to hold it to")
     return method
 
 

@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.cli.output import number, print_json, screen, table
+from adadpigu.cli.output import Json, number, print_json, screen, table
 
 Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]
 Delta = Annotated[float, typer.Option("--delta", help="δ of the guarantee.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 _NAMES = {
     "pld": "privacy loss distribution (tight; the one we claim)",

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import typer
 
-from adadpigu.cli.output import print_json, screen, table
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
+from adadpigu.cli.output import Json, print_json, screen, table
 
 RECIPES = (
     {

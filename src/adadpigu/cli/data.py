@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adadpigu.cli import own_data
-from adadpigu.cli.catalogue import Json
-from adadpigu.cli.output import print_error, print_json, screen, table
+from adadpigu.cli.output import Json, print_error, print_json, screen, table
 from adadpigu.cli.training import Interrupted
 from adadpigu.errors import InputError, unknown
 
@@ -92,13 +91,14 @@ class Entry:
 
 def list_datasets(as_json: Json = False) -> None:
     """Lists the data sets by name: what each is, and whether it is in the cache, absent or damaged."""
+    from adadpigu.data.digits import SHAPE, TRAIN
     from adadpigu.data.registry import PUBLISHED
 
     digits = Entry(
         name="digits",
         state="embedded",
-        records=1437,
-        shape=(1, 8, 8),
+        records=TRAIN,
+        shape=SHAPE,
         classes=10,
         title="scikit-learn's handwritten digits",
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.cli.output import print_json
+from adadpigu.cli.output import Json, print_json
 
 
 def template(
@@ -16,7 +16,7 @@ def template(
         Path,
         typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.", show_default=False),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Prints a description of your own data to fill in; looks at names of columns or folders, at no record."""
     from adadpigu.data.description import description_path

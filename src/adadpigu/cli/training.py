@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import notes, number, print_json, screen, table
+from adadpigu.cli.output import Json, notes, number, print_json, screen, table
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
@@ -97,7 +97,7 @@ def train(
     diagnostics: Annotated[
         bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
     from adadpigu.cli.progress import Progress

@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.cli.output import print_json, screen
+from adadpigu.cli.output import Json, print_json, screen
 from adadpigu.errors import InputError
 
 Folder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def evaluate(run: Folder, as_json: Json = False) -> None:

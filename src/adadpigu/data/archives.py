@@ -47,7 +47,7 @@ def read_members(
         raise SourceError(f"{path.name}: {error}") from None
     except gzip.BadGzipFile as error:
         raise SourceError(f"{path.name} is damaged ({error})") from None
-    except (OSError, NotImplementedError, RuntimeError) as error:
+    except (OSError, NotImplementedError, RuntimeError) as error:  # the disk; zip kinds unknown here; a password
         raise SourceError(f"{path.name} cannot be read ({error})") from None
     except Exception as error:  # TarError, BadZipFile, LZMAError, zlib.error, EOFError, struct.error, ValueError, …
         raise SourceError(f"{path.name} is damaged ({str(error) or type(error).__name__})") from None

@@ -136,14 +136,14 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     return replace(
         data,
         name=f"{data.name}-split",
-        train=replace_records(data.train, kept.nonzero().flatten()),
+        train=_some_of(data.train, kept.nonzero().flatten()),
         test=TensorRecords(*data.train.take((~kept).nonzero().flatten()), name=f"{data.name} held out"),
         records=records,
         public=(*others, f"{records:,} records (about {held_out:,} more held out by their hash, seed {seed})"),
     )
 
 
-def replace_records(records: TensorRecords, kept: Tensor) -> TensorRecords:
+def _some_of(records: TensorRecords, kept: Tensor) -> TensorRecords:
     """Some of the records, as published as all of them."""
     return TensorRecords(*records.take(kept), published=records.published)
 

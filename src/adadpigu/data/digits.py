@@ -12,6 +12,7 @@ import torch
 from adadpigu.data.datasets import DataSet, TensorRecords
 
 TRAIN = 1437
+SHAPE = (1, 8, 8)
 
 
 def digits() -> DataSet:
@@ -28,6 +29,6 @@ def digits() -> DataSet:
         test=TensorRecords(inputs[TRAIN:], targets[TRAIN:], name="digits test"),
         records=TRAIN,
         classes=10,
-        shape=(1, 8, 8),
+        shape=SHAPE,
         public=("pixel range 0 to 16", "10 classes", f"{TRAIN:,} records"),
     )

@@ -27,8 +27,6 @@ Progress = Callable[[int, int], None]
 
 _NAME = "features"
 _BLOCK = 1 << 24
-_CHUNK = {"cuda": 4096}
-_SMALL_CHUNK = 500
 
 
 class CacheWarning(UserWarning):
@@ -73,13 +71,18 @@ def cached(
     return made
 
 
+def at_once(device: torch.device) -> int:
+    """How many records are transformed together."""
+    return 4096 if device.type == "cuda" else 500
+
+
 def computed(
     inputs: Tensor, transform: nn.Module, *, device: torch.device | None = None, progress: Progress | None = None
 ) -> Tensor:
     """The features of inputs, in chunks on a device, collected in main memory as float32; moves the transform there."""
     device = device or torch.device("cpu")
     transform.to(device)
-    chunk = _CHUNK.get(device.type, _SMALL_CHUNK)
+    chunk = at_once(device)
     with torch.no_grad():
         empty = transform(inputs[:0].to(device))
         made = torch.empty(len(inputs), *empty.shape[1:], dtype=torch.float32)

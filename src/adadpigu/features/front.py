@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
 from adadpigu.features.scattering import Scattering
+from adadpigu.mechanism import Release, require_release
 
 FEATURES = ("none", "scattering")
 _LEAST_CLIP = 1e-9
@@ -51,10 +52,10 @@ class ReleasedNorm(ChannelNorm):
         self.clip = clip
         self.noise_multiplier = noise_multiplier
 
-    def fill(self, mean: Tensor, std: Tensor) -> None:
-        """Sets the released constants."""
-        self.mean.copy_(mean)
-        self.std.copy_(std)
+    def fill(self, mean: Release, std: Release) -> None:
+        """Sets the released constants: a function of releases, and accepted as such only."""
+        self.mean.copy_(require_release(mean).value)
+        self.std.copy_(require_release(std).value)
 
     def reset(self) -> None:
         """Back to the identity: moments are taken of records as they are."""

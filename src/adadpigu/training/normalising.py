@@ -41,11 +41,12 @@ def release_normalisation(norm: ReleasedNorm, batches: Batches, records: int) ->
     norm.fill(*moments(made[first.name], made[second.name], records, floor=_FLOOR * norm.clip))
 
 
-def moments(means: Release, squares: Release, records: int, *, floor: float) -> tuple[Tensor, Tensor]:
+def moments(means: Release, squares: Release, records: int, *, floor: float) -> tuple[Release, Release]:
     """Mean and standard deviation a channel, from the two released sums."""
-    mean = require_release(means).value / records
-    variance = require_release(squares).value / records - mean.square()
-    return mean, variance.clamp(min=floor**2).sqrt()
+    mean = require_release(means).map(lambda total: total / records)
+    public = mean.value
+    std = require_release(squares).map(lambda total: (total / records - public.square()).clamp(min=floor**2).sqrt())
+    return mean, std
 
 
 def _means(record: Record) -> Tensor:

@@ -111,7 +111,9 @@ def _variants(
     inputs, told = records.inputs, _told(records, progress)
     shape = features(inputs[:0].to(device)).shape[1:]
     made = torch.empty(len(inputs), augmentation.variants, *shape, device=device)
-    chunk = 4096 if device.type == "cuda" else 500
+    from adadpigu.features.cache import at_once
+
+    chunk = at_once(device)
     for start in range(0, len(inputs), chunk):
         part = inputs[start : start + chunk].to(device)
         for variant in range(augmentation.variants):
