@@ -7,6 +7,7 @@ by position, on which hyper-parameters are tuned) or `test` (for figures that ar
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -68,6 +69,7 @@ def _work(
 
     torch.set_num_threads(1)
     while True:
+        gc.collect()  # what a run left on the device
         try:
             job = jobs.get(timeout=1)
         except queue.Empty:

@@ -19,7 +19,7 @@ from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.features.front import Front
 from adadpigu.sampling import Population
 
-_SHARE_OF_MEMORY = 0.4
+_SHARE_OF_MEMORY = 0.6
 """of a device's free memory that records and features may take"""
 
 Progress = Callable[[float | None], None]
@@ -125,7 +125,8 @@ def _variants(
 
 def _free_memory(device: torch.device) -> float:
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch hands it out again
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
