@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
-from adadpigu.features.scattering import CHANNELS, Scattering
+from adadpigu.features.front import make_front
+from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.gradients import choose_engine
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "scattering.npz")
@@ -166,3 +168,31 @@ def test_shapes_that_do_not_fit_are_refused_in_one_line(shape: tuple[int, ...]) 
 def test_inputs_of_another_shape_or_type_are_refused(gray: Scattering, inputs: Tensor) -> None:
     with pytest.raises(InputError, match=r"allowed: \[records, 1, 28, 28\] of floats"):
         gray(inputs)
+
+
+def test_orders_are_normalised_each_by_itself_in_each_record() -> None:
+    """Against the definition in float64: one mean and variance for each of S0, S1, S2, over all planes."""
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64)
+    found = Scattering((3, 16, 16)).double()(images)
+    normal = OrderNorm(3)(found).reshape(3, 3, 81, 4, 4)
+    bounds = (0, 1, 17, 81)
+    for record, before in zip(normal, found.reshape(3, 3, 81, 4, 4), strict=True):
+        for start, stop in itertools.pairwise(bounds):
+            part = before[:, start:stop].numpy()
+            expected = (part - part.mean()) / (part.var() + 1e-5) ** 0.5
+            torch.testing.assert_close(record[:, start:stop], torch.from_numpy(expected))
+
+
+def test_orders_of_an_empty_batch_and_of_constant_images_are_finite() -> None:
+    norm = OrderNorm(1)
+    assert norm(torch.zeros(0, 81, 7, 7)).shape == (0, 81, 7, 7)
+    assert torch.isfinite(norm(torch.zeros(2, 81, 7, 7))).all()
+
+
+def test_orders_need_scattering_features() -> None:
+    front, shape = make_front("scattering", "orders", (3, 32, 32))
+    assert front is not None
+    assert isinstance(front.normaliser, OrderNorm)
+    assert shape == (243, 8, 8)
+    with pytest.raises(InputError, match=r"'orders' does not fit records of shape \(81, 7, 7\)"):
+        make_front("none", "orders", (81, 7, 7))

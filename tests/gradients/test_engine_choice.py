@@ -313,3 +313,18 @@ def test_a_subclass_does_not_inherit_a_rule() -> None:
 
     engine = choose_engine(Doubled(4, 2), nn.MSELoss(), (torch.zeros(3, 4), torch.zeros(3, 2)))
     assert engine.name == "functional"
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_coarse_products_neither_hide_a_sound_model_nor_are_switched_off_for_good(precision: str) -> None:
+    """bf16 products (on processors that have them) differ with the batch size by far more than float32's."""
+    before = torch.get_float32_matmul_precision()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 10))
+    example = torch.randn(5, 512), torch.arange(5)
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert choose_engine(model, nn.CrossEntropyLoss(), example).name == "rules"
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)

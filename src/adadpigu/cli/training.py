@@ -49,7 +49,8 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
     features: Annotated[str | None, typer.Option(help="Fixed front before the model: none, scattering. [none]")] = None,
     normalisation: Annotated[
-        str | None, typer.Option(help="none, record, group:GROUPS, constants:MEANS/STDS, or released (charged).")
+        str | None,
+        typer.Option(help="none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged)."),
     ] = None,
     normalisation_clip: Annotated[
         float | None, typer.Option(help="For released: public bound on a record's channel means. [1]")

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
-from adadpigu.features.scattering import Scattering
+from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.mechanism import Release, require_release
 
 FEATURES = ("none", "scattering")
 _LEAST_CLIP = 1e-9
 """of released normalisation: its square must be far from zero, and its inverse's from infinity"""
-NORMALISATIONS = ("none", "record", "group:GROUPS", "constants:MEANS/STDS", "released")
+NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
 
 
 class ChannelNorm(nn.Module):
@@ -73,7 +73,7 @@ class Front(nn.Module):
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
         super().__init__()
         _refuse_unknown("features", features, (Scattering,))
-        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, ChannelNorm, ReleasedNorm))
+        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm))
         self.features = features
         self.normaliser = normaliser
         self.requires_grad_(False)
@@ -140,17 +140,21 @@ def make_front(
         shape = transform.output_shape(shape)
     elif features != "none":
         raise unknown("features", features, FEATURES)
-    normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise)
+    normaliser = _normaliser(
+        normalisation, shape, normalisation_clip, normalisation_noise, scattered=transform is not None
+    )
     if transform is None and normaliser is None:
         return None, shape
     return Front(transform, normaliser), shape
 
 
-def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float) -> nn.Module | None:
+def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *, scattered: bool) -> nn.Module | None:
     if spec == "none":
         return None
     if spec == "record":
         return nn.LayerNorm(shape, elementwise_affine=False)
+    if spec == "orders" and scattered:
+        return OrderNorm(shape[0] // CHANNELS)
     if spec == "released":
         return ReleasedNorm(shape[0], clip=clip, noise_multiplier=noise)
     kind, _, values = spec.partition(":")
@@ -164,6 +168,6 @@ def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float) ->
     except (ValueError, ZeroDivisionError):
         pass
     raise InputError(
-        f"normalisation={spec!r} does not fit records of shape {shape}; allowed: {', '.join(NORMALISATIONS)}, with "
-        f"GROUPS a divisor of the {shape[0]} channels, and a mean and a std for each of them"
+        f"normalisation={spec!r} does not fit records of shape {shape}; allowed: {', '.join(NORMALISATIONS)}; "
+        f"orders is for scattering features, GROUPS a divisor of the {shape[0]} channels, and each has a mean and a std"
     )

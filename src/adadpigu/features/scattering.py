@@ -21,6 +21,8 @@ from adadpigu.features.morlet import ORIENTATIONS, SCALES, Array, morlet_bank, w
 
 CHANNELS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2 * SCALES * (SCALES - 1) // 2
 """features a plane and position"""
+_ORDERS = [1, SCALES * ORIENTATIONS, CHANNELS - 1 - SCALES * ORIENTATIONS]
+"""channels of a plane: S0, S1, S2"""
 STEP = 2**SCALES
 """pixels an output position"""
 _MARGIN = STEP
@@ -92,6 +94,26 @@ class Scattering(nn.Module):
             self.mean_coarse(second).reshape(self.features[1], count, ORIENTATIONS**2, self.features[2]),
         )
         return torch.cat(means, 2).permute(1, 2, 0, 3)
+
+
+class OrderNorm(nn.Module):
+    """Each record's features of one order to mean 0 and variance 1, over planes, scales, orientations and positions.
+
+    S0, S1 and S2 differ in size by far: in common groups the large hide the small.
+    """
+
+    def __init__(self, planes: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.planes = planes
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.split(x.reshape(len(x), self.planes, CHANNELS, *x.shape[2:]), _ORDERS, dim=2)
+        return torch.cat([self._normal(part) for part in parts], dim=2).reshape(x.shape)
+
+    def _normal(self, part: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(part, dim=(1, 2, 3, 4), correction=0, keepdim=True)
+        return (part - mean) * (variance + self.eps).rsqrt()
 
 
 class _Wavelets(nn.Module):

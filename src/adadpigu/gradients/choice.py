@@ -14,7 +14,7 @@ from adadpigu.gradients.functional import FunctionalEngine, LoopEngine, flat_gra
 from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_by_type
 from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss, first_line
-from adadpigu.gradients.probing import forward, innermost, quiet_mode, seed
+from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import RuleEngine, ruled
 from adadpigu.gradients.rules import RULES
 from adadpigu.gradients.state import describe, untouched
@@ -34,7 +34,7 @@ def choose_engine(model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor]) 
     if len(inputs) < 3 or len(inputs) != len(targets):
         raise InputError(f"example={len(inputs)} inputs, {len(targets)} targets: give at least 3 of each, equally many")
     refuse_by_type(model)
-    with untouched(model), torch.enable_grad():
+    with untouched(model), exact_products(), torch.enable_grad():
         inputs = prepared(model, inputs)
         refuse_by_behaviour(model, inputs)
         record_loss = RecordLoss.of(loss, forward(model, inputs).detach(), targets)

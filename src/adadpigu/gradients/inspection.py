@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from adadpigu.errors import ModelError
 from adadpigu.gradients.mixing import refuse_counting, refuse_mixing
-from adadpigu.gradients.probing import forward, nudge, seed, varied
+from adadpigu.gradients.probing import exact_products, forward, nudge, seed, varied
 from adadpigu.gradients.state import changed, describe, refuse_changes, remember, untouched
 
 
@@ -26,7 +26,7 @@ def inspect_model(model: nn.Module, inputs: Tensor) -> None:
     `inputs` are at least three synthetic records, made from public shapes and dtypes.
     """
     refuse_by_type(model)
-    with untouched(model), torch.enable_grad():
+    with untouched(model), exact_products(), torch.enable_grad():
         refuse_by_behaviour(model, prepared(model, inputs))
 
 

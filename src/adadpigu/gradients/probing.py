@@ -17,6 +17,24 @@ from adadpigu.gradients.losses import first_line
 from adadpigu.gradients.state import describe
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Full float32 products: coarse ones (TF32, bf16) vary with the batch size, so a sound model would look unsound."""
+    backends = torch.backends
+    parts = [
+        getattr(kind, part, None) for kind in (backends.mkldnn, backends.cudnn) for part in ("matmul", "conv", "rnn")
+    ]
+    places: list[Any] = [backends.cuda.matmul, *parts]
+    before = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]
+    try:
+        for place, _ in before:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, value in before:
+            place.fp32_precision = value
+
+
 def seed(number: int = 0) -> None:
     """Seeds the generators that `untouched` puts back, and no others (a CUDA that nobody uses stays asleep)."""
     torch.default_generator.manual_seed(number)
