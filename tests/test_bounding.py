@@ -10,13 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from torch import Tensor
 
-from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, clip_rows, keep_largest
+from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, Standardiser, clipped_total
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import PerRecordLosses
 from adadpigu.records import Records
 from adadpigu.sensitive import unseal
 from conftest import bounded, gradients
+
+CPU = torch.device("cpu")
+
+
+def contributions(rows: Tensor, clip: float, stability: float | None = None) -> Tensor:
+    """What each row adds to a clipped sum, in float64."""
+    each = [clipped_total(row[None].to(torch.float64, copy=True), clip, stability) for row in rows]
+    return torch.stack(each) if each else torch.zeros(0, rows.shape[1], dtype=torch.float64)
+
 
 anything = hnp.arrays(
     np.float32,
@@ -28,8 +38,8 @@ anything = hnp.arrays(
 @given(rows=anything, clip=st.floats(1e-6, 1e6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_no_record_contributes_more_than_the_clip_norm(rows: np.ndarray, clip: float, dtype: torch.dtype) -> None:
-    clipped = clip_rows(torch.from_numpy(rows).to(dtype), clip)
-    norms = torch.linalg.vector_norm(clipped.double(), dim=1)
+    clipped = contributions(torch.from_numpy(rows).to(dtype), clip)
+    norms = torch.linalg.vector_norm(clipped, dim=1)
     assert torch.isfinite(clipped).all()
     assert (norms <= clip).all()
 
@@ -43,9 +53,9 @@ def test_wide_and_huge_rows_stay_within_the_clip_norm(dtype: torch.dtype, clip: 
     noise = torch.randn(1, size, generator=generator, dtype=torch.float64)
     top = torch.full((1, size), largest, dtype=torch.float64)
     rows = torch.cat([noise * scale for scale in (1e-3, 1.0, 1e3, largest / 8)] + [top])
-    clipped = clip_rows(rows.to(dtype), clip)
+    clipped = contributions(rows.to(dtype), clip)
     assert torch.isfinite(clipped).all()
-    assert (torch.linalg.vector_norm(clipped.double(), dim=1) <= clip).all()
+    assert (torch.linalg.vector_norm(clipped, dim=1) <= clip).all()
 
 
 @given(rows=anything, data=st.data())
@@ -91,15 +101,16 @@ def test_standardised_clip_equals_float64_numpy() -> None:
 
 def test_top_k_keeps_exactly_k_of_the_active_coordinates_even_under_ties() -> None:
     rows = torch.ones(3, 10)
-    assert (keep_largest(rows, 0.35) != 0).sum(dim=1).tolist() == [3, 3, 3]
+    kept = Standardiser(GradientSum(clip_norm=1.0, top_k=0.35), 10, device=CPU)(rows)
+    assert (kept != 0).sum(dim=1).tolist() == [3, 3, 3]
     query = GradientSum(clip_norm=100.0, active=torch.arange(4), top_k=0.5)
-    z = query.transform(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
-    assert z.tolist() == [[0.0, -9.0, 3.0, 0.0]]
+    z = Standardiser(query, 6, device=CPU)(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
+    assert z.tolist() == [[0.0, -9.0, 3.0, 0.0, 0.0, 0.0]]
 
 
 def test_top_k_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(InputError, match=r"top_k=0.1 keeps none of 4"):
-        keep_largest(torch.ones(1, 4), 0.1)
+        Standardiser(GradientSum(clip_norm=1.0, top_k=0.1), 4, device=CPU)
 
 
 def test_micro_batches_are_clipped_record_by_record_and_change_nothing() -> None:
@@ -150,7 +161,7 @@ def test_only_an_engines_output_is_taken() -> None:
 def test_automatic_clipping_keeps_the_bound_and_scales_every_record(
     rows: np.ndarray, clip: float, stability: float
 ) -> None:
-    clipped = clip_rows(torch.from_numpy(rows), clip, stability).double()
+    clipped = contributions(torch.from_numpy(rows), clip, stability)
     norms = clipped.norm(dim=1)
     assert bool((norms <= clip).all())
     exact = np.linalg.norm(rows.astype(np.float64), axis=1)
@@ -164,7 +175,7 @@ def test_automatic_clipping_keeps_the_bound_and_scales_every_record(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_zero_record_stays_zero_under_the_smallest_stability(dtype: torch.dtype) -> None:
-    assert clip_rows(torch.zeros(2, 3, dtype=dtype), 1e6, 1e-310).tolist() == [[0.0] * 3] * 2
+    assert contributions(torch.zeros(2, 3, dtype=dtype), 1e6, 1e-310).tolist() == [[0.0] * 3] * 2
 
 
 def test_automatic_clipping_without_a_finite_bound_is_refused() -> None:

@@ -67,7 +67,7 @@ class BoundedSum(Sensitive[Tensor]):
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GradientSum:
     """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
 
@@ -101,15 +101,6 @@ class GradientSum:
         """What an engine must compute for this query."""
         return frozenset({"gradient"})
 
-    def transform(self, gradients: Tensor) -> Tensor:
-        """[b, d] -> [b, |m|]: mask, standardise, keep the largest. Row by row; allocates, never changes its input."""
-        z = gradients if self.active is None else gradients.index_select(1, self.active)
-        if self.center is not None:
-            z = torch.sub(z, self._select(self.center, z), out=None if z is gradients else z)
-        if self.scale is not None:
-            z = torch.div(z, self._select(self.scale, z), out=None if z is gradients else z)
-        return keep_largest(z, self.top_k) if self.top_k < 1 else z
-
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
         mean = total / batch_size
@@ -120,10 +111,6 @@ class GradientSum:
         if self.active is None:
             return mean
         return torch.zeros_like(mean).index_copy_(0, self.active, mean[self.active])
-
-    def _select(self, values: Tensor, like: Tensor) -> Tensor:
-        kept = values if self.active is None else values.index_select(0, self.active)
-        return kept.to(dtype=like.dtype, device=like.device)
 
 
 @dataclass(frozen=True)
@@ -172,49 +159,101 @@ def _check_query(name: str, clip_norm: float, share: float) -> None:
         raise InputError(f"share={share} of {name!r} is not in (0, 1]")
 
 
-def keep_largest(z: Tensor, ratio: float) -> Tensor:
-    """Zeroes all but the ⌊ratio·n⌋ largest magnitudes of each row; ties are broken, so exactly that many stay.
+class Standardiser:
+    """z = m ⊙ (g − α) / scale in float64, for some or all coordinates of a gradient.
 
-    >>> keep_largest(torch.tensor([[3.0, -4.0, 1.0, 2.0]]), 0.5)
+    Frozen coordinates become zero in place, so that rows keep their length; a record whose gradient is not finite
+    there has no finite norm and is dropped like any other such record.
+    """
+
+    def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
+        """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them."""
+        count = size if query.active is None else len(query.active)
+        self._kept = math.floor(query.top_k * count) if query.top_k < 1 else None
+        if self._kept == 0:
+            raise InputError(
+                f"top_k={query.top_k} keeps none of {count} active coordinates; allowed: at least 1/{count}"
+            )
+        if self._kept is not None and columns is not None:
+            raise PrivacyLineError("the largest entries of a record are found in whole gradients, not in parts of them")
+        weight = None if query.scale is None else query.scale.to(device, torch.float64).reciprocal()
+        if query.active is not None:
+            active = query.active.to(device)
+            mask = torch.zeros(size, dtype=torch.float64, device=device)
+            weight = mask.index_copy_(0, active, mask.new_ones(count) if weight is None else weight[active])
+        center = None if query.center is None else query.center.to(device, torch.float64)
+        self.weight, self.center = (
+            part if part is None or columns is None else part[columns] for part in (weight, center)
+        )
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[b, n] -> [b, n] in float64, a new tensor."""
+        if self.center is not None:
+            z = rows - self.center  # float64 by promotion, in one pass
+            if self.weight is not None:
+                z.mul_(self.weight)
+        else:
+            z = rows.to(torch.float64, copy=True) if self.weight is None else rows * self.weight
+        return z if self._kept is None else largest(z, self._kept)
+
+
+def largest(z: Tensor, count: int) -> Tensor:
+    """Zeroes all but the `count` largest magnitudes of each row; ties are broken, so no more than that many stay.
+
+    >>> largest(torch.tensor([[3.0, -4.0, 1.0, 2.0]]), 2)
     tensor([[ 3., -4.,  0.,  0.]])
     """
-    count = math.floor(ratio * z.shape[1])
-    if count < 1:
-        raise InputError(
-            f"top_k={ratio} keeps none of {z.shape[1]} active coordinates; allowed: at least 1/{z.shape[1]}"
-        )
     kept = torch.topk(z.abs(), count, dim=1, sorted=False).indices
     return torch.zeros_like(z).scatter_(1, kept, z.gather(1, kept))
 
 
-def clip_rows(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
-    """Scales each row to an L2 norm of at most `clip_norm`; a row with a non-finite entry becomes zero.
+def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+    """What each row is multiplied with so that its norm is at most `clip_norm`; zero for a norm that is not finite.
 
-    With `stability` γ every row is scaled, to C·‖z‖/(‖z‖ + γ) (automatic clipping), not only those above C.
+    With `stability` γ every row is scaled, to C·‖z‖/(‖z‖ + γ) (automatic clipping), not only those above C. `norms`
+    are float64, of rows of `length` entries; the bound is kept by a margin for the rounding of both.
 
-    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("inf"), 0.0]]), 1.0).round(decimals=3)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000],
-            [0.0000, 0.0000]])
+    >>> clip_factors(torch.tensor([5.0, 0.5, math.inf, 0.0]).double(), 1.0, length=2).tolist()
+    [0.19999999999999996, 1.0, 0.0, 1.0]
     """
-    if z.dtype in (torch.float16, torch.bfloat16):
-        z = z.float()
-    norms = torch.linalg.vector_norm(z, dim=1, dtype=torch.float64)
+    rounding = torch.finfo(torch.float64).eps
+    aim = clip_norm * (1 - (16 + length) * rounding)
     if stability is None:
-        factors = (clip_norm * (1 - _margin(z)) / norms).clamp(max=1.0)
-    else:
-        largest = torch.finfo(z.dtype).max  # a zero row times an infinite factor would be no number
-        factors = (clip_norm * (1 - _margin(z)) / (norms + stability)).clamp(max=largest)
+        factors = (aim / norms).clamp(max=1.0)
+    else:  # a zero row times an infinite factor would be no number
+        factors = (aim / (norms + stability)).clamp(max=torch.finfo(torch.float64).max)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
-    kept = torch.isfinite(norms) & (factors >= torch.finfo(z.dtype).tiny)
-    scaled: Tensor = z * factors.to(z.dtype)[:, None]
-    return scaled.masked_fill_(~kept[:, None], 0.0)
+    kept = torch.isfinite(norms) & (factors >= torch.finfo(torch.float64).tiny)
+    return torch.where(kept, factors, 0.0)
 
 
-def _margin(z: Tensor) -> float:
-    """How far below C the clip aims: rounding a row of this length must not push its norm past C."""
-    rounding = torch.finfo(z.dtype).eps
-    return 16 * rounding if z.dtype != torch.float64 else (16 + z.shape[1]) * rounding
+def weighted_total(z: Tensor, factors: Tensor) -> Tensor:
+    """Σ_i factor_i z_i in float64; a row whose factor is zero is left out, whatever it holds. May overwrite z."""
+    dropped = factors == 0
+    if z.device.type != "cpu" or bool(dropped.any()):
+        z.masked_fill_(dropped[:, None], 0.0)
+    return z.mT @ factors
+
+
+def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
+    """Σ_i clip(z_i) of float64 rows, each to a norm of at most `clip_norm`. May overwrite z.
+
+    >>> clipped_total(torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.inf, 0.0]]).double(), 1.0).tolist()
+    [0.8999999999999999, 1.2]
+    """
+    norms = torch.linalg.vector_norm(z, dim=1)
+    return weighted_total(z, clip_factors(norms, clip_norm, stability, length=z.shape[1]))
+
+
+class ClippedSum(Sensitive[Tensor]):
+    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, active coordinates only."""
+
+    __slots__ = ("dtype", "query")
+
+    def __init__(self, total: Tensor, query: GradientSum, dtype: torch.dtype) -> None:
+        super().__init__(total)
+        self.query = query
+        self.dtype = dtype
 
 
 class Bounder:
@@ -234,7 +273,15 @@ class Bounder:
             raise PrivacyLineError(f"expected PerSampleGradients from an engine, got {type(gradients).__name__}")
         if not isinstance(self._query, GradientSum):
             raise PrivacyLineError(f"{self._query.name!r} is not a sum of gradients: use add_records")
-        self._add(self._query.transform(unseal(gradients).gradients), self._query.stability)
+        rows = unseal(gradients).gradients
+        standardised = Standardiser(self._query, self._size, device=rows.device)
+        self._add(standardised(rows), rows.dtype, self._query.stability)
+
+    def add_clipped(self, total: ClippedSum) -> None:
+        """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
+        if not isinstance(total, ClippedSum) or total.query is not self._query:
+            raise PrivacyLineError(f"expected an engine's ClippedSum for {self._query.name!r}")
+        self._keep(unseal(total), total.dtype)
 
     def add_records(
         self,
@@ -257,11 +304,17 @@ class Bounder:
             if "input" in self._query.needs
             else blank,
         }
-        self._add(_per_record(self._query, parts, count), None)
+        values = _per_record(self._query, parts, count)
+        self._add(values.to(torch.float64, copy=True), values.dtype, None)
 
-    def _add(self, values: Tensor, stability: float | None) -> None:
-        self._dtype = values.dtype if values.is_floating_point() else torch.float32
-        total = clip_rows(values, self._query.clip_norm, stability).sum(dim=0, dtype=torch.float64)
+    def _add(self, rows: Tensor, dtype: torch.dtype, stability: float | None) -> None:
+        total = clipped_total(rows, self._query.clip_norm, stability)
+        if isinstance(self._query, GradientSum) and self._query.active is not None:
+            total = total[self._query.active]
+        self._keep(total, dtype)
+
+    def _keep(self, total: Tensor, dtype: torch.dtype) -> None:
+        self._dtype = dtype if dtype.is_floating_point else torch.float32
         self._total = total if self._total is None else self._total + total
 
     def result(self) -> BoundedSum:

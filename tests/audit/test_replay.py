@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from adadpigu import bounding
 from adadpigu.audit.replay import ReplayResult, replay
 from adadpigu.errors import InputError
+from adadpigu.gradients import rule_engine
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.methods.adadpigu import _Running
 from adadpigu.statistics import Statistics
@@ -35,27 +36,33 @@ def test_replay_is_clean_with_micro_batches_and_a_convolution() -> None:
     assert result.breaches == ()
 
 
-def unclipped(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
-    return z
+def plant(monkeypatch: pytest.MonkeyPatch, factors: Callable[..., Tensor]) -> None:
+    """Breaks the clip, wherever it is used."""
+    for place in (bounding, rule_engine):
+        monkeypatch.setattr(place, "clip_factors", factors)
 
 
-def nan_passes(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
-    return torch.mul(z, (clip_norm / torch.linalg.vector_norm(z, dim=1)).clamp(max=1)[:, None])
+def unclipped(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+    return torch.ones_like(norms)
 
 
-def clipped_as_one(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
-    return z * min(1.0, clip_norm * len(z) / float(z.norm()))
+def nan_passes(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+    return (clip_norm / norms).clamp(max=1)
+
+
+def clipped_as_one(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+    return torch.full_like(norms, min(1.0, clip_norm * len(norms) / float(norms.norm())))
 
 
 @pytest.mark.parametrize("planted", [unclipped, clipped_as_one])
 def test_replay_catches_a_broken_clip(planted: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounding, "clip_rows", planted)
+    plant(monkeypatch, planted)
     result = on_neighbours(make_method("dpsgd", {"clip_norm": 0.01}))
     assert result.breaches
 
 
 def test_replay_catches_a_nan_that_passes_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounding, "clip_rows", nan_passes)
+    plant(monkeypatch, nan_passes)
     monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
     result = replay(
         lambda data: prepare_small(make_method("dpsgd"), data, steps=2),
@@ -116,8 +123,12 @@ def test_replay_notices_a_run_that_asks_for_more_or_less(monkeypatch: pytest.Mon
 
 
 def test_replay_catches_a_clip_that_is_a_tenth_of_a_percent_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = bounding.clip_rows
-    monkeypatch.setattr(bounding, "clip_rows", lambda z, clip_norm, stability: genuine(z, clip_norm * 1.001, stability))
+    genuine = bounding.clip_factors
+
+    def wide(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+        return genuine(norms, clip_norm * 1.001, stability, length=length)
+
+    plant(monkeypatch, wide)
     assert on_neighbours(make_method("dpsgd", {"clip_norm": 0.01})).breaches
 
 

@@ -138,7 +138,7 @@ def test_nothing_of_it_is_state_or_trained(gray: Scattering) -> None:
     assert not list(gray.parameters())
     example = torch.randn(3, 1, 28, 28, requires_grad=True)
     assert not gray(example).requires_grad
-    assert choose_engine(model, F.cross_entropy, (torch.randn(3, 1, 28, 28), torch.zeros(3).long())).name == "rules"
+    assert choose_engine(model, F.cross_entropy, (torch.randn(3, 1, 28, 28), torch.zeros(3).long())).name == "ghost"
 
 
 def test_double_precision_runs_and_agrees() -> None:

@@ -168,12 +168,12 @@ def nested() -> nn.Module:
 Case = tuple[Callable[[], nn.Module], tuple[int, ...], str]
 VECTOR, SEQUENCE, IMAGE = (4,), (6, 4), (2, 5, 5)
 CASES: dict[str, Case] = {
-    "nested sequential": (nested, IMAGE, "rules"),
-    "module called three times": (Reused, VECTOR, "rules"),
-    "module called three times on sequences": (Reused, SEQUENCE, "rules"),
-    "parameter shared by two modules": (SharedParameter, VECTOR, "rules"),
-    "unused and frozen": (PartlyTrained, VECTOR, "rules"),
-    "in-place activation, residual": (InPlace, IMAGE, "rules"),
+    "nested sequential": (nested, IMAGE, "ghost"),
+    "module called three times": (Reused, VECTOR, "ghost"),
+    "module called three times on sequences": (Reused, SEQUENCE, "ghost"),
+    "parameter shared by two modules": (SharedParameter, VECTOR, "ghost"),
+    "unused and frozen": (PartlyTrained, VECTOR, "ghost"),
+    "in-place activation, residual": (InPlace, IMAGE, "ghost"),
     "input overwritten later": (OverwrittenInput, VECTOR, "functional"),
     "functional use of a weight": (FunctionalUse, VECTOR, "functional"),
     "batch in the second dimension": (SequenceFirst, (3, 4), "functional"),
@@ -300,7 +300,7 @@ def test_a_rule_takes_one_decorated_function() -> None:
         model, loss = nn.Sequential(Shift(), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
         inputs, targets = torch.randn(4, 4), torch.randn(4, 2)
         engine = choose_engine(model, loss, (inputs, targets))
-        assert engine.name == "rules"
+        assert engine.name == "ghost"
         assert_matches_oracle(engine, model, loss, inputs, targets)
     finally:
         del RULES[Shift]
@@ -324,7 +324,7 @@ def test_coarse_products_neither_hide_a_sound_model_nor_are_switched_off_for_goo
     example = torch.randn(5, 512), torch.arange(5)
     try:
         torch.set_float32_matmul_precision(precision)
-        assert choose_engine(model, nn.CrossEntropyLoss(), example).name == "rules"
+        assert choose_engine(model, nn.CrossEntropyLoss(), example).name == "ghost"
         assert torch.get_float32_matmul_precision() == precision
     finally:
         torch.set_float32_matmul_precision(before)

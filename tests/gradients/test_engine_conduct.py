@@ -189,7 +189,7 @@ def test_rules_under_dropout_equal_autograd_under_the_same_draw() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
     engine = choose_engine(model, nn.MSELoss(), (torch.zeros(3, 4), torch.zeros(3, 3)))
-    assert engine.name == "rules"
+    assert engine.name == "ghost"
     inputs, targets = unseal(records())
     torch.manual_seed(1)
     found = flat(engine, inputs, targets)

@@ -111,7 +111,7 @@ def test_a_narrow_wide_resnet_is_trained_by_layer_rules() -> None:
     model = wide_resnet(10, 1)((3, 8, 8), 10, nn.Tanh)
     inputs, targets = torch.randn(4, 3, 8, 8), torch.tensor([3, 1, 4, 1])
     engine = choose_engine(model, F.cross_entropy, (inputs, targets))
-    assert engine.name == "rules"
+    assert engine.name == "ghost"
     assert_matches_oracle(engine, model, F.cross_entropy, inputs, targets, tolerance=1e-4)
 
 

@@ -27,7 +27,6 @@ from adadpigu.methods import (
 )
 from adadpigu.methods.adaclip import least_noise_scale
 from adadpigu.methods.random_freeze import Rise
-from adadpigu.records import PerSampleGradients, Records
 from adadpigu.training import train_prepared
 from trials import prepare_small, run_small, small_net, weights
 
@@ -147,15 +146,21 @@ def test_dpsur_keeps_what_its_own_test_calls_an_improvement_and_drops_the_moment
 
 def test_a_loss_test_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare_small(DPSUR(test_batch_size=20), steps=3)
-    genuine, computed = prepared.engine.per_sample_gradients, []
+    computed: list[str] = []
 
-    def spy(records: Records) -> PerSampleGradients:
-        computed.append(records)
-        return genuine(records)
+    def spy_on(name: str) -> None:
+        genuine = getattr(prepared.engine, name)
 
-    monkeypatch.setattr(prepared.engine, "per_sample_gradients", spy)
+        def spy(*given: object) -> object:
+            computed.append(name)
+            return genuine(*given)
+
+        monkeypatch.setattr(prepared.engine, name, spy)
+
+    spy_on("per_sample_gradients")
+    spy_on("clipped_sum")
     train_prepared(prepared)
-    assert len(computed) == 3
+    assert computed == ["clipped_sum"] * 3
 
 
 def walk_masked(recorded: Recorded, steps: int, masks: list[np.ndarray], batch_size: int = B) -> None:

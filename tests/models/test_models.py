@@ -35,7 +35,7 @@ def test_every_model_is_trained_by_layer_rules(name: str) -> None:
     model = make_model(name, shape=shape)
     example = torch.randn(3, *shape), torch.zeros(3, dtype=torch.long)
     assert model(example[0]).shape == (3, 10)
-    assert choose_engine(model, F.cross_entropy, example).name == "rules"
+    assert choose_engine(model, F.cross_entropy, example).name == "ghost"
 
 
 @pytest.mark.parametrize("text", ACTIVATIONS)

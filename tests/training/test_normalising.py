@@ -12,13 +12,13 @@ from torch import nn
 from adadpigu.accounting import epsilon
 from adadpigu.accounting.events import compose, draw_event
 from adadpigu.audit.replay import RecordedCoins, Recorder, replay
-from adadpigu.bounding import RecordSum
+from adadpigu.bounding import ClippedSum, GradientSum, RecordSum
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.front import ChannelNorm, Front, Fronted, ReleasedNorm, make_front
 from adadpigu.methods import DPSGD
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
-from adadpigu.records import PerSampleGradients, Records
+from adadpigu.records import Records
 from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
 from trials import small_digits
 
@@ -157,13 +157,13 @@ def test_columns_of_a_table_are_normalised_each_by_its_own_mean_and_std() -> Non
 def test_a_query_for_inputs_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = prepared(ReleasedNorm(1, clip=1.0, noise_multiplier=8.0))
     batches: list[int] = []
-    genuine = ready.engine.per_sample_gradients
+    genuine = ready.engine.clipped_sum
 
-    def counted(records: Records) -> PerSampleGradients:
+    def counted(records: Records, query: GradientSum) -> ClippedSum:
         batches.append(1)
-        return genuine(records)
+        return genuine(records, query)
 
-    monkeypatch.setattr(ready.engine, "per_sample_gradients", counted)
+    monkeypatch.setattr(ready.engine, "clipped_sum", counted)
     train_prepared(ready, randomness=ReproducibleRandomness(0))
     assert len(batches) == 3
     assert RecordSum(name="x", of=lambda r: r.loss, clip_norm=1.0).needs == {"gradient", "loss"}

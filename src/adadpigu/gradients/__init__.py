@@ -6,8 +6,9 @@ fastest engine that is right; engines seal what they compute: records → g_i = 
 
 from __future__ import annotations
 
-from adadpigu.gradients.choice import choose_engine
+from adadpigu.gradients.choice import ENGINES, choose_engine
 from adadpigu.gradients.functional import FunctionalEngine, LoopEngine
+from adadpigu.gradients.ghost import GhostEngine
 from adadpigu.gradients.inspection import inspect_model
 from adadpigu.gradients.interface import GradientEngine
 from adadpigu.gradients.losses import Loss
@@ -17,9 +18,11 @@ from adadpigu.gradients.standardised import standardised_conv2d
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
 
 __all__ = [
+    "ENGINES",
     "RULES",
     "Destination",
     "FunctionalEngine",
+    "GhostEngine",
     "GradientBatch",
     "GradientEngine",
     "LoopEngine",

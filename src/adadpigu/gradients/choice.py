@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError, ModelError
+from adadpigu.errors import InputError, ModelError, unknown
 from adadpigu.gradients.functional import FunctionalEngine, LoopEngine, flat_gradient
+from adadpigu.gradients.ghost import GhostEngine
 from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_by_type
 from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss, first_line
@@ -20,8 +21,12 @@ from adadpigu.gradients.rules import RULES
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.layout import Layout
 
+ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
 
-def choose_engine(model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor]) -> GradientEngine:
+
+def choose_engine(
+    model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor], *, engine: str = "auto"
+) -> GradientEngine:
     """Inspects a model and returns its engine; the model and torch's random state are left bit-identical.
 
     `example` is a synthetic pair (inputs [k, ...], targets [k, ...]), k ≥ 3, made from public shapes and dtypes only.
@@ -29,7 +34,11 @@ def choose_engine(model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor]) 
     >>> example = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
     >>> choose_engine(nn.Linear(2, 3), nn.CrossEntropyLoss(), example).reason
     'layer rules: every trained parameter belongs to Linear, and they agree with autograd on an example'
+
+    `engine` asks for one by name; where it cannot be had for this model, that is an error.
     """
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     inputs, targets = example
     if len(inputs) < 3 or len(inputs) != len(targets):
         raise InputError(f"example={len(inputs)} inputs, {len(targets)} targets: give at least 3 of each, equally many")
@@ -38,18 +47,24 @@ def choose_engine(model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor]) 
         inputs = prepared(model, inputs)
         refuse_by_behaviour(model, inputs)
         record_loss = RecordLoss.of(loss, forward(model, inputs).detach(), targets)
-        return _choose(model, record_loss, inputs, targets)
+        return _choose(model, record_loss, inputs, targets, engine)
 
 
-def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor) -> SealedEngine:
-    unruly = _against_rules(model, loss, inputs, targets)
+def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor, engine: str) -> SealedEngine:
+    asked = "asked for" if engine != "auto" else ""
+    unruly = _against_rules(model, loss, inputs, targets) if engine in ("auto", "ghost", "materialised") else asked
     if unruly is None:
         kinds = ", ".join(sorted({type(module).__name__ for _, module in ruled(model)}))
         slow = f"; the loss runs record by record, as vmap refuses it: {loss.refusal}" if loss.refusal else ""
         reason = f"every trained parameter belongs to {kinds}, and they agree with autograd on an example"
-        return RuleEngine(model, loss, f"layer rules: {reason}{slow}")
-    refusal = _against_functional(model, loss, inputs, targets)
-    if refusal is None:
+        kind = RuleEngine if engine == "materialised" else GhostEngine
+        return kind(model, loss, f"layer rules: {reason}{slow}")
+    if engine in ("ghost", "materialised"):
+        raise ModelError(f"<model>: engine={engine!r} cannot be used: {unruly}; allowed here: auto, functional, loop")
+    refusal = asked if engine == "loop" else _against_functional(model, loss, inputs, targets)
+    if refusal and engine == "functional":
+        raise ModelError(f"<model>: engine='functional' cannot be used: {refusal}; allowed here: auto, loop")
+    if not refusal:
         return FunctionalEngine(model, loss, f"torch.func over the whole model: {unruly}")
     try:
         LoopEngine(model, loss, "").compute(inputs, targets)

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from adadpigu.bounding import ClippedSum, GradientSum, Standardiser, clipped_total
 from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.state import refuse_changes
@@ -25,7 +26,7 @@ class GradientEngine(Protocol):
 
     @property
     def name(self) -> str:
-        """`rules`, `functional` or `loop`."""
+        """`materialised`, `ghost`, `functional` or `loop`."""
         ...
 
     @property
@@ -40,6 +41,10 @@ class GradientEngine(Protocol):
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
         """g_i for every record, at the model's current parameters."""
+        ...
+
+    def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
+        """Σ clip(g_i) as the query asks for it, in whatever way is fastest."""
         ...
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
@@ -83,6 +88,22 @@ class SealedEngine(ABC):
         with refuse_changes(self.model), torch.enable_grad():
             return PerSampleGradients(self.compute(inputs, targets, records.copies))
 
+    def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
+        inputs, targets = _open(records)
+        dtype, device = self._kind()
+        if len(targets) == 0:
+            size = self.layout.size if query.active is None else len(query.active)
+            return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), query, dtype)
+        with refuse_changes(self.model), torch.enable_grad():
+            return ClippedSum(self.clipped(inputs, targets, records.copies, query).detach(), query, dtype)
+
+    def clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
+        """The unsealed sum for a batch of at least one record, float64, active coordinates only."""
+        rows = self.compute(inputs, targets, copies).gradients
+        standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
+        total = clipped_total(standardised, query.clip_norm, query.stability)
+        return total if query.active is None else total[query.active]
+
     def per_record_losses(self, records: Records) -> PerRecordLosses:
         inputs, targets = _open(records)
         if len(targets) == 0:
@@ -91,10 +112,10 @@ class SealedEngine(ABC):
             each = self.losses(inputs, repeated(targets, records.copies)).detach()
         return PerRecordLosses(each.view(len(targets), records.copies).mean(dim=1))
 
-    def buffer(self, records: int) -> Tensor:
-        """An unfilled [b, d] tensor where the model's parameters live."""
+    def buffer(self, records: int, width: int | None = None) -> Tensor:
+        """An unfilled [b, d] tensor (or of another width) where the model's parameters live."""
         dtype, device = self._kind()
-        return torch.empty(records, self.layout.size, dtype=dtype, device=device)
+        return torch.empty(records, self.layout.size if width is None else width, dtype=dtype, device=device)
 
     def _no_losses(self) -> Tensor:
         dtype, device = self._kind()

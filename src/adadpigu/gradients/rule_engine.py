@@ -1,12 +1,14 @@
-"""The rule engine: one forward and one backward for the whole batch, then a rule per layer call.
+"""The rule engines: one forward and one backward for the whole batch, then a rule per layer call.
 
 Hooks live for one call. Each remembers a layer's input and a gradient edge of its output, so that dℓ/dy comes from
-one `autograd.grad(Σ ℓ_i, edges)` that computes no weight gradient and touches no `p.grad`. The base class seals.
+one `autograd.grad(Σ ℓ_i, edges)` that computes no weight gradient and touches no `p.grad`. A clipped sum is made in
+slices of a few records: their gradients are built, bounded and added while they are in the cache, never all at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,12 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from adadpigu.bounding import GradientSum, Standardiser, clip_factors, weighted_total
 from adadpigu.errors import ModelError
+from adadpigu.gradients.destinations import FlatGradients, ModuleGradients
 from adadpigu.gradients.interface import SealedEngine, repeated
-from adadpigu.gradients.rules import RULES
+from adadpigu.gradients.outer import OuterLayer
+from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
 from adadpigu.gradients.state import describe
-from adadpigu.layout import Layout
+from adadpigu.layout import Slot
 from adadpigu.records import GradientBatch
+
+_ROWS_AT_ONCE = 256
+"""rows that go through a net together on a CPU: more would not fit its cache"""
+_SLICE_BYTES = {"cpu": 8 * 2**20}
+"""what the gradients of a slice of records may take: on a CPU they stay in the cache"""
+_SLICE_BYTES_ELSEWHERE = 2**30
 
 
 @dataclass(frozen=True)
@@ -32,36 +43,155 @@ class Call:
     x: Tensor
     version: int
     edge: GradientEdge
+    rule: Rule[Any]
 
 
 class RuleEngine(SealedEngine):
     """Per-sample gradients by layer rules; contributions of repeated calls and shared parameters are added."""
 
-    name: ClassVar[str] = "rules"
+    name: ClassVar[str] = "materialised"
 
     def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
-        with captured(self.model) as calls:
-            each = self.loss(self.model(inputs), repeated(targets, copies))
-            losses = each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
-        flat = FlatGradients(self.buffer(len(targets)), self.layout, self.model)
-        for call, dy in zip(calls, _output_gradients(losses, calls), strict=True):
-            if dy is not None:
-                _refuse_unruly(call, dy, len(inputs))
-                RULES[type(call.module)](call.module, call.x, dy, ModuleGradients(flat, call.module, copies))
+        calls, losses = self._forward(inputs, targets, copies, self.layout.slots)
+        flat = FlatGradients(self.buffer(len(targets)), self.layout.slots, self.model)
+        for call, dy in self._backward(calls, losses, len(inputs)):
+            call.rule(call.module, call.x, dy, ModuleGradients(flat, call.module, copies))
         return GradientBatch(flat.finish(), losses.detach())
+
+    def clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
+        size = max(1, _ROWS_AT_ONCE // copies) if inputs.device.type == "cpu" else len(targets)
+        parts = zip(torch.split(inputs, size * copies), torch.split(targets, size), strict=True)
+        totals = (self._clipped(x, y, copies, query) for x, y in parts)
+        return functools.reduce(torch.add, totals)
+
+    def _clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
+        slots = active_slots(self.layout.slots, query)
+        calls, losses = self._forward(inputs, targets, copies, slots)
+        pairs = self._backward(calls, losses, len(inputs))
+        outer = self.outer_layers(pairs, copies, query)
+        apart = {layer.slot.name for layer in outer}
+        rows = [slot for slot in slots if slot.name not in apart]
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=losses.device)
+        factors = self._add_rows(total, pairs, rows, outer, query, len(targets), copies)
+        for layer in outer:
+            total[layer.slot.start : layer.slot.stop] = layer.total(factors)
+        return total if query.active is None else total[query.active]
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.model(inputs), targets)
 
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, query: GradientSum) -> list[OuterLayer]:
+        """The layers whose gradients are never built; here none."""
+        return []
+
+    def _add_rows(
+        self,
+        total: Tensor,
+        pairs: Sequence[tuple[Call, Tensor]],
+        slots: Sequence[Slot],
+        outer: Sequence[OuterLayer],
+        query: GradientSum,
+        records: int,
+        copies: int,
+    ) -> Tensor:
+        """Adds the clipped rows of the layers that are built, slice by slice; returns the factor of every record."""
+        columns = _columns(slots, self.layout.size, total.device)
+        standardised = Standardiser(query, self.layout.size, device=total.device, columns=columns)
+        wanted = self._owned(slots)
+        used = [(call, dy) for call, dy in pairs if owns(call.module, wanted)]
+        width = sum(slot.stop - slot.start for slot in slots)
+        elsewhere = sum((layer.squares() for layer in outer), start=total.new_zeros(records))
+        size = _slice_size(used, width, copies, total.device)
+        factors = torch.empty(records, dtype=torch.float64, device=total.device)
+        added = total.new_zeros(width)
+        for start in range(0, records, size):
+            part = slice(start, min(start + size, records))
+            z = standardised(self._rows(used, slots, part, copies, width))
+            norms = (torch.linalg.vector_norm(z, dim=1).square() + elsewhere[part]).sqrt()
+            factors[part] = clip_factors(norms, query.clip_norm, query.stability, length=self.layout.size)
+            added += weighted_total(z, factors[part])
+        if columns is None:
+            total += added
+        else:
+            total[columns] = added
+        return factors
+
+    def _rows(
+        self, pairs: Sequence[tuple[Call, Tensor]], slots: Sequence[Slot], part: slice, copies: int, width: int
+    ) -> Tensor:
+        """The gradients of a slice of records, [slice, width]."""
+        flat = FlatGradients(self.buffer(part.stop - part.start, width), slots, self.model)
+        inputs = slice(part.start * copies, part.stop * copies)
+        for call, dy in pairs:
+            call.rule(call.module, call.x[inputs], dy[inputs], ModuleGradients(flat, call.module, copies))
+        return flat.finish()
+
+    def _forward(
+        self, inputs: Tensor, targets: Tensor, copies: int, slots: Iterable[Slot]
+    ) -> tuple[list[Call], Tensor]:
+        inputs = _side_by_side(inputs)
+        with captured(self.model, self._owned(slots)) as calls:
+            each = self.loss(self.model(inputs), repeated(targets, copies))
+        return calls, each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
+
+    def _owned(self, slots: Iterable[Slot]) -> set[int]:
+        return {id(self.model.get_parameter(slot.name)) for slot in slots}
+
+    def _backward(self, calls: list[Call], losses: Tensor, rows: int) -> list[tuple[Call, Tensor]]:
+        """Each call with dℓ/dy; calls that the loss does not depend on are left out."""
+        pairs = [(call, dy) for call, dy in zip(calls, _output_gradients(losses, calls), strict=True) if dy is not None]
+        for call, dy in pairs:
+            _refuse_unruly(call, dy, rows)
+        return pairs
+
+
+def _side_by_side(inputs: Tensor) -> Tensor:
+    """Images with their channels side by side on a CPU, where convolution and pooling are twice as fast that way."""
+    if inputs.dim() != 4 or inputs.device.type != "cpu" or not inputs.is_floating_point():
+        return inputs
+    if inputs.shape[1] == 1 and inputs.is_contiguous():  # the same memory: torch only has to be told
+        _, _, height, width = inputs.shape
+        return inputs.as_strided(inputs.shape, (height * width, 1, width, 1))
+    return inputs.contiguous(memory_format=torch.channels_last)
+
+
+def active_slots(slots: Sequence[Slot], query: GradientSum) -> list[Slot]:
+    """The parameters of which the mask keeps at least one coordinate: the others cost nothing."""
+    if query.active is None:
+        return list(slots)
+    bounds = torch.tensor([slot.stop for slot in slots], device=query.active.device)
+    kept = torch.bincount(torch.bucketize(query.active, bounds, right=True), minlength=len(slots)).tolist()
+    return [slot for slot, count in zip(slots, kept, strict=True) if count]
+
+
+def _columns(slots: Sequence[Slot], size: int, device: torch.device) -> Tensor | None:
+    """Where the given parameters lie in the flat gradient; None when they are all there is."""
+    parts = [torch.arange(slot.start, slot.stop, device=device) for slot in slots]
+    columns = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=device)
+    return None if len(columns) == size else columns
+
+
+def owns(module: nn.Module, parameters: set[int]) -> bool:
+    """Whether one of these parameters (by identity) is the module's own; shared ones belong to several modules."""
+    return any(id(parameter) in parameters for parameter in module.parameters(recurse=False))
+
+
+def _slice_size(pairs: Sequence[tuple[Call, Tensor]], width: int, copies: int, device: torch.device) -> int:
+    """How many records are built at once."""
+    widest = max((bytes_at_work(call.module, call.x, dy) for call, dy in pairs), default=0)
+    limit = _SLICE_BYTES.get(device.type, _SLICE_BYTES_ELSEWHERE)
+    return max(1, limit // max(8 * width, copies * widest, 1))
+
 
 @contextmanager
-def captured(model: nn.Module) -> Iterator[list[Call]]:
-    """Collects the calls of all layers with trained parameters; the hooks are gone afterwards, whatever happened."""
+def captured(model: nn.Module, parameters: set[int]) -> Iterator[list[Call]]:
+    """Collects the calls of all layers that own one of these parameters; the hooks are gone afterwards."""
     calls: list[Call] = []
     handles = []
     try:
         for path, module in ruled(model):
-            handles.append(module.register_forward_hook(_recorder(path, calls), with_kwargs=True))
+            if owns(module, parameters):
+                handles.append(module.register_forward_hook(_recorder(path, calls), with_kwargs=True))
         yield calls
     finally:
         for handle in handles:
@@ -80,7 +210,8 @@ def _recorder(path: str, calls: list[Call]) -> Any:
         if output.requires_grad:
             x: Tensor = args[0] if args else kwargs["input"]
             # The edge is taken now: an in-place operation that follows replaces output.grad_fn, not the edge.
-            calls.append(Call(path, module, x.detach(), x._version, get_gradient_edge(output)))
+            edge = get_gradient_edge(output)
+            calls.append(Call(path, module, x.detach(), x._version, edge, RULES[type(module)]))
 
     return hook
 
@@ -91,87 +222,9 @@ def _output_gradients(losses: Tensor, calls: list[Call]) -> tuple[Tensor | None,
     return torch.autograd.grad(losses.sum(), [call.edge for call in calls], allow_unused=True)
 
 
-def _refuse_unruly(call: Call, dy: Tensor, records: int) -> None:
+def _refuse_unruly(call: Call, dy: Tensor, rows: int) -> None:
     where = describe(call.path, call.module)
     if call.x._version != call.version:
         raise ModelError(f"{where}: its input is changed in place later in the forward; use the out-of-place operation")
-    if call.x.dim() == 0 or len(call.x) != records or len(dy) != records:
+    if call.x.dim() == 0 or len(call.x) != rows or len(dy) != rows:
         raise ModelError(f"{where}: its input does not have the batch as first dimension; keep it first in every layer")
-
-
-class FlatGradients:
-    """The [b, d] buffer of one engine call, filled slot by slot: a first contribution is written, later ones added."""
-
-    def __init__(self, flat: Tensor, layout: Layout, model: nn.Module) -> None:
-        self._flat = flat
-        parameters = layout.parameters(model)
-        self._slots = {id(p): slot for p, slot in zip(parameters, layout.slots, strict=True)}
-        self._unwritten = dict(self._slots)
-
-    def holds(self, parameter: nn.Parameter | None) -> bool:
-        return id(parameter) in self._slots
-
-    def claim(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
-        """The parameter's [b, n] view, and whether it is still unwritten; it counts as written from here on."""
-        slot = self._slots[id(parameter)]
-        fresh = self._unwritten.pop(id(parameter), None) is not None
-        return self._flat[:, slot.start : slot.stop], fresh
-
-    def finish(self) -> Tensor:
-        """The whole buffer; parameters that no call touched have gradient zero."""
-        for slot in self._unwritten.values():
-            self._flat[:, slot.start : slot.stop] = 0
-        return self._flat
-
-
-class ModuleGradients:
-    """One module's parameters within the flat buffer: the `Destination` its rule writes to.
-
-    A rule works row by row; the rows of one record's copies are added up here, where they meet the record's gradient.
-    """
-
-    def __init__(self, flat: FlatGradients, module: nn.Module, copies: int = 1) -> None:
-        self._flat = flat
-        self._copies = copies
-        self._parameters = dict(module.named_parameters(recurse=False))
-
-    def wants(self, name: str) -> bool:
-        return self._flat.holds(self._parameters.get(name))
-
-    def add(self, name: str, value: Tensor) -> None:
-        if self._copies > 1:
-            value = value.reshape(-1, self._copies, *value.shape[1:]).sum(dim=1)
-        view, fresh = self._flat.claim(self._parameters[name])
-        view = view.view(value.shape)
-        if fresh:
-            view.copy_(value)
-        else:
-            view.add_(value)
-
-    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        if self._copies > 1:  # copies are further positions of the same record
-            left = left.reshape(-1, self._copies, *left.shape[1:]).transpose(1, 2).flatten(2)
-            right = right.reshape(-1, self._copies * right.shape[1], right.shape[2])
-        view, fresh = self._flat.claim(self._parameters[name])
-        view = view.view(len(left), left.shape[1], right.shape[2])
-        if left.shape[2] != 1:
-            # Not baddbmm_ into the view: its kernel for strided results is far slower than a product and a copy.
-            product = torch.bmm(left, right)
-            if fresh:
-                view.copy_(product)
-            else:
-                view.add_(product)
-        elif fresh:
-            torch.mul(left, right, out=view)
-        else:
-            view.addcmul_(left, right)
-
-    def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
-        if self._copies > 1:
-            factors = factors.reshape(-1, self._copies, factors.shape[1]).sum(dim=1)
-        view, fresh = self._flat.claim(self._parameters[name])
-        view = view.view(len(factors), *rows.shape)
-        if fresh:
-            torch.mul(factors.unsqueeze(2), rows, out=view)
-        else:
-            view.addcmul_(factors.unsqueeze(2), rows)

@@ -26,8 +26,11 @@ class Destination(Protocol):
         """Adds a gradient [b, *shape]."""
         ...
 
-    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter."""
+    def add_product(self, name: str, left: Tensor, right: Tensor, order: tuple[int, ...] | None = None) -> None:
+        """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter.
+
+        With `order` the product has the parameter's dimensions in another order, and is permuted by it.
+        """
         ...
 
     def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
@@ -65,7 +68,11 @@ def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
 def conv2d(module: nn.Conv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
     if into.wants("weight"):
-        if module.groups == 1:
+        if module.groups == 1 and channels_last(x):
+            # Channels lie side by side: whole pixels are copied, and neither factor has to be turned over.
+            left, right = dy.permute(0, 2, 3, 1).flatten(1, 2), patches(module, x).permute(0, 4, 5, 2, 3, 1)
+            into.add_product("weight", left.mT, right.flatten(1, 2).flatten(2), (0, 1, 4, 2, 3))
+        elif module.groups == 1:
             into.add_product("weight", dy.flatten(2), patches(module, x).flatten(1, 3).flatten(2).mT)
         else:
             into.add("weight", _grouped(module, patches(module, x), dy))
@@ -93,6 +100,11 @@ def group_norm(module: nn.GroupNorm, x: Tensor, dy: Tensor, into: Destination) -
         into.add("weight", (dy * normal).reshape(shape).sum(2))
     if into.wants("bias"):
         into.add("bias", dy.reshape(shape).sum(2))
+
+
+def channels_last(x: Tensor) -> bool:
+    """Whether the channels of images [b, c, h, w], more than one, lie side by side in memory."""
+    return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
 
 
 def positions(x: Tensor, keep: int) -> Tensor:
@@ -134,3 +146,11 @@ def _grouped(module: nn.Conv2d, patch: Tensor, dy: Tensor) -> Tensor:
     left = dy.reshape(records * groups, module.out_channels // groups, -1)
     right = patch.reshape(records * groups, math.prod(module.weight.shape[1:]), -1)
     return torch.bmm(left, right.mT).reshape(records, *module.weight.shape)
+
+
+def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor) -> int:
+    """About how much a rule builds for each row besides its gradient: the patches of a convolution above all."""
+    numbers = math.prod(x.shape[1:]) + math.prod(dy.shape[1:])
+    if isinstance(module, nn.Conv2d):
+        numbers += math.prod(module.kernel_size) * module.in_channels * math.prod(dy.shape[2:])
+    return numbers * dy.element_size()

@@ -125,6 +125,9 @@ class Draws:
         raise withheld  # outside the except block, so that no traceback keeps the records
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
+        if len(queries) == 1 and isinstance(queries[0], GradientSum) and self._diagnostics is None:
+            bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
+            return
         needed = frozenset[str]().union(*(query.needs for query in queries))
         gradients = self._engine.per_sample_gradients(records) if "gradient" in needed else None
         if self._diagnostics is not None and gradients is not None:

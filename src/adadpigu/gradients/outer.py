@@ -1,0 +1,54 @@
+"""Layers whose per-sample gradient is one outer product g = a bᵀ: bounded and added up without ever being built.
+
+With w = m / scale and centre α, in float64:
+
+    ‖w ⊙ (g − α)‖² = (a²)ᵀ w² (b²) − 2 aᵀ (w² ⊙ α) b + ‖w ⊙ α‖²
+    Σ_i c_i w ⊙ (g_i − α) = w ⊙ (Σ_i c_i a_i b_iᵀ − (Σ_i c_i) α)
+
+two products for the whole batch. Sensitive in, sensitive out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adadpigu.layout import Slot
+
+
+@dataclass(frozen=True)
+class OuterLayer:
+    """One weight [m, n] with left factors a [b, m] and right factors b [b, n]."""
+
+    slot: Slot
+    left: Tensor
+    right: Tensor
+    weight: Tensor | None
+    """w, [m, n] in float64; None: 1"""
+    center: Tensor | None
+    """α, [m, n] in float64; None: 0"""
+
+    def squares(self) -> Tensor:
+        """The squared norm of each record's part in this layer, [b]; where terms cancel, an upper bound of it."""
+        left, right = self.left.double().square(), self.right.double().square()
+        own = left.sum(1) * right.sum(1) if self.weight is None else (left @ self.weight.square() * right).sum(1)
+        if self.center is None:
+            return own
+        pull = self.center if self.weight is None else self.center * self.weight.square()
+        crossed = (self.left.double() @ pull * self.right.double()).sum(1)
+        rest = (pull * self.center).sum()
+        rounding = (16 + self.center.numel()) * torch.finfo(torch.float64).eps * (own + rest)
+        return (own - 2 * crossed + rest).clamp(min=0) + rounding
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, flat; a record whose factor is zero is left out, whatever it holds."""
+        dropped = (factors == 0)[:, None]
+        left = (self.left.double() * factors[:, None]).masked_fill_(dropped, 0.0)
+        total = left.mT @ self.right.double().masked_fill(dropped, 0.0)
+        if self.center is not None:
+            total -= factors.sum() * self.center
+        if self.weight is not None:
+            total *= self.weight
+        return total.flatten()
