@@ -160,7 +160,7 @@ def _check_query(name: str, clip_norm: float, share: float) -> None:
 
 
 class Standardiser:
-    """z = m ⊙ (g − α) / scale in float64, for some or all coordinates of a gradient.
+    """z = m ⊙ (g − α) / scale, widened to float64, for some or all coordinates of a gradient.
 
     Frozen coordinates become zero in place, so that rows keep their length; a record whose gradient is not finite
     there has no finite norm and is dropped like any other such record.
@@ -188,12 +188,13 @@ class Standardiser:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[b, n] -> [b, n] in float64, a new tensor."""
+        # Standardised as the rows are, then widened: what is measured is what is added, and it is half the bytes.
+        z = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
         if self.center is not None:
-            z = rows - self.center  # float64 by promotion, in one pass
-            if self.weight is not None:
-                z.mul_(self.weight)
-        else:
-            z = rows.to(torch.float64, copy=True) if self.weight is None else rows * self.weight
+            z = z - self.center.to(z.dtype)
+        if self.weight is not None:
+            z = torch.mul(z, self.weight.to(z.dtype), out=None if z is rows else z)
+        z = z.to(torch.float64, copy=z is rows)
         return z if self._kept is None else largest(z, self._kept)
 
 

@@ -54,6 +54,7 @@ class RunConfig:
     flip: bool = False
     noise_multiplier: float | None = None
     physical_batch_size: int | None = None
+    engine: str = "auto"
     evaluate_every: int | None = None
     device: str = "auto"
     seed: int | None = None

@@ -94,6 +94,10 @@ def train(
     physical_batch_size: Annotated[
         int | None, typer.Option(help="Records in memory at once; changes memory only.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"),
+    ] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps between looks at the test set.")] = None,
     diagnostics: Annotated[
         bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from adadpigu.bounding import GradientSum, Standardiser
 from adadpigu.gradients.outer import OuterLayer
-from adadpigu.gradients.rule_engine import Call, RuleEngine
+from adadpigu.gradients.rule_engine import Call, RuleEngine, Wanted
 from adadpigu.layout import Slot
 
 
@@ -22,19 +21,19 @@ class GhostEngine(RuleEngine):
 
     name: ClassVar[str] = "ghost"
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, query: GradientSum) -> list[OuterLayer]:
-        if copies > 1 or query.top_k < 1:
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+        if copies > 1 or wanted.query.top_k < 1:
             return []
         uses = Counter(id(p) for call, _ in pairs for p in call.module.parameters(recurse=False))
-        owned = {id(self.model.get_parameter(slot.name)): slot for slot in self.layout.slots}
-        whole = Standardiser(query, self.layout.size, device=pairs[0][1].device) if pairs else None
+        owned = {id(self.model.get_parameter(slot.name)): slot for slot in wanted.slots}
+        weight, center = wanted.whole.weight, wanted.whole.center
         found = []
         for call, dy in pairs:
             module = call.module
             if type(module) is nn.Linear and dy.dim() == 2 and uses[id(module.weight)] == 1:
                 slot = owned.get(id(module.weight))
-                if slot is not None and whole is not None:
-                    found.append(OuterLayer(slot, dy, call.x, _part(whole.weight, slot), _part(whole.center, slot)))
+                if slot is not None:
+                    found.append(OuterLayer(slot, dy, call.x, _part(weight, slot), _part(center, slot)))
         return found
 
 

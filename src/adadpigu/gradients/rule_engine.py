@@ -21,6 +21,7 @@ from adadpigu.bounding import GradientSum, Standardiser, clip_factors, weighted_
 from adadpigu.errors import ModelError
 from adadpigu.gradients.destinations import FlatGradients, ModuleGradients
 from adadpigu.gradients.interface import SealedEngine, repeated
+from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.outer import OuterLayer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
 from adadpigu.gradients.state import describe
@@ -46,10 +47,56 @@ class Call:
     rule: Rule[Any]
 
 
+class Wanted:
+    """What a query wants of some parameters: their place in the flat gradient and how they are standardised. Public."""
+
+    def __init__(self, query: GradientSum, slots: tuple[Slot, ...], size: int, device: torch.device) -> None:
+        self.query = query
+        self.slots = slots
+        self.size = size
+        self.device = device
+        self.width = sum(slot.stop - slot.start for slot in slots)
+        self._others: tuple[frozenset[Slot], Wanted] | None = None
+
+    @functools.cached_property
+    def whole(self) -> Standardiser:
+        """How a whole gradient is standardised."""
+        return Standardiser(self.query, self.size, device=self.device)
+
+    @functools.cached_property
+    def columns(self) -> Tensor | slice:
+        """Where these parameters lie in the flat gradient."""
+        if self.width == self.size:
+            return slice(None)
+        parts = [torch.arange(slot.start, slot.stop, device=self.device) for slot in self.slots]
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=self.device)
+
+    @functools.cached_property
+    def standardised(self) -> Standardiser:
+        """How rows of these parameters' gradients are standardised."""
+        if isinstance(self.columns, slice):
+            return self.whole
+        return Standardiser(self.query, self.size, device=self.device, columns=self.columns)
+
+    def without(self, slots: set[Slot]) -> Wanted:
+        """The same without some parameters."""
+        apart = frozenset(slots)
+        if not apart:
+            return self
+        if self._others is None or self._others[0] != apart:
+            kept = tuple(slot for slot in self.slots if slot not in apart)
+            self._others = apart, Wanted(self.query, kept, self.size, self.device)
+        return self._others[1]
+
+
 class RuleEngine(SealedEngine):
     """Per-sample gradients by layer rules; contributions of repeated calls and shared parameters are added."""
 
     name: ClassVar[str] = "materialised"
+
+    def __init__(self, model: nn.Module, loss: RecordLoss, reason: str) -> None:
+        super().__init__(model, loss, reason)
+        self._last: Wanted | None = None
 
     def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
         calls, losses = self._forward(inputs, targets, copies, self.layout.slots)
@@ -65,62 +112,59 @@ class RuleEngine(SealedEngine):
         return functools.reduce(torch.add, totals)
 
     def _clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
-        slots = active_slots(self.layout.slots, query)
-        calls, losses = self._forward(inputs, targets, copies, slots)
+        part = self._wanted(query, inputs.device)
+        calls, losses = self._forward(inputs, targets, copies, part.slots)
         pairs = self._backward(calls, losses, len(inputs))
-        outer = self.outer_layers(pairs, copies, query)
-        apart = {layer.slot.name for layer in outer}
-        rows = [slot for slot in slots if slot.name not in apart]
+        outer = self.outer_layers(pairs, copies, part)
         total = torch.zeros(self.layout.size, dtype=torch.float64, device=losses.device)
-        factors = self._add_rows(total, pairs, rows, outer, query, len(targets), copies)
+        built = part.without({layer.slot for layer in outer})
+        factors = self._add_rows(total, pairs, built, outer, len(targets), copies)
         for layer in outer:
             total[layer.slot.start : layer.slot.stop] = layer.total(factors)
         return total if query.active is None else total[query.active]
 
+    def _wanted(self, query: GradientSum, device: torch.device) -> Wanted:
+        """What a query wants of the gradient: worked out once for all batches it is asked of."""
+        if self._last is None or self._last.query is not query or self._last.device != device:
+            slots = active_slots(self.layout.slots, query)
+            self._last = Wanted(query, tuple(slots), self.layout.size, device)
+        return self._last
+
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.model(inputs), targets)
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, query: GradientSum) -> list[OuterLayer]:
-        """The layers whose gradients are never built; here none."""
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+        """The layers whose gradients are never built: none here."""
         return []
 
     def _add_rows(
         self,
         total: Tensor,
         pairs: Sequence[tuple[Call, Tensor]],
-        slots: Sequence[Slot],
+        built: Wanted,
         outer: Sequence[OuterLayer],
-        query: GradientSum,
         records: int,
         copies: int,
     ) -> Tensor:
         """Adds the clipped rows of the layers that are built, slice by slice; returns the factor of every record."""
-        columns = _columns(slots, self.layout.size, total.device)
-        standardised = Standardiser(query, self.layout.size, device=total.device, columns=columns)
-        wanted = self._owned(slots)
-        used = [(call, dy) for call, dy in pairs if owns(call.module, wanted)]
-        width = sum(slot.stop - slot.start for slot in slots)
+        parameters, query = self._owned(built.slots), built.query
+        used = [(call, dy) for call, dy in pairs if owns(call.module, parameters)]
         elsewhere = sum((layer.squares() for layer in outer), start=total.new_zeros(records))
-        size = _slice_size(used, width, copies, total.device)
+        size = _slice_size(used, built.width, copies, total.device)
         factors = torch.empty(records, dtype=torch.float64, device=total.device)
-        added = total.new_zeros(width)
+        added = total.new_zeros(built.width)
         for start in range(0, records, size):
             part = slice(start, min(start + size, records))
-            z = standardised(self._rows(used, slots, part, copies, width))
+            z = built.standardised(self._rows(used, built, part, copies))
             norms = (torch.linalg.vector_norm(z, dim=1).square() + elsewhere[part]).sqrt()
             factors[part] = clip_factors(norms, query.clip_norm, query.stability, length=self.layout.size)
             added += weighted_total(z, factors[part])
-        if columns is None:
-            total += added
-        else:
-            total[columns] = added
+        total[built.columns] = added
         return factors
 
-    def _rows(
-        self, pairs: Sequence[tuple[Call, Tensor]], slots: Sequence[Slot], part: slice, copies: int, width: int
-    ) -> Tensor:
+    def _rows(self, pairs: Sequence[tuple[Call, Tensor]], built: Wanted, part: slice, copies: int) -> Tensor:
         """The gradients of a slice of records, [slice, width]."""
-        flat = FlatGradients(self.buffer(part.stop - part.start, width), slots, self.model)
+        flat = FlatGradients(self.buffer(part.stop - part.start, built.width), built.slots, self.model)
         inputs = slice(part.start * copies, part.stop * copies)
         for call, dy in pairs:
             call.rule(call.module, call.x[inputs], dy[inputs], ModuleGradients(flat, call.module, copies))
@@ -162,13 +206,6 @@ def active_slots(slots: Sequence[Slot], query: GradientSum) -> list[Slot]:
     bounds = torch.tensor([slot.stop for slot in slots], device=query.active.device)
     kept = torch.bincount(torch.bucketize(query.active, bounds, right=True), minlength=len(slots)).tolist()
     return [slot for slot, count in zip(slots, kept, strict=True) if count]
-
-
-def _columns(slots: Sequence[Slot], size: int, device: torch.device) -> Tensor | None:
-    """Where the given parameters lie in the flat gradient; None when they are all there is."""
-    parts = [torch.arange(slot.start, slot.stop, device=device) for slot in slots]
-    columns = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=device)
-    return None if len(columns) == size else columns
 
 
 def owns(module: nn.Module, parameters: set[int]) -> bool:

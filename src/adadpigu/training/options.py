@@ -10,6 +10,7 @@ import torch
 
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, unknown
+from adadpigu.gradients import ENGINES
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 from adadpigu.training.schedules import LearningRateSchedule
 
@@ -50,6 +51,8 @@ class TrainingOptions:
     """σ; None: the least that keeps the budget"""
     physical_batch_size: int | None = None
     """records held in memory at once; changes nothing but memory"""
+    engine: str = "auto"
+    """how gradients are computed and bounded: see `gradients.ENGINES`; changes speed and memory, never the numbers"""
     device: str = "cpu"
     """`auto` takes a GPU where there is one"""
     evaluate_every: int | None = None
@@ -72,7 +75,11 @@ class TrainingOptions:
         self._check_averages()
         if not 0 <= self.warmup < 1:
             raise InputError(f"warmup={self.warmup} is not in [0, 1)")
-        for name, kinds in (("lr_schedule", get_args(LearningRateSchedule)), ("clipping", get_args(Clipping))):
+        for name, kinds in (
+            ("lr_schedule", get_args(LearningRateSchedule)),
+            ("clipping", get_args(Clipping)),
+            ("engine", ENGINES),
+        ):
             if getattr(self, name) not in kinds:
                 raise unknown(name, str(getattr(self, name)), kinds)
         if not 1e-12 <= self.clip_stability < math.inf:
