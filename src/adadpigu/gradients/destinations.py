@@ -95,6 +95,16 @@ class ModuleGradients:
         else:
             view.addcmul_(factors.unsqueeze(2), rows)
 
+    def add_at(self, name: str, index: Tensor, rows: Tensor) -> None:
+        if self._copies > 1:  # copies are further positions of the same record
+            index = index.reshape(-1, self._copies * index.shape[1])
+            rows = rows.reshape(-1, self._copies * rows.shape[1], rows.shape[2])
+        view, fresh = self._flat.claim(self._parameters[name])
+        view = view.view(len(index), *self._parameters[name].shape)
+        if fresh:
+            view.zero_()
+        view.scatter_add_(1, index.long().unsqueeze(2).expand(rows.shape), rows.to(view.dtype))
+
 
 def _reordered(view: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
     """A view of rows [b, n] whose dimensions, permuted by `order`, are those of a parameter."""

@@ -1,7 +1,8 @@
 """Layer rules: from a layer's input x and dℓ/dy to the per-sample gradients of its own parameters.
 
 A rule is one decorated function; registering it is all it takes. Rules work on sensitive tensors and keep nothing.
-Linear and convolution: ∂ℓ_i/∂W = Σ_p dy_ip x_ipᵀ over positions p; norms: ∂ℓ_i/∂γ = Σ_p dy_ip ⊙ x̂_ip.
+Linear and convolution: ∂ℓ_i/∂W = Σ_p dy_ip x_ipᵀ over positions p; norms: ∂ℓ_i/∂γ = Σ_p dy_ip ⊙ x̂_ip. Layers that
+have no such rule as a whole (attention, recurrent nets) are unfolded into parts that do: see `unfolding`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from adadpigu.errors import ModelError
 
 
 class Destination(Protocol):
@@ -37,9 +41,16 @@ class Destination(Protocol):
         """Adds rows [m, n] that all records share, each times its factor [b, m], shaped as the parameter."""
         ...
 
+    def add_at(self, name: str, index: Tensor, rows: Tensor) -> None:
+        """Adds rows [b, p, n] to those rows of a parameter [m, n] that each record's index [b, p] names."""
+        ...
+
 
 M = TypeVar("M", bound=nn.Module)
 Rule = Callable[[M, Tensor, Tensor, Destination], None]
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
 RULES: dict[type[nn.Module], Rule[Any]] = {}
 
@@ -55,6 +66,7 @@ def rule(kind: type[M]) -> Callable[[Rule[M]], Rule[M]]:
 
 
 @rule(nn.Linear)
+@rule(NonDynamicallyQuantizableLinear)
 def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = x Wᵀ + b at every position of any middle dimensions."""
     dy = positions(dy, keep=1)
@@ -64,8 +76,10 @@ def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
         into.add("bias", dy.sum(1))
 
 
+@rule(nn.Conv1d)
 @rule(nn.Conv2d)
-def conv2d(module: nn.Conv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
+@rule(nn.Conv3d)
+def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
     if into.wants("weight"):
         if module.groups == 1 and channels_last(x):
@@ -73,11 +87,12 @@ def conv2d(module: nn.Conv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
             left, right = dy.permute(0, 2, 3, 1).flatten(1, 2), patches(module, x).permute(0, 4, 5, 2, 3, 1)
             into.add_product("weight", left.mT, right.flatten(1, 2).flatten(2), (0, 1, 4, 2, 3))
         elif module.groups == 1:
-            into.add_product("weight", dy.flatten(2), patches(module, x).flatten(1, 3).flatten(2).mT)
+            kernel = len(module.kernel_size)
+            into.add_product("weight", dy.flatten(2), patches(module, x).flatten(1, 1 + kernel).flatten(2).mT)
         else:
             into.add("weight", _grouped(module, patches(module, x), dy))
     if into.wants("bias"):
-        into.add("bias", dy.sum((2, 3)))
+        into.add("bias", dy.flatten(2).sum(2))
 
 
 @rule(nn.LayerNorm)
@@ -102,6 +117,54 @@ def group_norm(module: nn.GroupNorm, x: Tensor, dy: Tensor, into: Destination) -
         into.add("bias", dy.reshape(shape).sum(2))
 
 
+@rule(nn.RMSNorm)
+def rms_norm(module: nn.RMSNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ ⊙ x̂, x̂ divided by its root mean square over the last dimensions."""
+    normal = F.rms_norm(x, module.normalized_shape, None, module.eps)
+    into.add("weight", positions(dy * normal, len(module.normalized_shape)).sum(1))
+
+
+_INSTANCE_DIMENSIONS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+@rule(nn.InstanceNorm1d)
+@rule(nn.InstanceNorm2d)
+@rule(nn.InstanceNorm3d)
+def instance_norm(module: InstanceNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ_c x̂_c + β_c, x̂ normalised over each channel of each record."""
+    if x.dim() != _INSTANCE_DIMENSIONS[type(module)]:
+        raise ModelError(
+            f"{type(module).__name__}: takes an input {tuple(x.shape)} for one record; give it [batch, channels, ...]"
+        )
+    if into.wants("weight"):
+        normal = F.instance_norm(x, eps=module.eps)
+        into.add("weight", (dy * normal).flatten(2).sum(2))
+    if into.wants("bias"):
+        into.add("bias", dy.flatten(2).sum(2))
+
+
+@rule(nn.Embedding)
+def embedding(module: nn.Embedding | nn.EmbeddingBag, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y_p = W[x_p]: each position's dy is added to the row it looked up, except to the row of the padding."""
+    refuse_lookup(module)
+    rows = dy.reshape(len(dy), math.prod(x.shape[1:]), module.embedding_dim)
+    index = x.reshape(rows.shape[:2])
+    if module.padding_idx is not None:
+        rows = rows.masked_fill((index == module.padding_idx).unsqueeze(2), 0.0)
+    into.add_at("weight", index, rows)
+
+
+def refuse_lookup(module: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Options that make a row's gradient or value depend on more than the record."""
+    kind = type(module).__name__
+    if module.scale_grad_by_freq:
+        raise ModelError(f"{kind}: scale_grad_by_freq=True counts ids over the batch; build it with False")
+    if module.max_norm is not None:
+        raise ModelError(f"{kind}: max_norm={module.max_norm} rewrites the rows in use; build it with max_norm=None")
+    if module.sparse:
+        raise ModelError(f"{kind}: sparse=True reveals the rows in use; build it with sparse=False")
+
+
 def channels_last(x: Tensor) -> bool:
     """Whether the channels of images [b, c, h, w], more than one, lie side by side in memory."""
     return x.dim() == 4 and x.shape[1] > 1 and x.stride(1) == 1
@@ -117,18 +180,23 @@ def positions(x: Tensor, keep: int) -> Tensor:
     return x.reshape(len(x), math.prod(middle), *last)
 
 
-def patches(module: nn.Conv2d, x: Tensor) -> Tensor:
-    """[b, c, kh, kw, h', w']: what each kernel entry meets at each output position, as a view of the padded input."""
+def patches(module: Convolution, x: Tensor) -> Tensor:
+    """What each kernel entry meets at each output position, as a view of the padded input.
+
+    [b, c, kh, kw, h', w'] for images; as many kernel and output dimensions as the convolution has.
+    """
+    dimensions = len(module.kernel_size)
     x = _padded(module, x)
-    for axis in (0, 1):
+    for axis in range(dimensions):
         span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
         x = x.unfold(2 + axis, span, module.stride[axis])[..., :: module.dilation[axis]]
-    return x.permute(0, 1, 4, 5, 2, 3)
+    outer, inner = range(2, 2 + dimensions), range(2 + dimensions, 2 + 2 * dimensions)
+    return x.permute(0, 1, *inner, *outer)
 
 
-def _padded(module: nn.Conv2d, x: Tensor) -> Tensor:
+def _padded(module: Convolution, x: Tensor) -> Tensor:
     sides: list[int] = []
-    for axis in (1, 0):  # F.pad wants the last dimension first
+    for axis in reversed(range(len(module.kernel_size))):  # F.pad wants the last dimension first
         if module.padding == "valid":
             sides += [0, 0]
         elif module.padding == "same":
@@ -141,16 +209,16 @@ def _padded(module: nn.Conv2d, x: Tensor) -> Tensor:
     return F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 
-def _grouped(module: nn.Conv2d, patch: Tensor, dy: Tensor) -> Tensor:
+def _grouped(module: Convolution, patch: Tensor, dy: Tensor) -> Tensor:
     records, groups = len(dy), module.groups
-    left = dy.reshape(records * groups, module.out_channels // groups, -1)
-    right = patch.reshape(records * groups, math.prod(module.weight.shape[1:]), -1)
+    left = dy.reshape(records * groups, module.out_channels // groups, math.prod(dy.shape[2:]))
+    right = patch.reshape(records * groups, math.prod(module.weight.shape[1:]), left.shape[2])
     return torch.bmm(left, right.mT).reshape(records, *module.weight.shape)
 
 
 def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor) -> int:
     """About how much a rule builds for each row besides its gradient: the patches of a convolution above all."""
     numbers = math.prod(x.shape[1:]) + math.prod(dy.shape[1:])
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         numbers += math.prod(module.kernel_size) * module.in_channels * math.prod(dy.shape[2:])
     return numbers * dy.element_size()
