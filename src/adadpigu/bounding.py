@@ -21,6 +21,7 @@ from torch import Tensor
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import Sensitive, unseal
+from adadpigu.top_k import largest
 
 LEAST_CLIP = 1e-30
 """below it, rounding would be coarser than the bound, and noise in proportion to it could round to nothing"""
@@ -194,18 +195,9 @@ class Standardiser:
             z = z - self.center.to(z.dtype)
         if self.weight is not None:
             z = torch.mul(z, self.weight.to(z.dtype), out=None if z is rows else z)
-        z = z.to(torch.float64, copy=z is rows)
-        return z if self._kept is None else largest(z, self._kept)
-
-
-def largest(z: Tensor, count: int) -> Tensor:
-    """Zeroes all but the `count` largest magnitudes of each row; ties are broken, so no more than that many stay.
-
-    >>> largest(torch.tensor([[3.0, -4.0, 1.0, 2.0]]), 2)
-    tensor([[ 3., -4.,  0.,  0.]])
-    """
-    kept = torch.topk(z.abs(), count, dim=1, sorted=False).indices
-    return torch.zeros_like(z).scatter_(1, kept, z.gather(1, kept))
+        if self._kept is not None:
+            z = largest(z, self._kept)
+        return z.to(torch.float64, copy=z is rows)
 
 
 def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
