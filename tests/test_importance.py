@@ -51,7 +51,7 @@ def test_every_schedule_starts_at_r_never_shrinks_and_growing_ones_end_at_one(
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(ratios))
     assert ratios[-1] == pytest.approx(retention if kind == "constant" else 1.0)
     ranking = torch.randperm(97, generator=torch.Generator().manual_seed(steps))
-    masks = [set(schedule.active(ranking, t, steps).tolist()) for t in range(steps)]
+    masks = [set(schedule.active(ranking, t, steps).nonzero().flatten().tolist()) for t in range(steps)]
     assert all(a <= b for a, b in itertools.pairwise(masks))
     assert masks[0] == set(ranking[: int(retention * 97 + 1e-9)].tolist())
 

@@ -12,6 +12,7 @@ from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
 from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
+from trials import mask_of
 
 MakeRelease = Callable[..., Release]
 LAYERS = torch.tensor([0, 0, 0, 1, 1])
@@ -36,7 +37,7 @@ def test_the_recursion_equals_numpy_and_frozen_coordinates_do_not_move(
     noise = rng.uniform(0, 0.3, 5)
     for _ in range(6):
         g = rng.normal(size=5) * 1.5
-        query = GradientSum(clip_norm=float("inf"), active=torch.tensor(active))
+        query = GradientSum(clip_norm=float("inf"), active=mask_of(active, 5))
         statistics.update(release(torch.tensor(g)[None], query), noise_variance=torch.tensor(noise))
         spread = (g - alpha) ** 2 - (noise if debias else 0)
         if per_layer:
@@ -63,7 +64,7 @@ def test_returning_coordinates_start_afresh_from_the_median(release: MakeRelease
     statistics = make(StatisticsOptions(mean_decay=0.5, variance_decay=0.5, offset=0.1))
     statistics.mean[:] = 7.0
     statistics.variance[:] = torch.tensor([1.0, 5.0, 2.0, 9.0, 3.0])
-    statistics.welcome(torch.tensor([3]), torch.tensor([0, 2, 4]))
+    statistics.welcome(mask_of([3], 5), mask_of([0, 2, 4], 5))
     assert statistics.mean.tolist() == [7.0, 7.0, 7.0, 0.0, 7.0]
     assert statistics.variance.tolist() == [1.0, 5.0, 2.0, 2.0, 3.0]
 
@@ -71,7 +72,7 @@ def test_returning_coordinates_start_afresh_from_the_median(release: MakeRelease
 def test_returning_coordinates_share_their_layers_beta_where_it_is_shared() -> None:
     statistics = make(StatisticsOptions(variance_decay=0.5, offset=0.1, per_layer=True))
     statistics.variance[:] = torch.tensor([4.0, 1.0, 4.0, 1.0, 1.0])
-    statistics.welcome(torch.tensor([1, 3]), torch.tensor([0, 2]))
+    statistics.welcome(mask_of([1, 3], 5), mask_of([0, 2], 5))
     assert statistics.variance.tolist() == [4.0, 4.0, 4.0, 4.0, 1.0]
 
 
@@ -115,7 +116,7 @@ def test_a_held_beta_stays_where_stage_1_put_it_even_when_alpha_moves(release: M
     start = torch.tensor([4.0, 4.0, 0.25, 0.25, 1.0])
     statistics = Statistics(StatisticsOptions(mean_decay=0.5), variance=start, layers=LAYERS)
     statistics.update(release(torch.ones(1, 5)), noise_variance=torch.zeros(5))
-    statistics.welcome(torch.tensor([2]), torch.tensor([0, 1]))
+    statistics.welcome(mask_of([2], 5), mask_of([0, 1], 5))
     assert statistics.variance.tolist() == start.tolist()
     assert statistics.mean.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5]
 

@@ -94,3 +94,10 @@ def other_arrays() -> tuple[torch.Tensor, torch.Tensor]:
     records = small_digits().test
     assert isinstance(records, TensorRecords)
     return records.inputs, records.targets
+
+
+def mask_of(positions: object, size: int) -> torch.Tensor:
+    """The mask of the given positions, [size] of bool."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[torch.as_tensor(positions)] = True
+    return mask

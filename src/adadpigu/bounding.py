@@ -54,7 +54,7 @@ class BoundedSum(Sensitive[Tensor]):
 
     @property
     def active(self) -> Tensor | None:
-        """Positions of the entries in a vector of `size`; None when every entry is there."""
+        """Which entries are released, [size] of bool; None for all. The others are zero and get no noise."""
         return self.__query.active if isinstance(self.__query, GradientSum) else None
 
     @property
@@ -72,9 +72,8 @@ class BoundedSum(Sensitive[Tensor]):
 class GradientSum:
     """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
 
-    `active` holds the positions the mask keeps (None: all), `center` α and `scale` √β + μ are [d] tensors (None: 0
-    and 1), `top_k` ρ keeps the ⌊ρ·|m|⌋ largest entries of each record. `share` is this query's part of the draw's
-    privacy cost.
+    `active` is the mask m, [d] of bool (None: all), `center` α and `scale` √β + μ are [d] tensors (None: 0 and 1),
+    `top_k` ρ keeps the ⌊ρ·|m|⌋ largest entries of each record. `share` is this query's part of the draw's privacy cost.
     """
 
     clip_norm: float
@@ -89,6 +88,8 @@ class GradientSum:
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
+        if self.active is not None and self.active.dtype != torch.bool:
+            raise InputError(f"active is a mask of bool, one entry a coordinate, not {self.active.dtype}")
         if not 0 < self.top_k <= 1:
             raise InputError(f"top_k={self.top_k} is not in (0, 1]")
         if self.stability is not None and not (0 < self.stability < math.inf and math.isfinite(self.clip_norm)):
@@ -109,9 +110,7 @@ class GradientSum:
             mean = mean * self.scale.to(mean)
         if self.center is not None:
             mean = mean + self.center.to(mean)
-        if self.active is None:
-            return mean
-        return torch.zeros_like(mean).index_copy_(0, self.active, mean[self.active])
+        return mean if self.active is None else torch.where(self.active, mean, 0.0)
 
 
 @dataclass(frozen=True)
@@ -169,19 +168,13 @@ class Standardiser:
 
     def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
         """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them."""
-        count = size if query.active is None else len(query.active)
-        self._kept = math.floor(query.top_k * count) if query.top_k < 1 else None
-        if self._kept == 0:
-            raise InputError(
-                f"top_k={query.top_k} keeps none of {count} active coordinates; allowed: at least 1/{count}"
-            )
+        self._kept = _kept(query, size) if query.top_k < 1 else None
         if self._kept is not None and columns is not None:
             raise PrivacyLineError("the largest entries of a record are found in whole gradients, not in parts of them")
         weight = None if query.scale is None else query.scale.to(device, torch.float64).reciprocal()
         if query.active is not None:
             active = query.active.to(device)
-            mask = torch.zeros(size, dtype=torch.float64, device=device)
-            weight = mask.index_copy_(0, active, mask.new_ones(count) if weight is None else weight[active])
+            weight = active.double() if weight is None else torch.where(active, weight, 0.0)
         center = None if query.center is None else query.center.to(device, torch.float64)
         self.weight, self.center = (
             part if part is None or columns is None else part[columns] for part in (weight, center)
@@ -198,6 +191,15 @@ class Standardiser:
         if self._kept is not None:
             z = largest(z, self._kept)
         return z.to(torch.float64, copy=z is rows)
+
+
+def _kept(query: GradientSum, size: int) -> int:
+    """How many entries of each record stay: ⌊ρ·|m|⌋."""
+    count = size if query.active is None else int(query.active.sum())
+    kept = math.floor(query.top_k * count)
+    if kept == 0:
+        raise InputError(f"top_k={query.top_k} keeps none of {count} active coordinates; allowed: at least 1/{count}")
+    return kept
 
 
 def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
@@ -239,7 +241,7 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
 
 
 class ClippedSum(Sensitive[Tensor]):
-    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, active coordinates only."""
+    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, zero where frozen."""
 
     __slots__ = ("dtype", "query")
 
@@ -301,10 +303,7 @@ class Bounder:
         self._add(values.to(torch.float64, copy=True), values.dtype, None)
 
     def _add(self, rows: Tensor, dtype: torch.dtype, stability: float | None) -> None:
-        total = clipped_total(rows, self._query.clip_norm, stability)
-        if isinstance(self._query, GradientSum) and self._query.active is not None:
-            total = total[self._query.active]
-        self._keep(total, dtype)
+        self._keep(clipped_total(rows, self._query.clip_norm, stability), dtype)
 
     def _keep(self, total: Tensor, dtype: torch.dtype) -> None:
         self._dtype = dtype if dtype.is_floating_point else torch.float32

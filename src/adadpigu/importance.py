@@ -62,6 +62,16 @@ def rank(scores: Tensor) -> Tensor:
     return torch.argsort(scores, descending=True, stable=True)
 
 
+def chosen(ranking: Tensor, count: int) -> Tensor:
+    """The mask of the first `count` positions of a ranking.
+
+    >>> chosen(torch.tensor([2, 0, 1]), 2).tolist()
+    [True, False, True]
+    """
+    mask = torch.zeros(len(ranking), dtype=torch.bool, device=ranking.device)
+    return mask.index_fill_(0, ranking[:count], True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskSchedule:
     """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
@@ -102,8 +112,8 @@ class MaskSchedule:
         return self.retention + (1 - self.retention) * progress
 
     def active(self, ranking: Tensor, step: int, steps: int) -> Tensor:
-        """Positions (sorted) of the first ⌊r_t·d⌋ coordinates of the ranking."""
+        """The mask of the first ⌊r_t·d⌋ coordinates of the ranking, [d] of bool."""
         count = math.floor(self.ratio(step, steps) * len(ranking) + 1e-9)
         if count < 1:
             raise InputError(f"retention={self.retention} keeps none of {len(ranking)} parameters")
-        return ranking[:count].sort().values
+        return chosen(ranking, count)

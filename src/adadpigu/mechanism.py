@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
+import torch
 from torch import Tensor
 
 from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum
@@ -73,7 +74,7 @@ class Release:
 
     @property
     def active(self) -> Tensor | None:
-        """Positions of the coordinates that were released (a copy); None for all."""
+        """Which coordinates were released (a copy), of bool; None for all."""
         return None if self.__active is None else self.__active.clone()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Release:
@@ -199,7 +200,7 @@ class GaussianMechanism:
             noise = self._randomness.normal(content.numel()).to(content.device)
             content = content + noise.reshape(content.shape) * stddev
         if total.active is not None:
-            content = content.new_zeros(total.size).index_copy_(0, total.active, content)
+            content = torch.where(total.active, content, 0.0)
         return Release(content.to(total.dtype), name=total.name, noise_stddev=stddev, active=total.active, mint=_MINT)
 
 

@@ -59,6 +59,8 @@ class Statistics:
         self._layers = layers
         self.variance = variance.double().clamp(options.floor, options.ceiling)
         self.mean = torch.zeros_like(self.variance)
+        self.plain = self.variance_held and bool((self.scale == 1).all())
+        """whether √β + μ is 1 and stays so: then nothing is scaled"""
         if not bool((self.scale > 0).all()):
             raise InputError("√β + μ must be above 0: raise beta_start, floor or offset")
 
@@ -72,40 +74,43 @@ class Statistics:
         """Whether β stays where it started (γ2 = 1)."""
         return self._options.variance_decay == 1
 
+    @property
+    def mean_held(self) -> bool:
+        """Whether α stays 0 (γ1 = 1)."""
+        return self._options.mean_decay == 1
+
     def update(self, restored: Release, *, noise_variance: Tensor) -> None:
         """Takes ĝ (a restored release) and its known noise variance ((√β + μ)σC/B)², [d]."""
         restored = require_release(restored)
         gradient, options = restored.value.double(), self._options
-        active = _positions(restored)
-        step = gradient[active] - self.mean[active]
+        active = restored.active
+        step = gradient - self.mean
         spread = step.square()
         if options.debias:
-            spread = spread - noise_variance[active]
+            spread = spread - noise_variance
         if options.per_layer:
-            spread = _layer_means(spread, self._layers[active])[self._layers[active]]
+            spread = _layer_means(spread, self._layers, active)[self._layers]
         if not self.variance_held:
             decay = options.variance_decay
             spread = spread.clamp(options.floor, options.ceiling)
-            self.variance[active] = decay * self.variance[active] + (1 - decay) * spread
-        self.mean[active] = self.mean[active] + (1 - options.mean_decay) * step
+            _set(self.variance, active, decay * self.variance + (1 - decay) * spread)
+        if not self.mean_held:
+            _set(self.mean, active, self.mean + (1 - options.mean_decay) * step)
 
     def welcome(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
 
-        Where β is held or shared by a layer, a coordinate has no β of its own to start afresh: it takes its layer's.
+        Both are masks. Where β is held or shared by a layer, a coordinate has no β of its own to start afresh: it takes
+        its layer's.
         """
-        if not len(returned) or not len(active):
-            return
-        self.mean[returned] = 0.0
+        self.mean.masked_fill_(returned, 0.0)
         if self.variance_held:
             return
-        median = self.variance[active].median()
-        if not self._options.per_layer:
-            self.variance[returned] = median
-            return
-        layers = self._layers
-        shared = _layer_means(self.variance[active], layers[active], size=int(layers.max()) + 1)
-        self.variance[returned] = torch.where(shared > 0, shared, median)[layers[returned]]
+        start = torch.where(active, self.variance, torch.nan).nanmedian()
+        if self._options.per_layer:
+            shared = _layer_means(self.variance, self._layers, active)
+            start = torch.where(shared > 0, shared, start)[self._layers]
+        _set(self.variance, returned, start)
 
 
 class LayerPower:
@@ -137,15 +142,14 @@ class LayerPower:
         return scale.square()[self._layers]
 
 
-def _positions(release: Release) -> Tensor:
-    value = release.value
-    return torch.arange(len(value), device=value.device) if release.active is None else release.active
+def _set(state: Tensor, active: Tensor | None, new: Tensor) -> None:
+    """Writes new values in place, where the mask has them."""
+    state.copy_(new if active is None else torch.where(active, new, state))
 
 
-def _layer_means(values: Tensor, layers: Tensor, size: int | None = None) -> Tensor:
-    """The mean of the values of each layer (0 for a layer without any)."""
-    total = values.new_zeros(int(layers.max()) + 1 if size is None else size)
-    count = total.clone()
-    total.index_add_(0, layers, values)
-    count.index_add_(0, layers, torch.ones_like(values))
-    return total / count.clamp(min=1)
+def _layer_means(values: Tensor, layers: Tensor, active: Tensor | None = None) -> Tensor:
+    """The mean of the (active) values of each layer (0 for a layer without any)."""
+    present = torch.ones_like(values) if active is None else active.to(values.dtype)
+    total = values.new_zeros(int(layers.max()) + 1)
+    count = total.index_add(0, layers, present)
+    return total.index_add(0, layers, torch.where(present > 0, values, 0.0)) / count.clamp(min=1)

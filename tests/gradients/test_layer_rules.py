@@ -57,13 +57,15 @@ def test_linear_gradients_equal_the_oracle(
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, int]]:
-    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
-    dilation = draw(st.tuples(st.integers(1, 2), st.integers(1, 2)))
+def convolutions(draw: st.DrawFn, dimensions: int) -> tuple[dict[str, Any], tuple[int, ...]]:
+    def several(low: int, high: int) -> tuple[int, ...]:
+        return draw(st.tuples(*[st.integers(low, high)] * dimensions))
+
+    kernel, dilation = several(1, 3), several(1, 2)
     padding: Any = draw(st.sampled_from(["number", "same", "valid"]))
-    stride = (1, 1) if padding == "same" else draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    stride = (1,) * dimensions if padding == "same" else several(1, 3)
     if padding == "number":
-        padding = draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
+        padding = several(0, 2)
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     options = {
         "in_channels": groups * draw(st.integers(1, 2)),
@@ -76,16 +78,26 @@ def convolutions(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, int]]:
         "bias": draw(st.booleans()),
         "padding_mode": draw(st.sampled_from(["zeros", "reflect", "replicate", "circular"])),
     }
-    return options, draw(st.tuples(st.integers(5, 8), st.integers(5, 8)))
+    return options, several(5, 8)
 
 
 @settings(thorough, max_examples=100)
-@given(batches, convolutions(), reductions, dtypes, seeds)
+@given(batches, convolutions(2), reductions, dtypes, seeds)
 def test_conv2d_gradients_equal_the_oracle(
-    b: int, convolution: tuple[dict[str, Any], tuple[int, int]], reduction: str, dtype: torch.dtype, seed: int
+    b: int, convolution: tuple[dict[str, Any], tuple[int, ...]], reduction: str, dtype: torch.dtype, seed: int
 ) -> None:
     options, size = convolution
     check_engines(nn.Conv2d(**options), (b, options["in_channels"], *size), reduction, dtype, seed)
+
+
+@settings(thorough, max_examples=80)
+@given(batches, convolutions(1) | convolutions(3), reductions, dtypes, seeds)
+def test_gradients_of_other_convolutions_equal_the_oracle(
+    b: int, convolution: tuple[dict[str, Any], tuple[int, ...]], reduction: str, dtype: torch.dtype, seed: int
+) -> None:
+    options, size = convolution
+    kind = nn.Conv1d if len(size) == 1 else nn.Conv3d
+    check_engines(kind(**options), (b, options["in_channels"], *size), reduction, dtype, seed)
 
 
 @thorough
@@ -102,6 +114,31 @@ def test_layer_norm_gradients_equal_the_oracle(
     b: int, middle: list[int], shape: list[int], bias: bool, reduction: str, dtype: torch.dtype, seed: int
 ) -> None:
     check_engines(nn.LayerNorm(shape, bias=bias), (b, *middle, *shape), reduction, dtype, seed)
+
+
+@thorough
+@given(
+    batches,
+    st.lists(st.integers(1, 3), max_size=2),
+    st.lists(st.integers(2, 4), min_size=1, max_size=2),
+    st.sampled_from([None, 1e-5, 0.5]),
+    reductions,
+    dtypes,
+    seeds,
+)
+def test_rms_norm_gradients_equal_the_oracle(
+    b: int, middle: list[int], shape: list[int], eps: float | None, reduction: str, dtype: torch.dtype, seed: int
+) -> None:
+    check_engines(nn.RMSNorm(shape, eps=eps), (b, *middle, *shape), reduction, dtype, seed)
+
+
+@thorough
+@given(batches, st.integers(1, 3), st.lists(st.integers(2, 4), min_size=1, max_size=3), reductions, dtypes, seeds)
+def test_instance_norm_gradients_equal_the_oracle(
+    b: int, channels: int, size: list[int], reduction: str, dtype: torch.dtype, seed: int
+) -> None:
+    kind = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[len(size) - 1]
+    check_engines(kind(channels, affine=True), (b, channels, *size), reduction, dtype, seed)
 
 
 @thorough

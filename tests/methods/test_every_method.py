@@ -255,9 +255,9 @@ def test_what_is_added_is_fresh_gaussian_noise_on_active_coordinates_alone(priva
     for _, query, total, release in plain.releases():
         value, active = release.value.double(), getattr(query, "active", None)
         if active is not None:
-            off = torch.ones(len(value), dtype=torch.bool).index_fill_(0, active, False)
-            assert (value[off] == 0).all()
-            value = value[active]
+            assert (value[~active] == 0).all()
+            assert (total[~active] == 0).all()
+            value, total = value[active], total[active]
         noise.setdefault(query.name, []).append((value - total) / (release.noise_stddev or 0.0))
     for draws in noise.values():
         z = torch.cat(draws)
@@ -320,8 +320,7 @@ def test_frozen_coordinates_are_bit_identical_and_the_others_move(method: Method
         moved = after != before
         if active is not None:
             assert torch.equal(active, query.active)
-            frozen = torch.ones(len(before), dtype=torch.bool).index_fill_(0, active, False)
-            assert not moved[frozen].any()
+            assert not moved[~active].any()
             moved = moved[active]
         rejected = not moved.any() and "accept" in vars(type(trial.watcher.session._running))
         assert rejected or moved.float().mean() > 0.9
@@ -385,7 +384,10 @@ def deep_net() -> nn.Module:
 
 
 def test_the_engine_changes_no_method(method: Method) -> None:
-    """Same coins, same noise: whichever engine bounds the gradients, the weights agree to rounding."""
+    """Same coins, same noise: whichever engine bounds the gradients, the weights agree to rounding.
+
+    Compared as vectors: where two entries of a record are equal to rounding, its top-k may take either.
+    """
     if getattr(method, "public_model", None):
         pytest.skip("its public model is of another net")
     runs = {
@@ -394,5 +396,6 @@ def test_the_engine_changes_no_method(method: Method) -> None:
         if engine != "auto"
     }
     expected = runs.pop("loop")
+    moved = torch.linalg.vector_norm(expected - weights(deep_net()))
     for engine, found in runs.items():
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda text, e=engine: f"{e}: {text}")
+        assert torch.linalg.vector_norm(found - expected) <= 1e-3 * moved, engine

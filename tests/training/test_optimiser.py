@@ -13,6 +13,7 @@ from adadpigu.errors import InputError
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
 from adadpigu.training.optimiser import MaskedOptimiser, optimiser_factory
+from trials import mask_of
 
 MakeRelease = Callable[..., Release]
 
@@ -33,7 +34,7 @@ def test_a_step_equals_the_plain_torch_optimiser_on_the_active_coordinates(relea
     active = torch.tensor([0, 3, 4, 7])
     for seed in range(4):
         g = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed))
-        made = release(g, GradientSum(clip_norm=float("inf"), active=active))
+        made = release(g, GradientSum(clip_norm=float("inf"), active=mask_of(active, 8)))
         optimiser.step(made)
         for parameter, (_, value) in zip(theirs.parameters(), Layout.of(theirs).split(made.value), strict=True):
             parameter.grad = value.clone()
@@ -50,7 +51,7 @@ def test_momentum_of_an_earlier_stage_does_not_move_a_frozen_weight(release: Mak
     optimiser.step(release(torch.ones(1, 8)))
     before = flat(model)
     active = torch.tensor([1, 2])
-    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=active)))
+    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=mask_of(active, 8))))
     frozen = torch.tensor([0, 3, 4, 5, 6, 7])
     assert torch.equal(flat(model)[frozen], before[frozen])
     assert (flat(model)[active] != before[active]).all()
@@ -80,7 +81,7 @@ def test_a_coordinate_that_returns_finds_its_momentum_as_it_left_it(release: Mak
     model, twin = net(), net()
     factory = optimiser_factory("sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
     optimiser, plain = (MaskedOptimiser(m, Layout.of(m), factory) for m in (model, twin))
-    active = GradientSum(clip_norm=float("inf"), active=torch.arange(1, 8))
+    active = GradientSum(clip_norm=float("inf"), active=mask_of(range(1, 8), 8))
     for m in (optimiser, plain):
         m.step(release(torch.ones(1, 8)))
     for _ in range(2):
@@ -94,7 +95,7 @@ def test_a_coordinate_frozen_from_the_start_has_no_momentum_when_it_returns(rele
     model, twin = net(), net()
     factory = optimiser_factory("sgd", lr=0.1, momentum=0.9, weight_decay=0.1)
     optimiser, plain = (MaskedOptimiser(m, Layout.of(m), factory) for m in (model, twin))
-    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=torch.arange(1, 8))))
+    optimiser.step(release(torch.ones(1, 8), GradientSum(clip_norm=float("inf"), active=mask_of(range(1, 8), 8))))
     optimiser.step(release(torch.ones(1, 8)))
     plain.step(release(torch.ones(1, 8)))
     assert flat(model)[0] == flat(twin)[0]

@@ -14,12 +14,17 @@ from adadpigu.gradients.interface import GradientEngine
 from adadpigu.gradients.losses import Loss
 from adadpigu.gradients.rule_engine import RuleEngine
 from adadpigu.gradients.rules import RULES, Destination, rule
+from adadpigu.gradients.rules_attention import attention
+from adadpigu.gradients.rules_embedding import embedding_bag
+from adadpigu.gradients.rules_recurrent import one_step, recurrent
 from adadpigu.gradients.standardised import standardised_conv2d
+from adadpigu.gradients.unfolding import UNFOLDINGS, unfolding
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients
 
 __all__ = [
     "ENGINES",
     "RULES",
+    "UNFOLDINGS",
     "Destination",
     "FunctionalEngine",
     "GhostEngine",
@@ -30,8 +35,13 @@ __all__ = [
     "PerRecordLosses",
     "PerSampleGradients",
     "RuleEngine",
+    "attention",
     "choose_engine",
+    "embedding_bag",
     "inspect_model",
+    "one_step",
+    "recurrent",
     "rule",
     "standardised_conv2d",
+    "unfolding",
 ]

@@ -17,8 +17,8 @@ from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss, first_line
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import RuleEngine, ruled
-from adadpigu.gradients.rules import RULES
 from adadpigu.gradients.state import describe, untouched
+from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
 
 ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
@@ -82,7 +82,7 @@ def _against_rules(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: 
     dimension is found even where the sum over records is right.
     """
     for path, module in ruled(model):
-        if type(module) not in RULES:
+        if not has_rule(module):
             return f"no layer rule for {describe(path, module)}"
     try:
         seed()

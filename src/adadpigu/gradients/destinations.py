@@ -97,8 +97,9 @@ class ModuleGradients:
 
     def add_at(self, name: str, index: Tensor, rows: Tensor) -> None:
         if self._copies > 1:  # copies are further positions of the same record
-            index = index.reshape(-1, self._copies * index.shape[1])
-            rows = rows.reshape(-1, self._copies * rows.shape[1], rows.shape[2])
+            records = len(index) // self._copies
+            index = index.reshape(records, self._copies * index.shape[1])
+            rows = rows.reshape(records, self._copies * rows.shape[1], rows.shape[2])
         view, fresh = self._flat.claim(self._parameters[name])
         view = view.view(len(index), *self._parameters[name].shape)
         if fresh:

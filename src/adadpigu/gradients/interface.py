@@ -92,17 +92,15 @@ class SealedEngine(ABC):
         inputs, targets = _open(records)
         dtype, device = self._kind()
         if len(targets) == 0:
-            size = self.layout.size if query.active is None else len(query.active)
-            return ClippedSum(torch.zeros(size, dtype=torch.float64, device=device), query, dtype)
+            return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
         with refuse_changes(self.model), torch.enable_grad():
             return ClippedSum(self.clipped(inputs, targets, records.copies, query).detach(), query, dtype)
 
     def clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
-        """The unsealed sum for a batch of at least one record, float64, active coordinates only."""
+        """The unsealed sum for a batch of at least one record, [d] in float64, zero where frozen."""
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
-        total = clipped_total(standardised, query.clip_norm, query.stability)
-        return total if query.active is None else total[query.active]
+        return clipped_total(standardised, query.clip_norm, query.stability)
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
         inputs, targets = _open(records)

@@ -25,6 +25,7 @@ from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.outer import OuterLayer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
 from adadpigu.gradients.state import describe
+from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
 from adadpigu.layout import Slot
 from adadpigu.records import GradientBatch
 
@@ -121,7 +122,7 @@ class RuleEngine(SealedEngine):
         factors = self._add_rows(total, pairs, built, outer, len(targets), copies)
         for layer in outer:
             total[layer.slot.start : layer.slot.stop] = layer.total(factors)
-        return total if query.active is None else total[query.active]
+        return total
 
     def _wanted(self, query: GradientSum, device: torch.device) -> Wanted:
         """What a query wants of the gradient: worked out once for all batches it is asked of."""
@@ -203,9 +204,8 @@ def active_slots(slots: Sequence[Slot], query: GradientSum) -> list[Slot]:
     """The parameters of which the mask keeps at least one coordinate: the others cost nothing."""
     if query.active is None:
         return list(slots)
-    bounds = torch.tensor([slot.stop for slot in slots], device=query.active.device)
-    kept = torch.bincount(torch.bucketize(query.active, bounds, right=True), minlength=len(slots)).tolist()
-    return [slot for slot, count in zip(slots, kept, strict=True) if count]
+    kept = torch.stack([query.active[slot.start : slot.stop].any() for slot in slots]).tolist()
+    return [slot for slot, any_kept in zip(slots, kept, strict=True) if any_kept]
 
 
 def owns(module: nn.Module, parameters: set[int]) -> bool:
@@ -225,11 +225,16 @@ def captured(model: nn.Module, parameters: set[int]) -> Iterator[list[Call]]:
     """Collects the calls of all layers that own one of these parameters; the hooks are gone afterwards."""
     calls: list[Call] = []
     handles = []
+
+    def record(path: str, module: nn.Module, x: Tensor, y: Tensor, part: Part) -> None:
+        calls.append(Call(path, module, x.detach(), x._version, get_gradient_edge(y), part))
+
     try:
         for path, module in ruled(model):
-            if owns(module, parameters):
+            if owns(module, parameters) and type(module) not in UNFOLDINGS:
                 handles.append(module.register_forward_hook(_recorder(path, calls), with_kwargs=True))
-        yield calls
+        with unfolded(model, parameters, record):
+            yield calls
     finally:
         for handle in handles:
             handle.remove()

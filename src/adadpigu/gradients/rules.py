@@ -48,6 +48,7 @@ class Destination(Protocol):
 
 M = TypeVar("M", bound=nn.Module)
 Rule = Callable[[M, Tensor, Tensor, Destination], None]
+R = TypeVar("R", bound=Callable[..., None])
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
@@ -55,18 +56,18 @@ InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 RULES: dict[type[nn.Module], Rule[Any]] = {}
 
 
-def rule(kind: type[M]) -> Callable[[Rule[M]], Rule[M]]:
-    """Registers the rule for exactly this module type; a subclass may compute something else, so it needs its own."""
+def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
+    """Registers the rule for exactly these module types; a subclass may compute something else, so it needs its own."""
 
-    def register(function: Rule[M]) -> Rule[M]:
-        RULES[kind] = function
+    def register(function: R) -> R:
+        for kind in kinds:
+            RULES[kind] = function
         return function
 
     return register
 
 
-@rule(nn.Linear)
-@rule(NonDynamicallyQuantizableLinear)
+@rule(nn.Linear, NonDynamicallyQuantizableLinear)
 def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = x Wᵀ + b at every position of any middle dimensions."""
     dy = positions(dy, keep=1)
@@ -76,9 +77,7 @@ def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
         into.add("bias", dy.sum(1))
 
 
-@rule(nn.Conv1d)
-@rule(nn.Conv2d)
-@rule(nn.Conv3d)
+@rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
     if into.wants("weight"):
@@ -124,12 +123,10 @@ def rms_norm(module: nn.RMSNorm, x: Tensor, dy: Tensor, into: Destination) -> No
     into.add("weight", positions(dy * normal, len(module.normalized_shape)).sum(1))
 
 
-_INSTANCE_DIMENSIONS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+_INSTANCE_DIMENSIONS: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 
-@rule(nn.InstanceNorm1d)
-@rule(nn.InstanceNorm2d)
-@rule(nn.InstanceNorm3d)
+@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm(module: InstanceNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = γ_c x̂_c + β_c, x̂ normalised over each channel of each record."""
     if x.dim() != _INSTANCE_DIMENSIONS[type(module)]:

@@ -135,10 +135,9 @@ class _Running(Running):
         if self._statistics is None:
             self._statistics = self._begin_training(stage)
         active = self._schedule.active(self._ranking, index, stage.steps)
-        before = self._active
-        if before is not None and len(active) > len(before):
-            self._statistics.welcome(active[~torch.isin(active, before)], before)
-        self._active = active if len(active) < len(self._ranking) else None
+        if self._active is not None:
+            self._statistics.welcome(active & ~self._active, self._active)
+        self._active = active if self._schedule.ratio(index, stage.steps) < 1 else None
 
     def _begin_training(self, stage: Stage) -> Statistics:
         """Ends stage 1: fixes the ranking and where β starts."""
@@ -154,7 +153,7 @@ class _Running(Running):
     def effective(self, parameters: Tensor) -> Tensor:
         if self._options.mode == "freeze" or self._active is None:
             return parameters
-        return torch.zeros_like(parameters).index_copy_(0, self._active, parameters[self._active])
+        return torch.where(self._active, parameters, 0.0)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return self._train(batches) if self._statistics is not None else self._rank(batches)
@@ -176,8 +175,8 @@ class _Running(Running):
         query = GradientSum(
             clip_norm=self._options.clip_norm,
             active=self._active,
-            center=_unless_all(statistics.mean, 0.0),
-            scale=_unless_all(statistics.scale, 1.0),
+            center=None if statistics.mean_held else statistics.mean.clone(),
+            scale=None if statistics.plain else statistics.scale,
             top_k=self._options.top_k,
         )
         total = batches.release(query)[query.name]
@@ -185,8 +184,3 @@ class _Running(Running):
         noise = statistics.scale * ((total.noise_stddev or 0.0) / self._batch_size)
         statistics.update(restored, noise_variance=noise.square())
         return restored
-
-
-def _unless_all(values: Tensor, neutral: float) -> Tensor | None:
-    """A copy, or None where every value is the neutral one and the operation can be left out."""
-    return None if bool((values == neutral).all()) else values.clone()

@@ -102,7 +102,7 @@ class Running(ABC):
 
     @property
     def active(self) -> Tensor | None:
-        """Positions that may change now; None for all."""
+        """The mask of coordinates that may change now, [d] of bool; None for all."""
         return None
 
 

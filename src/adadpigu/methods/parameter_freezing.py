@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
-from adadpigu.importance import rank
+from adadpigu.importance import chosen, rank
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import (
@@ -107,8 +107,8 @@ class _Running(Running):
         return weights.abs()
 
     def _choose(self, scores: Tensor) -> Tensor | None:
-        """Positions (sorted) of the largest scores, ties broken by index; None for all."""
-        return None if self._count == len(scores) else rank(scores)[: self._count].sort().values
+        """The mask of the largest scores, ties broken by index; None for all."""
+        return None if self._count == len(scores) else chosen(rank(scores), self._count)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)

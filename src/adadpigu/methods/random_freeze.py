@@ -17,6 +17,7 @@ from torch import Tensor
 
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
+from adadpigu.importance import chosen
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import (
     Batches,
@@ -96,13 +97,13 @@ class _Running(Running):
             self._active = self._mask(epoch, self._options.rate(epoch, epochs))
 
     def _mask(self, epoch: int, rate: float) -> Tensor | None:
-        """Positions (sorted) that stay free: all but ⌊ρ·d⌋, at least one."""
+        """The mask of those that stay free: all but ⌊ρ·d⌋, at least one; None for all."""
         size = self._setting.layout.size
         kept = max(size - math.floor(rate * size + 1e-9), 1)
         if kept == size:
             return None
-        order = self._setting.chance(epoch).permutation(size)
-        return torch.from_numpy(order[:kept]).sort().values.to(self._setting.device)
+        order = torch.from_numpy(self._setting.chance(epoch).permutation(size))
+        return chosen(order.to(self._setting.device), kept)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)

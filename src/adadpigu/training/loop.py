@@ -238,7 +238,7 @@ class Session:
             stage=stage,
             epsilon=looks.get(self._done),
             test_accuracy=test,
-            active=_share(self._running.active, self._layout.size),
+            active=_share(self._running.active),
             mask=self._mask_by_layer() if look else {},
         )
         if look:
@@ -279,8 +279,8 @@ def _average(prepared: Preparation, start: Tensor) -> WeightAverage | None:
     return None
 
 
-def _share(active: Tensor | None, size: int) -> float:
-    return 1.0 if active is None else len(active) / size
+def _share(active: Tensor | None) -> float:
+    return 1.0 if active is None else int(active.sum()) / len(active)
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:

@@ -73,7 +73,7 @@ class MaskedOptimiser:
     def step(self, direction: Release) -> None:
         """One optimiser step along ĝ. `p.grad` holds a release for its duration and nothing afterwards."""
         release = require_release(direction)
-        held = None if release.active is None else self._hold(release.active, release.value)
+        held = None if release.active is None else self._hold(~release.active)
         for parameter, (_, gradient) in zip(self._parameters, self._layout.split(release.value), strict=True):
             parameter.grad = gradient.to(parameter)
         try:
@@ -92,9 +92,8 @@ class MaskedOptimiser:
         """Back to a snapshot, momentum included."""
         self._optimiser.load_state_dict(state)
 
-    def _hold(self, active: Tensor, like: Tensor) -> list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]]:
+    def _hold(self, frozen: Tensor) -> list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]]:
         """Copies of every parameter and of its state before the step, with the frozen part of each marked."""
-        frozen = torch.ones(len(like), dtype=torch.bool, device=like.device).index_fill_(0, active, False)
         held = []
         for parameter, (_, mask) in zip(self._parameters, self._layout.split(frozen), strict=True):
             held.append((parameter, mask, {"": parameter.detach().clone(), **self._state(parameter)}))
