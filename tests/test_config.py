@@ -77,3 +77,17 @@ def test_an_error_inside_the_method_table_names_its_line(text: str, words: str) 
         parse(text, "c.toml")
     assert words in str(caught.value)
     assert str(caught.value).startswith("config c.toml, ")
+
+
+def test_a_config_names_a_number_or_auto_and_a_limit() -> None:
+    keys = parse('physical_batch_size = "auto"\nmemory_limit = "800MB"\n', "c.toml")
+    assert merge(keys) == merge(parse(merge(keys).to_toml(), "again"))
+    assert parse("physical_batch_size = 64\nmemory_limit = 1000\n", "c.toml")["memory_limit"] == 1000
+    with pytest.raises(InputError, match=r"line 1: physical_batch_size=1\.5 is not of type int or str"):
+        parse("physical_batch_size = 1.5", "c.toml")
+
+
+def test_a_limit_replaces_the_number_of_a_preset_and_a_number_its_limit() -> None:
+    assert merge({"physical_batch_size": 256}, {"memory_limit": "1GB"}) == RunConfig(memory_limit="1GB")
+    limited = {"physical_batch_size": "auto", "memory_limit": "1GB"}
+    assert merge(limited, {"physical_batch_size": 64}) == RunConfig(physical_batch_size=64)

@@ -53,7 +53,8 @@ class RunConfig:
     shift_step: int = 1
     flip: bool = False
     noise_multiplier: float | None = None
-    physical_batch_size: int | None = None
+    physical_batch_size: int | str | None = None
+    memory_limit: int | str | None = None
     engine: str = "auto"
     evaluate_every: int | None = None
     device: str = "auto"
@@ -70,7 +71,12 @@ class RunConfig:
         return to_toml({k: v for k, v in values.items() if v is not None} | {"method": {"name": method, **options}})
 
 
-_RIVALS = ({"steps", "epochs"}, {"epsilon", "noise_multiplier"}, {"ema", "tail"})
+_RIVALS = (
+    {"steps", "epochs"},
+    {"epsilon", "noise_multiplier"},
+    {"ema", "tail"},
+    {"physical_batch_size", "memory_limit"},
+)
 """keys of which a later layer's choice replaces an earlier layer's other one"""
 
 

@@ -47,6 +47,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "flip": {"flip": True},
     "noise_multiplier": {"noise_multiplier": 2.5},
     "physical_batch_size": {"physical_batch_size": 7},
+    "memory_limit": {"memory_limit": "2GiB", "physical_batch_size": "auto"},
     "engine": {"engine": "materialised"},
     "device": {"device": "cpu"},
     "evaluate_every": {"evaluate_every": 3},

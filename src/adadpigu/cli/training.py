@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -92,7 +93,12 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Fixes what is public: weights at the start, random masks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")] = None,
     physical_batch_size: Annotated[
-        int | None, typer.Option(help="Records in memory at once; changes memory only.")
+        str | None,
+        typer.Option(metavar="N|auto", help="Records processed at once, auto: as many as fit; changes memory only."),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="What processing records may take, e.g. 4GiB or 800MB; means auto. [what is free]"),
     ] = None,
     engine: Annotated[
         str | None,
@@ -109,6 +115,7 @@ def train(
 
     keys = {field.name for field in fields(RunConfig)}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
+    flags["physical_batch_size"] = _number_or_word(physical_batch_size)
     flags["method_options"] = {**_options(option or []), **_given(clip_norm=clip_norm, retention=retention)}
     if steps is not None and epochs is not None:
         raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
@@ -138,6 +145,13 @@ def _refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
         found = getattr(settings, needed)
         if flags[key] is not None and found != wanted:
             raise InputError(f"{key}={flags[key]} does nothing with {needed}={found!r}; allowed with {wanted!r}")
+
+
+def _number_or_word(text: str | None) -> int | str | None:
+    try:
+        return text if text is None else int(text)
+    except ValueError:
+        return text
 
 
 def _given(**values: object) -> dict[str, object]:
@@ -191,9 +205,14 @@ def _execute(prepared: Preparation, settings: RunConfig, folder: Path, observers
     from adadpigu.report.loading import DESCRIPTION
     from adadpigu.training import train_prepared
     from adadpigu.training.configured import described, resolved
+    from adadpigu.training.memory import records_at_once
 
     declared = described(settings)
     files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
+    found = records_at_once(prepared)
+    if found is not None:
+        notes().print(f"up to {found} records at once fit the memory", style="dim")
+        files["memory.json"] = json.dumps({"physical_batch_size": found, "memory_limit": settings.memory_limit}) + "\n"
     for warning in prepared.warnings:
         notes().print(f"[yellow]warning:[/] {warning}")
     run = train_prepared(

@@ -1,34 +1,53 @@
 """Answers a method's queries: charge, draw a Poisson batch, bound it record by record, let the mechanism release.
 
-This is where the sensitive side of a step happens from end to end; what leaves `release` is public.
+This is where the sensitive side of a step happens from end to end; what leaves `release` is public. A draw is processed
+in micro-batches; where a GPU runs out of memory over one, the same records are processed again in smaller ones: one
+draw, one charge, one noise.
 """
 
 from __future__ import annotations
 
+import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
-from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
+from adadpigu.errors import AdaDPIGUError, InputError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine
 from adadpigu.isolation import isolated
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness
-from adadpigu.records import PerRecordLosses, Records, losses_of
-from adadpigu.sampling import PoissonSampler, Population, gather
+from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records, losses_of
+from adadpigu.sampling import Drawn, PoissonSampler, Population, gather
 from adadpigu.sensitive import unseal
+from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
 from adadpigu.training.view import View
 
 _RECORDS_AT_ONCE = 4096
 
 
 class Draws:
-    """The batches of one run (the `Batches` a method is given)."""
+    """The batches of one run (the `Batches` a method is given).
+
+    | a GPU is out of memory | what happens |
+    | --- | --- |
+    | over synthetic records, before a draw of a new kind | the size is halved; nothing private was looked at |
+    | over drawn records | the size is halved and the draw processed anew; its sums are those of the smaller size |
+    | over one record | an error of one line |
+
+    Formal guarantee: neither coins, charge nor noise depend on how often a draw is processed. That it was processed
+    again is told (`MemoryWarning`) and takes time. Micro-batches never exceed a public size, and on a GPU that size was
+    tried before; so this tells about the device, not about the draw. Without a `physical_batch_size` there is no such
+    size: running out of memory then tells that a draw was large, which the guarantee does not cover.
+    """
 
     def __init__(
         self,
@@ -39,7 +58,7 @@ class Draws:
         mechanism: GaussianMechanism,
         randomness: Randomness,
         view: View,
-        physical_batch_size: int | None = None,
+        physical_batch_size: int | str | None = None,
         stability: float | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
@@ -50,6 +69,10 @@ class Draws:
         self._randomness = randomness
         self._view = view
         self._physical = physical_batch_size
+        self._rehearsal = Rehearsal(population, view)
+        self._sizes: dict[object, int | None] = {}
+        self._most: int | None = None
+        self._seen: list[PerSampleGradients] = []
         self._stability = stability
         self._diagnostics = diagnostics
         self._failed = False
@@ -71,6 +94,7 @@ class Draws:
         if self._failed:
             raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
         queries = tuple(self._as_clipped(query) for query in queries)
+        size, allowed = self._size(queries), self._most
         sampler, noise_multiplier = self._planned.pop(draw)
         receipt = self._mechanism.charge(
             queries,
@@ -82,11 +106,14 @@ class Draws:
             draw=draw,
         )
         self._failed = True
-        sums = self._discreetly(lambda: self._sums(sampler, queries))
+        sums = self._discreetly(lambda: self._sums(sampler, queries, size))
         self._failed = False
         if self._diagnostics is not None:
             self._diagnostics.end_draw(step=self._step, draw=draw)
-        return self._mechanism.release(sums, receipt)
+        releases = self._mechanism.release(sums, receipt)
+        if self._most != allowed:
+            _tell(self._most)
+        return releases
 
     def _as_clipped(self, query: Query) -> Query:
         """The query under the run's way of clipping, whatever the method."""
@@ -94,18 +121,53 @@ class Draws:
             return query
         return replace(query, stability=self._stability)
 
-    def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...]) -> list[BoundedSum]:
-        """Draws the batch and bounds it, micro-batch by micro-batch, in a random stream of its own."""
-        bounders = [Bounder(query, self._engine.layout.size) for query in queries]
+    def _size(self, queries: tuple[Query, ...]) -> int | None:
+        """How many records are processed at once for such queries: a public number, None for all of them."""
+        kind = tuple(map(_kind, queries))
+        if kind not in self._sizes:
+            self._sizes[kind] = self._first_size(queries)
+        return _least(self._sizes[kind], self._most)
+
+    def _first_size(self, queries: tuple[Query, ...]) -> int | None:
+        size = self._physical
+        if size is None:  # a draw that needs no gradient may take every record there is
+            return None if any("gradient" in query.needs for query in queries) else _RECORDS_AT_ONCE
+        asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
+
+        def work(records: Records) -> None:
+            self._bound(records, asked, self._bounders(asked))
+
+        if isinstance(size, Auto):
+            return self._rehearsal.largest(work, size)
+        assert isinstance(size, int)
+        passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
+        if passing < size:
+            _tell(passing)
+        return passing
+
+    def _bounders(self, queries: tuple[Query, ...]) -> list[Bounder]:
+        return [Bounder(query, self._engine.layout.size) for query in queries]
+
+    def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...], size: int | None) -> list[BoundedSum]:
+        """Draws the batch and bounds it in a random stream of its own, in smaller parts until these fit."""
         drawn = sampler.draw(self._population, self._randomness)
         with isolated(self._randomness, self._view.device):
-            records = gather(self._population, drawn)
-            size = self._physical
-            if size is None and not any("gradient" in query.needs for query in queries):
-                size = _RECORDS_AT_ONCE  # such a draw may take every record there is
-            for micro in records.chunks(size):
-                self._bound(self._view(micro), queries, bounders)
+            while True:
+                bounders, self._seen = self._bounders(queries), []
+                with _streams_put_back(self._view.device):
+                    if not runs_out(partial(self._process, drawn, queries, bounders, size)):
+                        break
+                size = self._most = _smaller(size)
+        if self._diagnostics is not None:
+            for part in self._seen:
+                self._diagnostics.observe(part)
         return [bounder.result() for bounder in bounders]
+
+    def _process(self, drawn: Drawn, queries: tuple[Query, ...], bounders: list[Bounder], size: int | None) -> None:
+        """Gathers and bounds a draw, so many records at a time; an empty one is one empty micro-batch."""
+        positions = unseal(drawn)
+        for part in torch.split(positions, size or max(len(positions), 1)):
+            self._bound(self._view(gather(self._population, Drawn(part))), queries, bounders)
 
     def _discreetly(self, work: Callable[[], list[BoundedSum]]) -> list[BoundedSum]:
         """Errors and warnings that arise amid private records keep their text to themselves: it may quote a record."""
@@ -125,13 +187,14 @@ class Draws:
         raise withheld  # outside the except block, so that no traceback keeps the records
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
+        """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
         if len(queries) == 1 and isinstance(queries[0], GradientSum) and self._diagnostics is None:
             bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
             return
         needed = frozenset[str]().union(*(query.needs for query in queries))
         gradients = self._engine.per_sample_gradients(records) if "gradient" in needed else None
         if self._diagnostics is not None and gradients is not None:
-            self._diagnostics.observe(gradients)
+            self._seen.append(_norms_and_losses(gradients))
         losses = None
         if "loss" in needed:
             losses = self._engine.per_record_losses(records) if gradients is None else losses_of(gradients)
@@ -157,3 +220,47 @@ class Draws:
         finally:
             layout.write(self._model, present)
         return PerRecordLosses(torch.stack(columns, dim=1))
+
+
+def _kind(query: Query) -> object:
+    """What decides about the memory that a query takes; its mask aside, for which as much is kept as without one."""
+    if isinstance(query, GradientSum):
+        return query.name, query.top_k < 1, query.center is None, query.scale is None
+    return query.name, query.needs, len(query.losses_at)
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _smaller(size: int | None) -> int:
+    """The size after one that did not fit. It must not tell the size of the draw, so all at once becomes a constant."""
+    if size == 1:
+        raise InputError(
+            "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
+            "another engine or device"
+        )
+    return _RECORDS_AT_ONCE if size is None else size // 2
+
+
+def _tell(size: int | None) -> None:
+    warnings.warn(f"the GPU ran out of memory; physical_batch_size is {size} from here on", MemoryWarning, stacklevel=3)
+
+
+def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
+    """All that diagnostics look at, in few bytes: rows of one entry, the norm, kept until the draw is through."""
+    batch = unseal(gradients)
+    norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
+    return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
+
+
+@contextmanager
+def _streams_put_back(device: torch.device) -> Iterator[None]:
+    """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

@@ -11,6 +11,7 @@ import torch
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, unknown
 from adadpigu.gradients import ENGINES
+from adadpigu.training.memory import Auto
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 from adadpigu.training.schedules import LearningRateSchedule
 
@@ -49,8 +50,10 @@ class TrainingOptions:
     """augmentation: half of the copies are mirrored"""
     noise_multiplier: float | None = None
     """σ; None: the least that keeps the budget"""
-    physical_batch_size: int | None = None
-    """records held in memory at once; changes nothing but memory"""
+    physical_batch_size: int | str | None = None
+    """records processed at once; changes nothing but memory; `auto`: as many as fit; None: all that were drawn"""
+    memory_limit: int | str | None = None
+    """for `auto`: what processing records may take, such as "4GiB"; None: what the device has free"""
     engine: str = "auto"
     """how gradients are computed and bounded: see `gradients.ENGINES`; changes speed and memory, never the numbers"""
     device: str = "cpu"
@@ -60,10 +63,11 @@ class TrainingOptions:
     diagnostics: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "steps", "physical_batch_size", "evaluate_every"):
+        for name in ("batch_size", "steps", "evaluate_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} is not at least 1")
+        self._settle_memory()
         if self.steps is None and self.epochs is None:
             raise InputError("steps=None and epochs=None: give one of them")
         if self.steps is not None and self.epochs is not None:
@@ -86,6 +90,16 @@ class TrainingOptions:
             raise InputError(f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
         self.augmentation()
         self.factory()
+
+    def _settle_memory(self) -> None:
+        """Checks what bounds memory; a limit alone means `auto`."""
+        size, limit = self.physical_batch_size, self.memory_limit
+        if size == "auto" or (size is None and limit is not None):
+            object.__setattr__(self, "physical_batch_size", Auto.within(limit, batch_size=self.batch_size))
+        elif limit is not None:
+            raise InputError(f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'")
+        elif size is not None and (isinstance(size, str) or size < 1):
+            raise InputError(f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
 
     def _check_averages(self) -> None:
         if self.ema is not None and not 0 < self.ema < 1:

@@ -1,0 +1,279 @@
+"""How many records are processed at once: as many as fit. Found on synthetic records of the public shape.
+
+    bytes(b) ≤ limit,   bytes(b) = what one micro-batch of b records takes beside model, data and optimiser, at its peak
+
+No private record is looked at, so the size that is found is public. On a GPU torch's allocator tells the peak; on a CPU
+the bytes of all tensors that live at a time are counted, which does not depend on what else the process has used.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.isolation import isolated
+from adadpigu.randomness import SystemRandomness
+from adadpigu.records import Records
+from adadpigu.sampling import Population
+from adadpigu.training.view import View
+
+if TYPE_CHECKING:
+    from adadpigu.training.preparation import Preparation
+
+_SHARE_OF_FREE = 0.8
+"""of what a device has free; the rest is for the optimiser, the noise, and whoever else is there"""
+_MARGIN = 1.1
+"""on what is measured: for what operators take inside and for memory that lies between tensors"""
+_MEASURED_AT_MOST = {"cpu": 512}
+"""records on which a size is tried; larger ones are reckoned from there, since time on a CPU is dear"""
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{kind}": base**power
+    for kind, base in (("b", 1000), ("ib", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+}
+
+
+class MemoryWarning(UserWarning):
+    """A device ran out of memory, and fewer records at once are processed from here on."""
+
+
+class Auto(str):
+    """`auto` as a run carries it: with the limit that was named, if any, and the most records that are of use."""
+
+    limit: int | str | None
+    most: int
+
+    @classmethod
+    def within(cls, limit: int | str | None, *, batch_size: int) -> Auto:
+        """Up to `limit`; a Poisson draw of `batch_size` expected records is practically never larger than `most`."""
+        if limit is not None:
+            bytes_of(limit)
+        made = cls("auto")
+        made.limit, made.most = limit, batch_size + math.ceil(8 * math.sqrt(batch_size))
+        return made
+
+
+def bytes_of(limit: int | str) -> int:
+    """A memory limit in bytes.
+
+    >>> bytes_of("4GiB"), bytes_of("800 MB"), bytes_of(1000)
+    (4294967296, 800000000, 1000)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(limit).lower())
+    plain = isinstance(limit, int | str) and not isinstance(limit, bool)
+    if plain and found and found[2] in _UNITS and (count := int(float(found[1]) * _UNITS[found[2]])) >= 1:
+        return count
+    raise InputError(
+        f"memory_limit={limit!r} is not an amount of memory; allowed: bytes, at least 1, or a number with kB, MB, GB, "
+        "TB, KiB, MiB, GiB or TiB, such as '4GiB'"
+    )
+
+
+def in_words(count: float) -> str:
+    """Bytes for people, rounded up.
+
+    >>> in_words(532_000), in_words(3 * 2**30)
+    ('520 KiB', '3 GiB')
+    """
+    power = max(0, min(4, int(math.log(max(count, 1), 1024))))
+    return f"{math.ceil(count / 1024**power)} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def free_memory(device: torch.device) -> int:
+    """What a device has free, rounded down by up to an eighth: more exact, it would tell what else is there."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch hands it out again
+        return _coarse(torch.cuda.mem_get_info(device)[0] + kept)
+    return _coarse(min(_available(), _left_to_the_container()))
+
+
+def _coarse(count: int) -> int:
+    step = 1 << max(0, count.bit_length() - 4)
+    return max(0, count) // step * step
+
+
+def _available() -> int:
+    """Unlike free pages, this counts those that only cache files."""
+    try:
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _left_to_the_container() -> int:
+    folder = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return int(most) - int(used)
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return sys.maxsize
+
+
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that are made within and live at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = self._now = 0
+        self._held: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._see((args, kwargs), new=False)
+        result = func(*args, **(kwargs or {}))
+        self._see(result, new=True)
+        return result
+
+    def _see(self, tensors: object, *, new: bool) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, Tensor) or tensor.is_mkldnn or tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._held:
+                weakref.finalize(storage, self._forget, key)
+                self._held[key] = storage.nbytes() if new else 0
+                self._now += self._held[key]
+        self.peak = max(self.peak, self._now)
+
+    def _forget(self, key: int) -> None:
+        self._now -= self._held.pop(key)
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> float:
+    """Bytes that `work` takes at its peak beyond what was held before; infinite where a GPU does not have them."""
+    if device.type != "cuda":
+        with _LiveBytes() as live:
+            work()
+        return float(live.peak)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    if runs_out(work):
+        return math.inf
+    return float(torch.cuda.max_memory_allocated(device) - before)
+
+
+def runs_out(work: Callable[[], object]) -> bool:
+    """Does `work`, and says whether a GPU ran out of memory over it; then what it held is free again."""
+    try:
+        work()
+        return False
+    except torch.cuda.OutOfMemoryError:
+        pass  # its traceback, and with it every tensor of the attempt, goes before the cache is emptied
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return True
+
+
+class Rehearsal:
+    """Runs what a draw does with a micro-batch on synthetic records, to see how many of them fit."""
+
+    def __init__(self, population: Population, view: View) -> None:
+        self._population = population
+        self._view = view
+
+    def records(self, size: int) -> Records:
+        """So many synthetic records as the model takes them; no private one is read."""
+        view, device = self._view, self._view.device
+        inputs, targets = self._population.take(torch.arange(0))
+        blank = torch.zeros((size, *targets.shape[1:]), dtype=targets.dtype, device=device)
+        if view.variants is None:
+            return view(Records((_random(inputs, size), blank)))
+        copies = view.augmentation.copies  # positions would name private features: these are made up instead
+        with torch.no_grad():
+            shown = _random(view.variants[:0, 0], size * copies)
+            return Records((shown if view.front is None else view.front(shown), blank), copies=copies)
+
+    def largest(self, work: Callable[[Records], object], choice: Auto) -> int:
+        """The most records that `work` can take within the limit.
+
+        Sizes grow up to fourfold, never past what the growth so far leaves room for. Engines take no more for a record
+        among many than for a record alone, so that line is an upper bound, and what is tried fits.
+        """
+        limit = self._limit(choice)
+        size, peak = 1, self._peak(work, 1)
+        if peak > limit:
+            raise InputError(_too_small(choice, limit, peak))
+        slope, over = peak, choice.most + 1
+        most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, choice.most), choice.most)
+        while True:
+            reach = min(size + int((limit - peak) / max(slope, 1.0)), over - 1)
+            if size == most_measured:
+                return reach
+            step = min(reach, 4 * size, most_measured)
+            if step - size < max(1, size // 16):
+                return size
+            found = self._peak(work, step)
+            if found <= limit:
+                slope, size, peak = (found - peak) / (step - size), step, found
+            else:
+                over = step
+                slope = max(slope, (found - peak) / (step - size) if math.isfinite(found) else 2 * slope)
+
+    def passing(self, work: Callable[[Records], object], size: int) -> int:
+        """`size`, halved as often as a GPU runs out of memory over it."""
+        with isolated(SystemRandomness(), self._view.device):
+            while size > 1 and runs_out(partial(self._on_synthetic, work, size)):
+                size //= 2
+        return size
+
+    def _on_synthetic(self, work: Callable[[Records], object], size: int) -> None:
+        work(self.records(size))
+
+    def _peak(self, work: Callable[[Records], object], size: int) -> float:
+        device = self._view.device
+        with isolated(SystemRandomness(), device):  # neither the user's stream nor the run's moves on
+            return _MARGIN * peak_memory(partial(self._on_synthetic, work, size), device)
+
+    def _limit(self, choice: Auto) -> float:
+        if choice.limit is not None:
+            return bytes_of(choice.limit)
+        return _SHARE_OF_FREE * free_memory(self._view.device)
+
+
+def _random(like: Tensor, size: int) -> Tensor:
+    shape = (size, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.rand(shape, dtype=like.dtype, device=like.device)
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def _too_small(choice: Auto, limit: float, peak: float) -> str:
+    need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
+    if choice.limit is None:
+        return f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
+    return f"memory_limit={choice.limit!r} is too small: {need}; allowed: at least that"
+
+
+def records_at_once(prepared: Preparation) -> int | None:
+    """What `auto` comes to for plain sums of gradients; None where the size was not left to the machine."""
+    choice, model = prepared.options.physical_batch_size, prepared.model
+    if not isinstance(choice, Auto):
+        return None
+    query = GradientSum(clip_norm=1.0)
+    modes = {module: module.training for module in model.modules()}
+    model.train()  # as it will be: dropout takes memory too
+    try:
+        rehearsal = Rehearsal(prepared.data.train, prepared.view)
+        return rehearsal.largest(lambda records: prepared.engine.clipped_sum(records, query), choice)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
