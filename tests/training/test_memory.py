@@ -267,7 +267,8 @@ def test_features_computed_beforehand_are_made_up_too() -> None:
 
 
 CHILD = """
-import resource, sys, torch
+import re, sys, torch
+from pathlib import Path
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.training import train_prepared
@@ -280,7 +281,7 @@ keys = dict(method="dpsgd", model="mnist-cnn", noise_multiplier=1.0, steps=1, ba
 keys |= dict(engine="functional", device="cpu")
 def peak(**more):
     train_prepared(configured(RunConfig(**keys, **more), data))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 base = peak(physical_batch_size=40)
 print(peak(memory_limit="120MB") - base, peak(physical_batch_size=1200) - base)
 """
