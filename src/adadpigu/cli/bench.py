@@ -1,0 +1,194 @@
+"""`adadpigu bench`: our steps against ordinary training and against other private trainers, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from adadpigu.cli.output import Json, notes, number, print_json, screen, table
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from adadpigu.bench import BenchOptions, Report
+
+Names = list[str] | None
+
+
+def bench(
+    suite: Annotated[
+        str, typer.Option(help="quick (mnist-cnn, under a minute), paper (its four nets), all (seven nets).")
+    ] = "quick",
+    net: Annotated[Names, typer.Option(help="Instead of a suite: nets by name; repeatable, or with commas.")] = None,
+    batch: Annotated[Names, typer.Option(help="B; repeatable, or with commas. [each net's own]")] = None,
+    method: Annotated[
+        Names, typer.Option(help="Ours: dpsgd, adadpigu, adadpigu-top-k; repeatable. [dpsgd, adadpigu]")
+    ] = None,
+    engine: Annotated[
+        Names, typer.Option(help="Ours: ghost, materialised, functional, loop, auto. [the first three]")
+    ] = None,
+    peer: Annotated[
+        Names, typer.Option(help="opacus, backpack, jax, fastdp, or none; repeatable. [all that are installed]")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds; a figure is the median over them.")] = 5,
+    steps: Annotated[int | None, typer.Option(help="Steps of each in a round. [about 0.15 s of the baseline]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
+    growth: Annotated[bool, typer.Option("--growth", help="Instead: our step against B, d and T.")] = False,
+    counts: Annotated[bool, typer.Option("--counts", help="Instead: operations and bytes of each net's step.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Times our training step, non-private PyTorch and the peers that are installed, on random data.
+
+    A ratio is a step's time over that of eager non-private PyTorch on the same net and batch in the same rounds. What
+    cannot run is listed with its reason. docs/speed.md tells what is measured and how.
+    """
+    from adadpigu.bench import BenchOptions
+    from adadpigu.bench.contestants import PEERS
+
+    options = BenchOptions(
+        suite=suite,
+        nets=_split(net),
+        batches=_batches(batch),
+        methods=_split(method) or BenchOptions.methods,
+        engines=_split(engine) or BenchOptions.engines,
+        peers=() if _split(peer) == ("none",) else _split(peer) or PEERS,
+        rounds=rounds,
+        steps=steps,
+        device=device,
+        memory=memory,
+    )
+    if markdown is not None and not markdown.absolute().parent.is_dir():
+        raise InputError(f"markdown={str(markdown)!r}: its folder is not there")
+    if counts:
+        return _show_counts(options, as_json)
+    if growth:
+        return _show_growth(options, as_json)
+    return _show_bench(options, markdown, as_json)
+
+
+def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> int:
+    from adadpigu.bench import run_bench
+
+    with _told(notes()) as tell:
+        report = run_bench(options, tell)
+    if markdown is not None:
+        markdown.write_text(report.markdown(), encoding="utf-8")
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print(report)
+    return 0
+
+
+def _print(report: Report) -> None:
+    from adadpigu.bench.report import mib
+
+    rows = [
+        [r.net, str(r.batch), r.label, r.method, f"{r.ms:.4g}", f"{r.ratio_to_nonprivate:.2f}", mib(r.peak_mib)]
+        for r in report.rows
+    ]
+    screen().print(table(["net", "B", "contestant", "method", "ms a step", "to non-private", "peak MiB"], rows))
+    if report.unavailable:
+        screen().print("\nNot available:")
+        screen().print(table(["contestant", "net", "why"], [[a.peer, a.net, a.reason] for a in report.unavailable]))
+    screen().print(f"\n{report.date}, {report.device}, {report.threads} threads", soft_wrap=True)
+    screen().print(", ".join(f"{name} {version}" for name, version in report.versions.items()), soft_wrap=True)
+
+
+def _show_growth(options: BenchOptions, as_json: bool) -> int:
+    from adadpigu.bench.contestants import Unavailable
+    from adadpigu.bench.growth import measure_growth
+    from adadpigu.bench.report import device_name, versions
+
+    method, engine = options.methods[-1], options.engines[0]
+    device = options.place()
+    try:
+        with _told(notes()) as tell:
+            found = measure_growth(method=method, engine=engine, rounds=options.rounds, device=device, tell=tell)
+    except Unavailable as refusal:
+        raise InputError(f"growth of method={method!r}, engine={engine!r}: {refusal}") from None
+    if as_json:
+        facts = {"method": method, "engine": engine, "versions": versions(), "device": device_name(device)}
+        print_json({"growth": [growth.to_json() for growth in found], **facts})
+        return 0
+    for growth in found:
+        points = ", ".join(f"{value:,}: {number(ms, 3)}" for value, ms in growth.points)
+        verdict = ("level" if growth.against == "T" else "linear") if growth.linear else "NOT linear"
+        screen().print(f"ms against {growth.against}: {points}", soft_wrap=True)
+        screen().print(f"  {verdict}: off by {growth.worst:.0%} at most", soft_wrap=True)
+    return 0
+
+
+def _show_counts(options: BenchOptions, as_json: bool) -> int:
+    import dataclasses
+
+    from adadpigu.bench.counting import count
+
+    found = [count(name, batch) for name, batch in options.tasks()]
+    if as_json:
+        print_json({"counts": [dataclasses.asdict(counts) for counts in found]})
+        return 0
+    columns = ["net", "B", "parameters", "GFLOP a step", "MiB a step", "GFLOP for norms", "[B, d] MiB"]
+    rows = [
+        [
+            c.net,
+            str(c.batch),
+            f"{c.parameters:,}",
+            *_rounded(c.operations / 1e9, c.bytes / 2**20, c.norm_operations / 1e9, c.per_sample_bytes / 2**20),
+        ]
+        for c in found
+    ]
+    screen().print(table(columns, rows))
+    return 0
+
+
+def _rounded(*values: float) -> list[str]:
+    return [f"{value:.4g}" for value in values]
+
+
+@contextlib.contextmanager
+def _told(console: Console) -> Iterator[Callable[[str], None]]:
+    """What goes on, on standard error: one line that changes on a terminal, now and then a line elsewhere."""
+    if console.is_terminal:
+        with console.status("starting") as status:
+            yield status.update
+        return
+    last = -10.0
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= 5:
+            last = time.monotonic()
+            console.print(text, soft_wrap=True)
+
+    yield tell
+
+
+def _split(values: Names) -> tuple[str, ...]:
+    """Repeated and comma-separated names in one.
+
+    >>> _split(["ghost,loop", "auto"]), _split(None)
+    (('ghost', 'loop', 'auto'), ())
+    """
+    return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
+
+
+def _batches(values: Names) -> tuple[int, ...]:
+    found = []
+    for word in _split(values):
+        if not word.isdecimal() or int(word) < 1:
+            raise InputError(f"batch={word!r} is not a whole number of at least 1")
+        found.append(int(word))
+    return tuple(found)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+    app.command()(bench)
