@@ -139,6 +139,7 @@ def test_only_modules_on_the_line_open_boxes_or_mint_releases() -> None:
         if module != "mechanism":
             assert "_MINT" not in names | attributes, module
         drawing = {"mechanism", "randomness", "audit/replay", "gradients/mixing", "gradients/probing"}
-        # In the last two: where weights start, and the noise of another trainer on random records.
-        if module not in drawing | {"models/standardised", "bench/jax_peer"}:
+        # Elsewhere: where weights start, and the noise of other trainers on random records.
+        elsewhere = module == "models/standardised" or (module.startswith("bench/") and module.endswith("_peer"))
+        if module not in drawing and not elsewhere:
             assert not {"normal", "standard_normal", "randn_like", "normal_"} & attributes, module
