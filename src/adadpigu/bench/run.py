@@ -131,12 +131,12 @@ class Comparison:
     def run(self) -> None:
         """Builds, warms up and times; the baseline first, whose time says how many steps make a round."""
         options, start = self._options, time.monotonic()
-        self._open([BASELINE])
+        self._build([BASELINE])
         if BASELINE in self._absent:
             raise InputError(f"net={self._task.net!r}, batch={self._task.batch}: {self._absent[BASELINE]}")
         steps = options.steps or steps_for(self._stands[BASELINE].run(1).seconds)
         self._task = replace(self._task, steps=self._warm_up + options.rounds * steps)
-        self._open(self._entered[1:])
+        self._build(self._entered[1:])
         left = options.seconds - (time.monotonic() - start)
         rounds = Rounds(count=options.rounds, steps=steps, seconds=left)
         self._times, failed = interleaved(self._stands, rounds, self._tell)
@@ -169,13 +169,13 @@ class Comparison:
         missing = [contestant for contestant in self._entered if contestant in self._absent]
         return [Absence(peer=c.label, net=self._task.net, reason=self._absent[c]) for c in missing]
 
-    def _open(self, entered: Sequence[Contestant]) -> None:
+    def _build(self, entered: Sequence[Contestant]) -> None:
         """Starts processes, which build side by side unless the net is large; then each takes its first steps alone."""
         large = size(self._task.card.model()) > _SIDE_BY_SIDE
         for group in [[contestant] for contestant in entered] if large else [entered]:
-            self._open_together(group)
+            self._build_together(group)
 
-    def _open_together(self, entered: Sequence[Contestant]) -> None:
+    def _build_together(self, entered: Sequence[Contestant]) -> None:
         for contestant in entered:
             self._stands[contestant] = Stand(contestant, self._task)
         for act, doing in ((self._built, "building"), (self._warmed, "first steps of")):
