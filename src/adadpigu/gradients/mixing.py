@@ -50,26 +50,25 @@ _ORDINARY = 3
 
 def _refuse_mixing(model: nn.Module, inputs: Tensor, positions: range, most: int = 7) -> None:
     everyone = torch.ones(len(inputs), dtype=torch.bool)
-    output, passages = _traced(model, inputs)
+    output = forward(model, inputs).detach()
     for record in positions:
         others = everyone.clone()
         others[record] = False
         for number, replaced in enumerate(itertools.islice(_replaced(inputs, record), most)):
             try:
-                altered, moved = _traced(model, replaced)
+                altered = forward(model, replaced).detach()
             except ModelError:
                 if number < _ORDINARY:
                     raise
                 continue  # a forward that refuses extreme values by itself mixes nothing by them
-            again, repeated = _traced(model, inputs)
-            if not agree(again, output):
-                where, _ = _blame(model, passages, repeated, everyone)
+            if not agree(forward(model, inputs).detach(), output):
+                where, _ = _blame(model, [inputs, replaced, inputs], everyone)
                 raise ModelError(
                     f"{where}: the same input and seed give another output the second time; keep no state from one "
                     "forward to the next, and draw randomness from torch only"
                 )
             if not agree(altered[others], output[others]):
-                where, blamed = _blame(model, passages, moved, others)
+                where, blamed = _blame(model, [inputs, replaced], others)
                 raise ModelError(
                     f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}"
                 )
@@ -88,9 +87,10 @@ def refuse_counting(model: nn.Module, inputs: Tensor) -> None:
         )
 
 
-def _traced(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[Passage]]:
+def _traced(model: nn.Module, inputs: Tensor) -> list[Passage]:
     with _passages(model) as passages:
-        return forward(model, inputs).detach(), passages
+        forward(model, inputs)
+    return passages
 
 
 @contextmanager
@@ -136,8 +136,13 @@ def _replaced(inputs: Tensor, record: int) -> Iterator[Tensor]:
         yield replaced
 
 
-def _blame(model: nn.Module, before: list[Passage], after: list[Passage], rows: Tensor) -> tuple[str, nn.Module]:
-    """The first module to finish, hence the innermost, that got the same for these records and gave something else."""
+def _blame(model: nn.Module, batches: list[Tensor], rows: Tensor) -> tuple[str, nn.Module]:
+    """The first module to finish, hence the innermost, that got the same for these records and gave something else.
+
+    Compares the first of these forwards with the last. Only here is every layer's output kept, which takes many times
+    the memory of a forward.
+    """
+    before, *_, after = [_traced(model, batch) for batch in batches]
     for old, new in zip(before, after, strict=False):
         if old.path != new.path:
             break
