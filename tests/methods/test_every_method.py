@@ -22,7 +22,6 @@ from adadpigu.accounting import Budget, Ledger, combined_noise_multiplier, event
 from adadpigu.audit.replay import NeighbourCoins, Player, RecordedCoins, Recorder, replay
 from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.gradients import ENGINES
 from adadpigu.mechanism import Release
 from adadpigu.methods import Method, all_methods, make_method
 from adadpigu.randomness import Randomness, ReproducibleRandomness
@@ -30,7 +29,7 @@ from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
 from open_method import OpenMethod
-from trials import prepare_small, run_small, small_digits, small_net, weights
+from trials import prepare_small, small_digits, small_net, weights
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5, "clip_norm": 0.7}},
@@ -373,29 +372,3 @@ def test_automatic_clipping_is_the_runs_choice(private: Method, plain: Trial) ->
     ours, theirs = trial.tape.calls[0][0], plain.tape.calls[0][0]
     assert ours.sensitivity == theirs.sensitivity
     assert not torch.equal(ours.total, theirs.total)
-
-
-def deep_net() -> nn.Module:
-    """Convolution, norm and linear layers, so that engines differ in what they do."""
-    torch.manual_seed(2)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 10)
-    )
-
-
-def test_the_engine_changes_no_method(method: Method) -> None:
-    """Same coins, same noise: whichever engine bounds the gradients, the weights agree to rounding.
-
-    Compared as vectors: where two entries of a record are equal to rounding, its top-k may take either.
-    """
-    if getattr(method, "public_model", None):
-        pytest.skip("its public model is of another net")
-    runs = {
-        engine: weights(run_small(method, data=small_digits(RECORDS), net=deep_net, engine=engine, steps=5).model)
-        for engine in ENGINES
-        if engine != "auto"
-    }
-    expected = runs.pop("loop")
-    moved = torch.linalg.vector_norm(expected - weights(deep_net()))
-    for engine, found in runs.items():
-        assert torch.linalg.vector_norm(found - expected) <= 1e-3 * moved, engine

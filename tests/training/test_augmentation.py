@@ -106,7 +106,7 @@ def test_features_of_all_variants_computed_beforehand_change_nothing(monkeypatch
     """The same draws once from stored variants and once transformed on the fly: equal sums, equal accuracy."""
 
     def trained(memory: float) -> tuple[Recorder, Run]:
-        monkeypatch.setattr(placement, "_free_memory", lambda _: memory)
+        monkeypatch.setattr(placement, "free_memory", lambda _: memory)
         front, shape = make_front("scattering", "group:9", (1, 8, 8))
         recorder = Recorder()
         prepared = prepare_small(

@@ -169,7 +169,7 @@ def test_variants_are_held_where_four_bytes_each_of_the_declared_records_fit_thr
     needed = 4 * DECLARED * MOVED.variants * FEATURES[0] * FEATURES[1] * FEATURES[2] / 0.6
     for count in (40, 41):
         for share, fits in ((1 - 1e-6, False), (1 + 1e-6, True)):
-            monkeypatch.setattr(placement, "_free_memory", lambda _, free=needed * share: free)
+            monkeypatch.setattr(placement, "free_memory", lambda _, free=needed * share: free)
             placed = settled(data(count=count), MOVED)
             assert (placed.variants is not None) == fits
             assert isinstance(placed.front, torch.nn.GroupNorm if fits else Front)

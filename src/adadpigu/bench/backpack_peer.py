@@ -7,8 +7,6 @@ from torch import nn
 
 from adadpigu.bench.contestants import (
     CLIP_NORM,
-    LEARNING_RATE,
-    MOMENTUM,
     NOISE_MULTIPLIER,
     Contestant,
     Repeated,
@@ -16,6 +14,7 @@ from adadpigu.bench.contestants import (
     Trainer,
     refuse_oversize,
     required,
+    sgd,
 )
 
 _INSTALL = "pip install --no-deps backpack-for-pytorch einops unfoldNd: its torchvision is not needed, and not wanted"
@@ -29,7 +28,7 @@ def build(task: Task, contestant: Contestant) -> Trainer:
     model = backpack.extend(task.model())
     loss = backpack.extend(nn.CrossEntropyLoss(reduction="sum"))
     inputs, targets = task.batch_on_device()
-    optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimiser = sgd(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def step() -> None:

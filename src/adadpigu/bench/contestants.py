@@ -7,7 +7,6 @@ raises `Unavailable` with its reason, and is reported, never left out.
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.bench.nets import BenchNet, find_net, size
+from adadpigu.training.memory import free_memory
 
 CLIP_NORM = 0.5
 """C of every private contestant"""
@@ -160,17 +160,15 @@ def required(module: str, install: str) -> Any:
 def refuse_oversize(task: Task, copies: float) -> None:
     """`Unavailable` where per-sample gradients, B·d numbers held `copies` times, would not fit into free memory."""
     needed = copies * 4 * task.batch * size(task.card.model())
-    free = free_memory(task.device)
+    free = free_memory(torch.device(task.device))
     if needed > 0.8 * free:
         gib = 2**30
         raise Unavailable(f"per-sample gradients need about {needed / gib:.1f} GiB; {free / gib:.1f} GiB are free")
 
 
-def free_memory(device: str) -> float:
-    """Bytes that can be had on a device now."""
-    if device.startswith("cuda"):
-        return float(torch.cuda.mem_get_info(torch.device(device))[0])
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    """The optimiser that all torch contestants share."""
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
 def synchronise(device: str) -> None:

@@ -7,14 +7,13 @@ from torch.nn import functional as F
 
 from adadpigu.bench.contestants import (
     CLIP_NORM,
-    LEARNING_RATE,
-    MOMENTUM,
     NOISE_MULTIPLIER,
     Contestant,
     Repeated,
     Task,
     Trainer,
     required,
+    sgd,
 )
 
 _INSTALL = "no package index has it: install github.com/awslabs/fast-differential-privacy from source"
@@ -25,7 +24,7 @@ def build(task: Task, contestant: Contestant) -> Trainer:
     fastdp = required("fastDP", _INSTALL)
     model = task.model()
     inputs, targets = task.batch_on_device()
-    optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimiser = sgd(model)
     engine = fastdp.PrivacyEngine(
         model,
         batch_size=task.batch,

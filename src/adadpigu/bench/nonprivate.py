@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from adadpigu.bench.contestants import (
     CHANNELS_LAST,
     CUDA_GRAPH,
-    LEARNING_RATE,
-    MOMENTUM,
     Contestant,
     Repeated,
     Task,
     Trainer,
     Unavailable,
+    sgd,
 )
 
 _BEFORE_CAPTURE = 3
@@ -33,7 +32,7 @@ def build(task: Task, contestant: Contestant) -> Trainer:
             raise Unavailable(f"not available for this net: records of shape {tuple(inputs.shape[1:])} are not images")
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         inputs = inputs.contiguous(memory_format=torch.channels_last)
-    optimiser = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    optimiser = sgd(model)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)

@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from adadpigu.bench.contestants import (
     CLIP_NORM,
-    LEARNING_RATE,
-    MOMENTUM,
     NOISE_MULTIPLIER,
     Contestant,
     Repeated,
@@ -20,6 +18,7 @@ from adadpigu.bench.contestants import (
     Trainer,
     refuse_oversize,
     required,
+    sgd,
 )
 
 _INSTALL = "pip install adadpigu[bench]"
@@ -30,7 +29,7 @@ def build(task: Task, contestant: Contestant) -> Trainer:
     samples = required("opacus.grad_sample.utils", _INSTALL)
     optimisers = required("opacus.optimizers", _INSTALL)
     model, mode = task.model(), contestant.engine
-    inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    inner = sgd(model)
     noise = {
         "noise_multiplier": NOISE_MULTIPLIER,
         "max_grad_norm": CLIP_NORM,

@@ -6,7 +6,6 @@ Features are as sensitive as the records they are made of: they are kept on disk
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from adadpigu.data.cache import cache_folder
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.features.front import Front
 from adadpigu.sampling import Population
+from adadpigu.training.memory import free_memory
 
 _SHARE_OF_MEMORY = 0.6
 """of a device's free memory that records and features may take"""
@@ -55,7 +55,7 @@ def settle(
     if not augmentation:
         return Placement(_on_device(_featurised(data, features, device, progress), device), front.normaliser)
     shape = features(data.train.inputs[:0].to(device)).shape[1:]
-    if 4 * data.records * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * _free_memory(device):
+    if 4 * data.records * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * free_memory(device):
         return Placement(_on_device(data, device), front)
     variants = _variants(data.train, features, augmentation, device, progress)
     positions = TensorRecords(torch.arange(len(data.train)), data.train.targets)
@@ -123,19 +123,12 @@ def _variants(
     return made
 
 
-def _free_memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch hands it out again
-        return float(torch.cuda.mem_get_info(device)[0] + kept)
-    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-
-
 def _on_device(data: DataSet, device: torch.device) -> DataSet:
     """Records on a GPU where they fit; drawing them there saves a copy a step and changes nothing else."""
     if device.type != "cuda":
         return data
     sets = {name: getattr(data, name) for name in ("train", "test")}
     held = {name: records for name, records in sets.items() if isinstance(records, TensorRecords)}
-    if sum(records.inputs.nbytes for records in held.values()) > _SHARE_OF_MEMORY * _free_memory(device):
+    if sum(records.inputs.nbytes for records in held.values()) > _SHARE_OF_MEMORY * free_memory(device):
         return data
     return replace(data, **{name: records.to(device) for name, records in held.items()})  # type: ignore[arg-type]
