@@ -100,10 +100,10 @@ def test_standardised_clip_equals_float64_numpy() -> None:
 
 def test_top_k_keeps_exactly_k_of_the_active_coordinates_even_under_ties() -> None:
     rows = torch.ones(3, 10)
-    kept = Standardiser(GradientSum(clip_norm=1.0, top_k=0.35), 10, device=CPU)(rows)
+    kept = Standardiser(GradientSum(clip_norm=1.0, top_k=0.35), 10, device=CPU).widened(rows)
     assert (kept != 0).sum(dim=1).tolist() == [3, 3, 3]
     query = GradientSum(clip_norm=100.0, active=torch.arange(6) < 4, top_k=0.5)
-    z = Standardiser(query, 6, device=CPU)(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
+    z = Standardiser(query, 6, device=CPU).widened(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
     assert z.tolist() == [[0.0, -9.0, 3.0, 0.0, 0.0, 0.0]]
 
 

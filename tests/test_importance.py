@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adadpigu.errors import InputError
-from adadpigu.importance import Importance, MaskSchedule, Schedule, Score, rank
+from adadpigu.importance import Importance, MaskSchedule, Schedule, Score, chosen, rank
 from adadpigu.mechanism import Release
 
 ROWS = torch.tensor([[1.0, -2.0, 0.5], [1.0, 2.0, -0.5], [-3.0, 2.0, 0.0]])
@@ -51,7 +51,7 @@ def test_every_schedule_starts_at_r_never_shrinks_and_growing_ones_end_at_one(
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(ratios))
     assert ratios[-1] == pytest.approx(retention if kind == "constant" else 1.0)
     ranking = torch.randperm(97, generator=torch.Generator().manual_seed(steps))
-    masks = [set(schedule.active(ranking, t, steps).nonzero().flatten().tolist()) for t in range(steps)]
+    masks = [set(chosen(ranking, schedule.count(97, t, steps)).nonzero().flatten().tolist()) for t in range(steps)]
     assert all(a <= b for a, b in itertools.pairwise(masks))
     assert masks[0] == set(ranking[: int(retention * 97 + 1e-9)].tolist())
 
@@ -70,4 +70,4 @@ def test_a_retention_outside_its_range_is_refused(retention: float) -> None:
 
 def test_a_mask_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="keeps none of 5"):
-        MaskSchedule(retention=0.1).active(torch.arange(5), 0, 10)
+        MaskSchedule(retention=0.1).count(5, 0, 10)

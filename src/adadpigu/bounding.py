@@ -10,14 +10,17 @@ so no input, however odd, contributes more than C.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Literal, Protocol, final, get_args
 
 import torch
 from torch import Tensor
 
+from adadpigu import kernels
+from adadpigu.beside import join
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import Sensitive, unseal
@@ -85,6 +88,10 @@ class GradientSum:
     stability: float | None = None
     """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
     share: float = 1.0
+    trained: frozenset[int] | None = None
+    """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
+    kept: Tensor | None = None
+    """⌊ρ·|m|⌋ as a number that stays on the device, for a mask that grows there; None: the mask is counted"""
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
@@ -105,12 +112,14 @@ class GradientSum:
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
-        mean = total / batch_size
-        if self.scale is not None:
-            mean = mean * self.scale.to(mean)
-        if self.center is not None:
-            mean = mean + self.center.to(mean)
-        return mean if self.active is None else torch.where(self.active, mean, 0.0)
+        scale = None if self.scale is None else self.scale.to(total)
+        if scale is not None and self.center is not None:
+            mean = torch.addcmul(self.center.to(total), total, scale, value=1 / batch_size)
+        else:
+            mean = total / batch_size
+            mean = mean if scale is None else mean * scale
+            mean = mean if self.center is None else mean + self.center.to(mean)
+        return mean if self.active is None else only(self.active, mean)
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,25 @@ def _check_query(name: str, clip_norm: float, share: float) -> None:
         raise InputError(f"share={share} of {name!r} is not in (0, 1]")
 
 
+def _float(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.float()
+
+
+def only(mask: Tensor, values: Tensor) -> Tensor:
+    """The values where the mask has them, zero elsewhere, whatever stands there.
+
+    >>> only(torch.tensor([True, False]), torch.tensor([1.0, math.nan]))
+    tensor([1., 0.])
+    """
+    return torch.where(mask, values, _zero(values.dtype, values.device))
+
+
+@functools.cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: torch would put a plain 0.0 on the device at every call."""
+    return torch.zeros((), dtype=dtype, device=device)
+
+
 class Standardiser:
     """z = m ⊙ (g − α) / scale, widened to float64, for some or all coordinates of a gradient.
 
@@ -168,19 +196,36 @@ class Standardiser:
 
     def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
         """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them."""
-        self._kept = _kept(query, size) if query.top_k < 1 else None
+        join(device)  # a query's vectors may be in the making
+        self._kept: int | Tensor | None = None
+        if query.top_k < 1:
+            self._kept = _kept(query, size) if query.kept is None else query.kept
         if self._kept is not None and columns is not None:
             raise PrivacyLineError("the largest entries of a record are found in whole gradients, not in parts of them")
         weight = None if query.scale is None else query.scale.to(device, torch.float64).reciprocal()
         if query.active is not None:
             active = query.active.to(device)
-            weight = active.double() if weight is None else torch.where(active, weight, 0.0)
+            weight = active.double() if weight is None else only(active, weight)
         center = None if query.center is None else query.center.to(device, torch.float64)
         self.weight, self.center = (
             part if part is None or columns is None else part[columns] for part in (weight, center)
         )
+        # kernels read them once for every few rows
+        self._narrow = (_float(self.center), _float(self.weight)) if device.type == "cuda" else None
 
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor) -> Standardised:
+        """The rows [b, n], standardised."""
+        if kernels.usable(rows) and rows.dtype == torch.float32:
+            vectors = self._narrow or (self.center, self.weight)
+            if self._kept is None:
+                return _Fused(rows, *vectors)
+            from adadpigu.kernels.top_k import standardised_largest
+
+            z: Tensor = standardised_largest(rows, *vectors, self._kept)
+            return _Fused(z, None, None)
+        return _Widened(self.widened(rows))
+
+    def widened(self, rows: Tensor) -> Tensor:
         """[b, n] -> [b, n] in float64, a new tensor."""
         # Standardised as the rows are, then widened: what is measured is what is added, and it is half the bytes.
         z = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
@@ -189,8 +234,53 @@ class Standardiser:
         if self.weight is not None:
             z = torch.mul(z, self.weight.to(z.dtype), out=None if z is rows else z)
         if self._kept is not None:
-            z = largest(z, self._kept)
+            z = largest(z, int(self._kept))
         return z.to(torch.float64, copy=z is rows)
+
+
+class Standardised(Protocol):
+    """Rows z that are measured and then added up: the very same numbers both times, in float64."""
+
+    def squares(self) -> Tensor:
+        """‖z_i‖², [b]."""
+        ...
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, [n]; a row whose factor is zero is left out, whatever it holds. Asked for last."""
+        ...
+
+
+class _Widened:
+    """Rows that were standardised and widened to float64 beforehand."""
+
+    def __init__(self, z: Tensor) -> None:
+        self._z = z
+
+    def squares(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self._z, dim=1)
+        return norms.square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        return weighted_total(self._z, factors)
+
+
+class _Fused:
+    """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
+
+    def __init__(self, rows: Tensor, center: Tensor | None, weight: Tensor | None) -> None:
+        self._rows, self._center, self._weight = rows, center, weight
+
+    def squares(self) -> Tensor:
+        from adadpigu.kernels.rows import squared_norms
+
+        found: Tensor = squared_norms(self._rows, self._center, self._weight)
+        return found
+
+    def total(self, factors: Tensor) -> Tensor:
+        from adadpigu.kernels.rows import weighted_sum
+
+        added: Tensor = weighted_sum(self._rows, factors, self._center, self._weight)
+        return added
 
 
 def _kept(query: GradientSum, size: int) -> int:
@@ -219,7 +309,22 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None
         factors = (aim / (norms + stability)).clamp(max=torch.finfo(torch.float64).max)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
     kept = torch.isfinite(norms) & (factors >= torch.finfo(torch.float64).tiny)
-    return torch.where(kept, factors, 0.0)
+    return only(kept, factors)
+
+
+def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tensor | None, *, length: int) -> Tensor:
+    """What each record's gradient is multiplied with, [b]: zero for rows that are no records.
+
+    `squares` add up to the squared norms; each is [b], or [parts, b] whose parts add up to that.
+    """
+    if kernels.usable(squares[0]):
+        from adadpigu.kernels.factors import record_factors as at_once
+
+        made: Tensor = at_once(squares, present, clip_norm=query.clip_norm, stability=query.stability, length=length)
+        return made
+    norms = functools.reduce(torch.add, (part if part.dim() == 1 else part.sum(dim=0) for part in squares)).sqrt()
+    factors = clip_factors(norms, query.clip_norm, query.stability, length=length)
+    return factors if present is None else only(present, factors)
 
 
 def weighted_total(z: Tensor, factors: Tensor) -> Tensor:
@@ -270,7 +375,7 @@ class Bounder:
             raise PrivacyLineError(f"{self._query.name!r} is not a sum of gradients: use add_records")
         rows = unseal(gradients).gradients
         standardised = Standardiser(self._query, self._size, device=rows.device)
-        self._add(standardised(rows), rows.dtype, self._query.stability)
+        self._add(standardised.widened(rows), rows.dtype, self._query.stability)
 
     def add_clipped(self, total: ClippedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
@@ -289,6 +394,8 @@ class Bounder:
         """Adds one micro-batch to a sum over records; what the query needs of them must be there."""
         if not isinstance(self._query, RecordSum):
             raise PrivacyLineError(f"{self._query.name!r} is a sum of gradients: use add")
+        if records.present is not None:
+            raise PrivacyLineError(f"{self._query.name!r}: a batch of fixed size is summed by an engine alone")
         inputs, targets = unseal(records)
         count, blank = len(targets), torch.zeros(len(targets), 0, device=targets.device)
         parts = {

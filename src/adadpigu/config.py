@@ -56,6 +56,7 @@ class RunConfig:
     physical_batch_size: int | str | None = None
     memory_limit: int | str | None = None
     engine: str = "auto"
+    execution: str = "auto"
     evaluate_every: int | None = None
     device: str = "auto"
     seed: int | None = None

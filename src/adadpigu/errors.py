@@ -48,3 +48,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
         nearest = " or ".join(map(repr, near))
         return InputError(f"unknown {kind} {name!r}; did you mean {nearest}? ({len(names)} are known)")
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, short enough for a one-line message.
+
+    >>> first_line(ValueError("too long\\nand more"))
+    'too long'
+    """
+    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return text if len(text) <= 200 else text[:197] + "..."

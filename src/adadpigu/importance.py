@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError
-from adadpigu.mechanism import Release, require_release
+from adadpigu.layout import Layout
+from adadpigu.mechanism import Release, look
 
 Score = Literal["absolute", "signed", "energy"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
@@ -31,22 +32,22 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
 class Importance:
     """Accumulates a score for each coordinate from noisy mean gradients."""
 
-    def __init__(self, size: int, score: Score = "absolute") -> None:
+    def __init__(self, size: int, score: Score = "absolute", device: torch.device | None = None) -> None:
         if score not in _TERMS:
             raise InputError(f"score={score!r} is not one of {', '.join(get_args(Score))}")
         self._term = _TERMS[score]
-        self._sum = torch.zeros(size, dtype=torch.float64)
-        self._count = 0
+        self._sum = torch.zeros(size, dtype=torch.float64, device=device)
+        self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:
         """Takes the release of one stage-1 step."""
-        self._sum += self._term(require_release(gradient).value.double().cpu())
+        self._sum += self._term(look(gradient)[0].double().to(self._sum.device))
         self._count += 1
 
     @property
     def scores(self) -> Tensor:
         """s_j, the mean over the steps taken so far (the absolute value matters to `signed` alone)."""
-        return self._sum.abs() / max(self._count, 1)
+        return self._sum.abs() / self._count.clamp(min=1)
 
     def ranking(self) -> Tensor:
         """Coordinates by score, descending, ties broken by index."""
@@ -111,9 +112,61 @@ class MaskSchedule:
             progress = math.floor(progress * self.stairs) / self.stairs
         return self.retention + (1 - self.retention) * progress
 
-    def active(self, ranking: Tensor, step: int, steps: int) -> Tensor:
-        """The mask of the first ⌊r_t·d⌋ coordinates of the ranking, [d] of bool."""
-        count = math.floor(self.ratio(step, steps) * len(ranking) + 1e-9)
+    def count(self, size: int, step: int, steps: int) -> int:
+        """⌊r_t·d⌋, how many of d coordinates are active in step t: the first ones of the ranking."""
+        count = math.floor(self.ratio(step, steps) * size + 1e-9)
         if count < 1:
-            raise InputError(f"retention={self.retention} keeps none of {len(ranking)} parameters")
-        return chosen(ranking, count)
+            raise InputError(f"retention={self.retention} keeps none of {size} parameters")
+        return count
+
+
+class GrowingMask:
+    """The mask of the first coordinates of a ranking, and who is in it: kept in one place while it grows.
+
+    Its numbers (`count`, `trained`) are known without looking at the mask, for which a GPU would have to wait.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.size = self.count = layout.size
+        self._layout = layout
+        self._place = torch.arange(layout.size, device=device)
+        self._active = torch.ones(layout.size, dtype=torch.bool, device=device)
+        self._target = torch.tensor(layout.size, device=device)
+        self.grows = False
+        self._first = [0] * len(layout.slots)
+
+    def rank(self, ranking: Tensor) -> None:
+        """Fixes the order in which coordinates become active."""
+        ranking = ranking.to(self._place.device)
+        self._place[ranking] = torch.arange(self.size, device=ranking.device)
+        self._first = [int(self._place[slot.start : slot.stop].min()) for slot in self._layout.slots]
+
+    def aim(self, count: int) -> None:
+        """Says that the first `count` coordinates shall be active; `move` then makes them so, on the device."""
+        self.grows = self.count < self.size and count > self.count
+        self.count = count
+        self._target.fill_(count)
+
+    def newcomers(self) -> tuple[Tensor, Tensor]:
+        """The masks of those that `move` will add and of those that are active so far."""
+        return (self._place < self._target) & ~self._active, self._active
+
+    def move(self) -> None:
+        """Makes the coordinates active that `aim` has named."""
+        torch.lt(self._place, self._target, out=self._active)
+
+    @property
+    def active(self) -> Tensor | None:
+        """[d] of bool; None where all are."""
+        return None if self.count == self.size else self._active
+
+    def snapshot(self) -> Tensor | None:
+        """`active` as it is now, for whoever keeps it."""
+        return None if self.active is None else self._active.clone()
+
+    @property
+    def trained(self) -> frozenset[int] | None:
+        """The parameters, by number, that have an active coordinate; None where all coordinates are."""
+        if self.count == self.size:
+            return None
+        return frozenset(number for number, first in enumerate(self._first) if first < self.count)

@@ -12,20 +12,33 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
-from adadpigu.randomness import Randomness
+from adadpigu.randomness import MT19937_WORDS, Randomness, fill
 
 _one_at_a_time = threading.RLock()
-_MT19937_WORDS = 624
 
 
 @contextlib.contextmanager
-def isolated(randomness: Randomness, device: torch.device) -> Iterator[None]:
-    """Within, global generators (torch, the device's, numpy, Python) run on the privacy generator; after, as before."""
+def isolated(randomness: Randomness, device: torch.device, *, host: bool = True) -> Iterator[None]:
+    """Within, global generators (torch, the device's, numpy, Python) run on the privacy generator; after, as before.
+
+    Without `host` the device's alone, for work that was recorded and runs nothing on the CPU.
+    """
     cuda = device.type == "cuda"
+    if not host:
+        generator = default_generator(device)
+        seed, offset = generator.initial_seed(), generator.get_offset()
+        fill(generator, randomness.words(2))
+        try:
+            yield
+        finally:
+            generator.manual_seed(seed)
+            generator.set_offset(offset)
+        return
     with _one_at_a_time, torch.random.fork_rng(devices=[device] if cuda else []):
         before = random.getstate(), np.random.get_state()
         try:
@@ -36,16 +49,23 @@ def isolated(randomness: Randomness, device: torch.device) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
+def host_state() -> tuple[object, ...]:
+    """Where the global generators of the CPU stand, to compare."""
+    legacy: Any = np.random.get_state()
+    return random.getstate(), legacy[1].tobytes(), legacy[2:], torch.default_generator.get_state().numpy().tobytes()
+
+
 def _fill(randomness: Randomness, device: torch.device) -> None:
-    words = randomness.words(_MT19937_WORDS)
-    torch.default_generator.manual_seed(int(words[0]))
-    state = torch.default_generator.get_state()
-    # torch seeds its Mersenne Twister with 32 bits; behind three 8-byte fields lie its 624 words, filled here in full.
-    state.view(torch.int64)[3 : 3 + _MT19937_WORDS] = words
-    torch.default_generator.set_state(state)
+    words = randomness.words(MT19937_WORDS)
+    fill(torch.default_generator, words)
     random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
-    np.random.seed(randomness.words(_MT19937_WORDS).numpy())
+    np.random.seed(randomness.words(MT19937_WORDS).numpy())
     if device.type == "cuda":
-        high, low = randomness.words(2).tolist()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed((high << 31) ^ low)
+        fill(default_generator(device), randomness.words(2))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The global generator of a GPU."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    generator: torch.Generator = torch.cuda.default_generators[index]
+    return generator

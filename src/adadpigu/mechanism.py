@@ -13,12 +13,13 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Protocol, final
 
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum
+from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum, only
 from adadpigu.errors import PrivacyLineError
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import Sensitive, unseal
@@ -47,8 +48,8 @@ class Release:
     ) -> None:
         if mint is not _MINT:
             raise PrivacyLineError("a Release is made by the mechanism alone; hand it a BoundedSum")
-        self.__value = value.detach().clone()
-        self.__active = None if active is None else active.clone()
+        self.__value = value.detach()
+        self.__active = active
         self.name = name
         self.noise_stddev = noise_stddev
         _minted.add(self)
@@ -77,6 +78,10 @@ class Release:
         """Which coordinates were released (a copy), of bool; None for all."""
         return None if self.__active is None else self.__active.clone()
 
+    def _look(self) -> tuple[Tensor, Tensor | None]:
+        """Value and active coordinates themselves."""
+        return self.__value, self.__active
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Release:
         """Post-processing: a function of a release and of public values is a release at no further cost.
 
@@ -87,7 +92,12 @@ class Release:
         result = function(self.value)
         if not isinstance(result, Tensor):
             raise PrivacyLineError(f"post-processing must return a tensor, got {type(result).__name__}")
-        return Release(result, name=self.name, noise_stddev=None, active=self.active, mint=_MINT)
+        return Release(result.clone(), name=self.name, noise_stddev=None, active=self.__active, mint=_MINT)
+
+
+def look(release: object) -> tuple[Tensor, Tensor | None]:
+    """Value and active coordinates of a genuine release, not copied: for learned state that reads and keeps neither."""
+    return require_release(release)._look()
 
 
 def require_release(value: object) -> Release:
@@ -132,10 +142,31 @@ class Receipt:
 
     def redeem(self, sums: Sequence[BoundedSum]) -> list[float]:
         """The noise multipliers of the sums that were paid for; a receipt is worth nothing afterwards."""
-        paid, self._paid = self._paid, {}
-        if sorted(total.name for total in sums) != sorted(paid):
-            raise PrivacyLineError(f"paid for the releases {sorted(paid)}, asked for {[total.name for total in sums]}")
-        return [paid[total.name] for total in sums]
+        multipliers = self.look(sums)
+        self._paid = {}
+        return multipliers
+
+    def look(self, sums: Sequence[BoundedSum]) -> list[float]:
+        """The same, and the receipt stays good: for a recording, which releases nothing until it is replayed."""
+        if sorted(total.name for total in sums) != sorted(self._paid):
+            self._paid = {}
+            raise PrivacyLineError(f"asked for {[total.name for total in sums]}, which is not what was paid for")
+        return [self._paid[total.name] for total in sums]
+
+
+@final
+@dataclass(frozen=True)
+class Recorded:
+    """Releases whose computation a device has recorded; their values are those of its latest replay."""
+
+    sums: tuple[BoundedSum, ...]
+    noise_multipliers: tuple[float, ...]
+    releases: dict[str, Release]
+
+    def pay(self, receipt: Receipt) -> None:
+        """Before every replay: redeems a receipt for exactly this."""
+        if tuple(receipt.redeem(self.sums)) != self.noise_multipliers:
+            raise PrivacyLineError("a recorded step was paid for with another noise than it adds")
 
 
 class GaussianMechanism:
@@ -191,6 +222,17 @@ class GaussianMechanism:
             self._tape.record(sums, releases)
         return releases
 
+    def record(self, sums: Sequence[BoundedSum], receipt: Receipt) -> Recorded:
+        """What `release` does, for a device that records it without running it: nothing is released by this.
+
+        Each replay needs a receipt of its own, for the same releases with the same noise.
+        """
+        if self._tape:
+            raise PrivacyLineError("a tape sees every release: with one, steps are not recorded")
+        multipliers = receipt.look(sums)
+        releases = {total.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
+        return Recorded(tuple(sums), tuple(multipliers), releases)
+
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
         content = unseal(total)
         stddev = 0.0 if noise_multiplier == 0 else noise_multiplier * total.sensitivity
@@ -198,10 +240,12 @@ class GaussianMechanism:
             raise PrivacyLineError(f"noise of {noise_multiplier:g} times {total.sensitivity:g} would round to nothing")
         if stddev > 0:
             noise = self._randomness.normal(content.numel()).to(content.device)
-            content = content + noise.reshape(content.shape) * stddev
-        if total.active is not None:
-            content = torch.where(total.active, content, 0.0)
-        return Release(content.to(total.dtype), name=total.name, noise_stddev=stddev, active=total.active, mint=_MINT)
+            content = torch.add(content, noise.reshape(content.shape), alpha=stddev)
+        active = total.active
+        if active is not None:
+            content, active = only(active, content), active.clone()
+        content = content.to(total.dtype, copy=content is unseal(total))
+        return Release(content, name=total.name, noise_stddev=stddev, active=active, mint=_MINT)
 
 
 def _check(queries: Sequence[Query], noise_multiplier: float) -> None:

@@ -11,6 +11,12 @@ from adadpigu.errors import PrivacyLineError
 from adadpigu.sensitive import Sensitive
 
 
+class Presence(Sensitive[Tensor]):
+    """Which rows of a batch of fixed size are records, [b] of bool: as sensitive as their number."""
+
+    __slots__ = ()
+
+
 class Records(Sensitive[tuple[Tensor, Tensor]]):
     """Inputs [b·k, ...] and targets [b, ...] of one Poisson draw; b itself is sensitive.
 
@@ -18,14 +24,19 @@ class Records(Sensitive[tuple[Tensor, Tensor]]):
     their mean, so that however many there are, a record has one gradient and is clipped once.
     """
 
-    __slots__ = ("copies",)
+    __slots__ = ("copies", "present")
 
-    def __init__(self, content: tuple[Tensor, Tensor], *, copies: int = 1) -> None:
+    def __init__(self, content: tuple[Tensor, Tensor], *, copies: int = 1, present: Presence | None = None) -> None:
+        """`present` marks the rows that are records; the others fill a batch of fixed size and must count for nothing.
+
+        None: all of them.
+        """
         inputs, targets = content
         if len(inputs) != copies * len(targets):
             raise PrivacyLineError(f"{copies} inputs a record are needed, or a record could be clipped as several")
         super().__init__(content)
         self.copies = copies
+        self.present = present
 
     def chunks(self, size: int | None) -> Iterator[Records]:
         """Micro-batches of at most `size` records (all at once for None); an empty draw is one empty micro-batch."""
@@ -33,7 +44,8 @@ class Records(Sensitive[tuple[Tensor, Tensor]]):
         step = size or max(len(targets), 1)
         for start in range(0, max(len(targets), 1), step):
             stop, k = start + step, self.copies
-            yield Records((inputs[start * k : stop * k], targets[start:stop]), copies=k)
+            present = None if self.present is None else Presence(self.present._open()[start:stop])
+            yield Records((inputs[start * k : stop * k], targets[start:stop]), copies=k, present=present)
 
 
 @dataclass(frozen=True)

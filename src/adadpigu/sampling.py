@@ -6,15 +6,19 @@ Which records were drawn, and how many, is sensitive.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from adadpigu.accounting.events import draw_event
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.randomness import Randomness
-from adadpigu.records import Records
+from adadpigu.records import Presence, Records
 from adadpigu.sensitive import Sensitive, unseal
 
 if TYPE_CHECKING:
@@ -33,6 +37,129 @@ class Drawn(Sensitive[Tensor]):
     """The positions of the records one draw has taken."""
 
     __slots__ = ()
+
+
+class Coins(Sensitive[Tensor]):
+    """For every record whether one draw has taken it, [n] of bool."""
+
+    __slots__ = ()
+
+    def drawn(self) -> Drawn:
+        """The positions of those that were taken; a device waits for their number."""
+        return Drawn(unseal(self).nonzero().flatten())
+
+
+class Recording(Protocol):
+    """Something a device has recorded."""
+
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Whoever records what a device is told to do."""
+
+    name: str
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        """Runs the Python of `work` once; the device does nothing yet."""
+        ...
+
+    def apart(self) -> Recorder:
+        """Another one, whose recordings may run at the same time."""
+        ...
+
+
+class FixedBatch:
+    """A draw in a shape and place that do not depend on it, for steps that a device has recorded.
+
+    `size` positions, of which the last ones are −1 where fewer records were drawn. A draw of more records does not fit:
+    it is then processed as it is, in as many batches as it takes. None is dropped. On a GPU, coins are tossed and put
+    into shape on a stream of their own, while the step before still runs; all that the CPU waits for is whether they
+    fit.
+    """
+
+    def __init__(self, size: int, device: torch.device, recorder: Recorder) -> None:
+        self.size = size
+        self._device = device
+        self._recorder = recorder
+        self._positions = Drawn(torch.full((size,), -1, device=device))
+        self._tosses: dict[float, tuple[Recording, _Toss]] = {}
+        self._tossed: _Toss | None = None
+        self._stream, self._taken_over = _stream_and_event(device)
+
+    @staticmethod
+    def size_for(batch_size: float, sample_rate: float) -> int:
+        """B plus three standard deviations, from public numbers: about one draw in 700 does not fit."""
+        return math.ceil(batch_size + 3 * math.sqrt(batch_size * (1 - sample_rate)))
+
+    def toss(self, sampler: PoissonSampler, population: Population, randomness: Randomness) -> Coins:
+        """Tosses one coin a record and puts those that were taken into shape; `load` takes them over."""
+        with torch.cuda.stream(self._stream):  # None: no other stream
+            if self._taken_over is not None:
+                self._taken_over.wait(self._stream)
+            if sampler.sample_rate not in self._tosses:
+                self._tosses[sampler.sample_rate] = self._record(sampler, population, randomness)
+            recording, self._tossed = self._tosses[sampler.sample_rate]
+            recording.replay()
+        return Coins(self._tossed.taken)
+
+    def load(self) -> bool:
+        """Takes the records of the latest toss; False, and nothing is changed, where there are too many."""
+        assert self._tossed is not None
+        if self._stream is not None:
+            self._stream.synchronize()
+        if int(self._tossed.count) > self.size:
+            return False
+        unseal(self._positions).copy_(self._tossed.positions, non_blocking=True)
+        if self._taken_over is not None:
+            self._taken_over.record()
+        return True
+
+    def drawn(self) -> tuple[Drawn, Presence]:
+        """The positions that were taken over last, and which of them are records; the others name any record."""
+        return _drawn(unseal(self._positions))
+
+    def several(self, coins: Coins) -> tuple[Drawn, Presence]:
+        """A draw that does not fit, as several batches of this size one after the other."""
+        taken = unseal(coins.drawn())
+        return _drawn(F.pad(taken, (0, -len(taken) % self.size), value=-1))
+
+    def _record(
+        self, sampler: PoissonSampler, population: Population, randomness: Randomness
+    ) -> tuple[Recording, _Toss]:
+        toss = _Toss(len(population), self.size, self._device)
+        recording = self._recorder.record(lambda: toss.fill(unseal(sampler.toss(population, randomness))))
+        return recording, toss
+
+
+def _drawn(positions: Tensor) -> tuple[Drawn, Presence]:
+    """−1 is no record; it names the first one, to have something to compute with."""
+    return Drawn(positions.clamp(min=0)), Presence(positions >= 0)
+
+
+class _Toss:
+    """Where one recorded toss leaves its coins: sensitive."""
+
+    def __init__(self, records: int, size: int, device: torch.device) -> None:
+        self.taken = torch.zeros(records, dtype=torch.bool, device=device)
+        self.positions = torch.full((size,), -1, device=device)
+        self.count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
+
+    def fill(self, taken: Tensor) -> None:
+        """Keeps the coins, the first of the records they have taken, in order, and how many there are."""
+        size = len(self.positions)
+        place = taken.cumsum(0)
+        slot = torch.where(taken & (place <= size), place - 1, size)
+        everyone = torch.arange(len(taken), device=taken.device)
+        self.taken.copy_(taken)
+        self.positions.copy_(everyone.new_full((size + 1,), -1).scatter_(0, slot, everyone)[:size])
+        self.count.copy_(place[-1:], non_blocking=True)
+
+
+def _stream_and_event(device: torch.device) -> tuple[Any, Any]:
+    if device.type != "cuda":
+        return None, None
+    return torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +187,21 @@ class PoissonSampler:
 
     def draw(self, population: Population, randomness: Randomness) -> Drawn:
         """Tosses one coin a record. An empty draw is legal."""
-        coins = randomness.uniform(len(population))
-        return Drawn((coins < self.sample_rate).nonzero().flatten())
+        return self.toss(population, randomness).drawn()
+
+    def toss(self, population: Population, randomness: Randomness) -> Coins:
+        """One coin a record, wherever the generator lives; nobody waits for their number."""
+        return Coins(randomness.uniform(len(population)) < self.sample_rate)
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
         return draw_event(self.sample_rate, noise_multipliers)
 
 
-def gather(population: Population, drawn: Drawn) -> Records:
+def gather(population: Population, drawn: Drawn, present: Presence | None = None) -> Records:
     """The drawn records themselves: one row a record, or a record could be clipped as several."""
     positions = unseal(drawn)
     inputs, targets = population.take(positions)
     if not len(inputs) == len(targets) == len(positions):
         raise PrivacyLineError(f"{type(population).__name__}.take must return one input and one target a record")
-    return Records((inputs, targets))
+    return Records((inputs, targets), present=present)

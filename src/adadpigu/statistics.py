@@ -8,13 +8,14 @@ coordinates of a layer; β starts from what stage 1 released.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError
-from adadpigu.mechanism import Release, require_release
+from adadpigu.mechanism import Release, look
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,7 @@ class Statistics:
         """`variance` is β at the start, [d]; `layers` the number of each coordinate's layer. State is float64."""
         self._options = options
         self._layers = layers
+        self._layer_count = int(layers.max()) + 1
         self.variance = variance.double().clamp(options.floor, options.ceiling)
         self.mean = torch.zeros_like(self.variance)
         self.plain = self.variance_held and bool((self.scale == 1).all())
@@ -69,6 +71,10 @@ class Statistics:
         """√β + μ, [d]."""
         return self.variance.sqrt() + self._options.offset
 
+    def noise_variance(self, stddev: float) -> Tensor | None:
+        """What `update` wants to know of noise of this size in the standardised mean: its variance in ĝ, if at all."""
+        return (self.scale * stddev).square() if self._options.debias and not self.variance_held else None
+
     @property
     def variance_held(self) -> bool:
         """Whether β stays where it started (γ2 = 1)."""
@@ -79,23 +85,22 @@ class Statistics:
         """Whether α stays 0 (γ1 = 1)."""
         return self._options.mean_decay == 1
 
-    def update(self, restored: Release, *, noise_variance: Tensor) -> None:
-        """Takes ĝ (a restored release) and its known noise variance ((√β + μ)σC/B)², [d]."""
-        restored = require_release(restored)
-        gradient, options = restored.value.double(), self._options
-        active = restored.active
-        step = gradient - self.mean
-        spread = step.square()
-        if options.debias:
-            spread = spread - noise_variance
-        if options.per_layer:
-            spread = _layer_means(spread, self._layers, active)[self._layers]
+    def update(self, restored: Release, *, noise_variance: Tensor | None = None) -> None:
+        """Takes ĝ (a restored release) and, to `debias`, its known noise variance ((√β + μ)σC/B)², [d]."""
+        gradient, active = look(restored)
+        gradient, options = gradient.double(), self._options
         if not self.variance_held:
-            decay = options.variance_decay
-            spread = spread.clamp(options.floor, options.ceiling)
-            _set(self.variance, active, decay * self.variance + (1 - decay) * spread)
+            spread = (gradient - self.mean).square()
+            if options.debias:
+                assert noise_variance is not None
+                spread = spread - noise_variance
+            if options.per_layer:
+                spread = _layer_means(spread, self._layers, self._layer_count, active)[self._layers]
+            if options.debias or options.floor > 0 or options.ceiling < math.inf:
+                spread = spread.clamp(options.floor, options.ceiling)
+            _set(self.variance, active, torch.lerp(self.variance, spread, 1 - options.variance_decay))
         if not self.mean_held:
-            _set(self.mean, active, self.mean + (1 - options.mean_decay) * step)
+            _set(self.mean, active, torch.lerp(self.mean, gradient, 1 - options.mean_decay))
 
     def welcome(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
@@ -106,9 +111,9 @@ class Statistics:
         self.mean.masked_fill_(returned, 0.0)
         if self.variance_held:
             return
-        start = torch.where(active, self.variance, torch.nan).nanmedian()
+        start = _median(self.variance, active)
         if self._options.per_layer:
-            shared = _layer_means(self.variance, self._layers, active)
+            shared = _layer_means(self.variance, self._layers, self._layer_count, active)
             start = torch.where(shared > 0, shared, start)[self._layers]
         _set(self.variance, returned, start)
 
@@ -118,13 +123,14 @@ class LayerPower:
 
     def __init__(self, layers: Tensor) -> None:
         self._layers = layers
-        self._sum = torch.zeros(int(layers.max()) + 1, dtype=torch.float64, device=layers.device)
-        self._count = 0
+        self._layer_count = int(layers.max()) + 1
+        self._sum = torch.zeros(self._layer_count, dtype=torch.float64, device=layers.device)
+        self._count = torch.zeros((), dtype=torch.float64, device=layers.device)
 
     def update(self, gradient: Release, *, noise_variance: float) -> None:
         """Takes a stage-1 mean gradient and the variance of its noise."""
-        squares = require_release(gradient).value.double().square() - noise_variance
-        self._sum += _layer_means(squares, self._layers)
+        squares = look(gradient)[0].double().square() - noise_variance
+        self._sum += _layer_means(squares, self._layers, self._layer_count)
         self._count += 1
 
     def variance(self) -> Tensor:
@@ -133,7 +139,7 @@ class LayerPower:
         A layer whose estimate is not above zero carries no visible signal: it gets a hundredth of the smallest
         positive one.
         """
-        power = self._sum / max(self._count, 1)
+        power = self._sum / self._count.clamp(min=1)
         positive = power[power > 0]
         if not len(positive):
             return torch.ones(len(self._layers), dtype=torch.float64, device=self._layers.device)
@@ -144,12 +150,21 @@ class LayerPower:
 
 def _set(state: Tensor, active: Tensor | None, new: Tensor) -> None:
     """Writes new values in place, where the mask has them."""
-    state.copy_(new if active is None else torch.where(active, new, state))
+    if active is None:
+        state.copy_(new)
+    else:
+        torch.where(active, new, state, out=state)
 
 
-def _layer_means(values: Tensor, layers: Tensor, active: Tensor | None = None) -> Tensor:
+def _median(values: Tensor, active: Tensor) -> Tensor:
+    """The lower median of the active values, [1]; no device waits for how many there are."""
+    ordered = values.masked_fill(~active, math.inf).sort().values
+    return ordered.index_select(0, ((active.sum() - 1) // 2).clamp(min=0).reshape(1))
+
+
+def _layer_means(values: Tensor, layers: Tensor, layer_count: int, active: Tensor | None = None) -> Tensor:
     """The mean of the (active) values of each layer (0 for a layer without any)."""
     present = torch.ones_like(values) if active is None else active.to(values.dtype)
-    total = values.new_zeros(int(layers.max()) + 1)
+    total = values.new_zeros(layer_count)
     count = total.index_add(0, layers, present)
     return total.index_add(0, layers, torch.where(present > 0, values, 0.0)) / count.clamp(min=1)

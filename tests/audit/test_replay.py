@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from adadpigu import bounding
 from adadpigu.audit.replay import ReplayResult, replay
 from adadpigu.errors import InputError
-from adadpigu.gradients import rule_engine
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.methods.adadpigu import _Running
 from adadpigu.statistics import Statistics
@@ -37,9 +36,8 @@ def test_replay_is_clean_with_micro_batches_and_a_convolution() -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, factors: Callable[..., Tensor]) -> None:
-    """Breaks the clip, wherever it is used."""
-    for place in (bounding, rule_engine):
-        monkeypatch.setattr(place, "clip_factors", factors)
+    """Breaks the clip."""
+    monkeypatch.setattr(bounding, "clip_factors", factors)
 
 
 def unclipped(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
@@ -81,9 +79,9 @@ def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pyt
         genuine(self, records, queries, bounders)
         raw.append(bounders[0]._total)
 
-    def leaky(self: _Running, stage: Any) -> Any:
-        made = begin(self, stage)
-        self._ranking = torch.argsort(raw[-1].abs(), descending=True)
+    def leaky(self: _Running) -> Any:
+        made = begin(self)
+        self._mask.rank(torch.argsort(raw[-1].abs(), descending=True))
         return made
 
     begin = _Running._begin_training

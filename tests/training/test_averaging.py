@@ -40,9 +40,11 @@ def iterates(recorder: Recorder, lr: float) -> list[np.ndarray]:
 
 def test_an_exponential_average_forgets_its_start_fast(release: Make) -> None:
     average = ExponentialAverage(0.5, torch.zeros(2))
+    average.begin_step()
     average.update(release(torch.ones(1, 2)))
     decay = 2 / 11
     torch.testing.assert_close(average.value, torch.full((2,), 1 - decay))
+    average.begin_step()
     average.update(release(average.value[None]))
     assert average.value.tolist() == pytest.approx([1 - decay] * 2)
 
@@ -53,6 +55,7 @@ def test_an_exponential_average_follows_its_definition(release: Make, decay: flo
     values = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     average = ExponentialAverage(decay, torch.ones(3))
     for count, value in enumerate(values, start=1):
+        average.begin_step()
         average.update(release(value[None]))
         expected = exponential([v.double().numpy() for v in values[:count]], decay, np.ones(3))
         np.testing.assert_allclose(average.value.numpy(), expected, rtol=1e-5, atol=1e-6)
@@ -67,6 +70,7 @@ def test_an_average_changes_neither_its_start_nor_the_weights_it_takes(
     assert average.value.tolist() == [5.0, 5.0]
     taken = [release(torch.full((1, 2), float(value))) for value in range(4)]
     for weight in taken:
+        average.begin_step()
         average.update(weight)
     assert start.tolist() == [5.0, 5.0]
     assert [weight.value.tolist() for weight in taken] == [[float(value)] * 2 for value in range(4)]
@@ -79,6 +83,7 @@ def test_a_share_that_rounding_puts_just_above_a_whole_number_of_steps_is_that_n
     """0.14 · 50 is 7.000000000000001 in floating point; 0.145 · 50 is 7.25, and truly more than 7."""
     average = TailAverage(share, 50, torch.zeros(1))
     for value in range(1, 51):
+        average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
     assert average.value.item() == pytest.approx(np.mean(range(51 - count, 51)))
 
@@ -87,6 +92,7 @@ def test_a_share_that_rounding_puts_just_above_a_whole_number_of_steps_is_that_n
 def test_a_tail_average_is_the_mean_of_the_last_weights(release: Make, share: float, expected: float) -> None:
     average = TailAverage(share, 10, torch.zeros(1))
     for value in range(1, 11):
+        average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
     assert average.value.item() == pytest.approx(expected)
 
@@ -94,6 +100,7 @@ def test_a_tail_average_is_the_mean_of_the_last_weights(release: Make, share: fl
 def test_before_the_tail_the_average_is_the_last_weights(release: Make) -> None:
     average = TailAverage(0.1, 10, torch.zeros(1))
     for value in range(1, 6):
+        average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
         assert average.value.item() == value
 

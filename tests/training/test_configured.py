@@ -49,6 +49,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "physical_batch_size": {"physical_batch_size": 7},
     "memory_limit": {"memory_limit": "2GiB", "physical_batch_size": "auto"},
     "engine": {"engine": "materialised"},
+    "execution": {"execution": "eager"},
     "device": {"device": "cpu"},
     "evaluate_every": {"evaluate_every": 3},
     "diagnostics": {"diagnostics": True},

@@ -104,6 +104,9 @@ def train(
         str | None,
         typer.Option(help="How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"),
     ] = None,
+    execution: Annotated[
+        str | None, typer.Option(help="auto: a GPU records a step once and replays it; eager: never. [auto]")
+    ] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps between looks at the test set.")] = None,
     diagnostics: Annotated[
         bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError, ModelError, unknown
+from adadpigu.errors import InputError, ModelError, first_line, unknown
 from adadpigu.gradients.functional import FunctionalEngine, LoopEngine, flat_gradient
 from adadpigu.gradients.ghost import GhostEngine
 from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_by_type
 from adadpigu.gradients.interface import GradientEngine, SealedEngine
-from adadpigu.gradients.losses import Loss, RecordLoss, first_line
+from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import RuleEngine, ruled
 from adadpigu.gradients.state import describe, untouched

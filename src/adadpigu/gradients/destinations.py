@@ -31,6 +31,10 @@ class FlatGradients:
         fresh = self._unwritten.pop(id(parameter), None) is not None
         return self._flat[:, self._places[id(parameter)]], fresh
 
+    def peek(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
+        """The same, and it counts as what it was."""
+        return self._flat[:, self._places[id(parameter)]], id(parameter) in self._unwritten
+
     def finish(self) -> Tensor:
         """The whole buffer; parameters that no call touched have gradient zero."""
         for place in self._unwritten.values():
@@ -94,6 +98,19 @@ class ModuleGradients:
             torch.mul(factors.unsqueeze(2), rows, out=view)
         else:
             view.addcmul_(factors.unsqueeze(2), rows)
+
+    def add_sum(self, name: str, value: Tensor, dimension: int) -> None:
+        view, fresh = self._flat.peek(self._parameters[name])
+        if fresh and self._copies == 1 and value.shape[dimension] > 1:
+            self._flat.claim(self._parameters[name])
+            torch.sum(value, dimension, out=view)
+        else:
+            self.add(name, value.sum(dimension) if value.shape[dimension] > 1 else value.squeeze(dimension))
+
+    def place(self, name: str) -> tuple[Tensor, int] | None:
+        if not self._flat.peek(self._parameters[name])[1]:
+            return None
+        return self._flat.claim(self._parameters[name])[0], self._copies
 
     def add_at(self, name: str, index: Tensor, rows: Tensor) -> None:
         if self._copies > 1:  # copies are further positions of the same record

@@ -6,34 +6,45 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from adadpigu.gradients.outer import OuterLayer
+from adadpigu import kernels
+from adadpigu.gradients.outer import Outer, OuterLayer, TiledOuterLayer
 from adadpigu.gradients.rule_engine import Call, RuleEngine, Wanted
 from adadpigu.layout import Slot
 
+_TILED_AT_MOST = 2**18
+"""entries of a weight up to which tiles are faster than two products of matrices"""
+
 
 class GhostEngine(RuleEngine):
-    """Linear layers on one position are bounded by weighted ghost norms; all others as in the materialised engine.
+    """Linear layers on one position are bounded without their gradients; all others as in the materialised engine.
 
     Finding the largest entries of a record needs its whole gradient, so such a query is answered with all layers built.
     """
 
     name: ClassVar[str] = "ghost"
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
-        if copies > 1 or wanted.query.top_k < 1:
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[Outer]:
+        tiled = bool(pairs) and kernels.usable(pairs[0][1])
+        if (copies > 1 and not tiled) or wanted.query.top_k < 1:
             return []
         uses = Counter(id(p) for call, _ in pairs for p in call.module.parameters(recurse=False))
         owned = {id(self.model.get_parameter(slot.name)): slot for slot in wanted.slots}
         weight, center = wanted.whole.weight, wanted.whole.center
-        found = []
+        found: list[Outer] = []
         for call, dy in pairs:
             module = call.module
             if type(module) is nn.Linear and dy.dim() == 2 and uses[id(module.weight)] == 1:
                 slot = owned.get(id(module.weight))
-                if slot is not None:
-                    found.append(OuterLayer(slot, dy, call.x, _part(weight, slot), _part(center, slot)))
+                if slot is None:
+                    continue
+                vectors = _part(weight, slot), _part(center, slot)
+                if tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
+                    found.append(TiledOuterLayer(slot, dy, call.x, *vectors, copies))
+                elif copies == 1:
+                    found.append(OuterLayer(slot, dy, call.x, *vectors))
         return found
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bounding import ClippedSum, GradientSum, Standardiser, clipped_total
+from adadpigu.bounding import ClippedSum, GradientSum, Standardiser, record_factors
 from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.state import refuse_changes
@@ -82,7 +82,7 @@ class SealedEngine(ABC):
         """The unsealed losses of at least one input, one each; only for this package."""
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
-        inputs, targets = _open(records)
+        inputs, targets = _open_full(records)
         if len(targets) == 0:
             return PerSampleGradients(GradientBatch(self.buffer(0), self._no_losses()))
         with refuse_changes(self.model), torch.enable_grad():
@@ -93,17 +93,24 @@ class SealedEngine(ABC):
         dtype, device = self._kind()
         if len(targets) == 0:
             return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
+        present = None if records.present is None else unseal(records.present)
         with refuse_changes(self.model), torch.enable_grad():
-            return ClippedSum(self.clipped(inputs, targets, records.copies, query).detach(), query, dtype)
+            total = self.clipped(inputs, targets, records.copies, query, present)
+        return ClippedSum(total.detach(), query, dtype)
 
-    def clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
-        """The unsealed sum for a batch of at least one record, [d] in float64, zero where frozen."""
+    def clipped(
+        self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
+    ) -> Tensor:
+        """The unsealed sum for a batch of at least one record, [d] in float64, zero where frozen.
+
+        Rows that are not `present` (None: all are) are no records and add nothing.
+        """
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
-        return clipped_total(standardised, query.clip_norm, query.stability)
+        return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
-        inputs, targets = _open(records)
+        inputs, targets = _open_full(records)
         if len(targets) == 0:
             return PerRecordLosses(self._no_losses())
         with refuse_changes(self.model), torch.no_grad():
@@ -136,3 +143,11 @@ def _open(records: Records) -> tuple[Tensor, Tensor]:
     if not isinstance(records, Records):
         raise PrivacyLineError(f"expected Records, got {type(records).__name__}")
     return unseal(records)
+
+
+def _open_full(records: Records) -> tuple[Tensor, Tensor]:
+    """Where one result a row leaves the engine, a row that is no record would pass for one."""
+    content = _open(records)
+    if records.present is not None:
+        raise PrivacyLineError("a batch of fixed size holds rows that are no records: only clipped_sum takes it")
+    return content

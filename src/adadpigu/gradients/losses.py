@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from adadpigu.errors import ModelError
+from adadpigu.errors import ModelError, first_line
 from adadpigu.gradients.state import Kept
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,16 +66,6 @@ class RecordLoss:
 
         losses: Tensor = vmap(alone, randomness="different")(outputs, targets)
         return losses
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, short enough for a one-line message.
-
-    >>> first_line(ValueError("too long\\nand more"))
-    'too long'
-    """
-    text = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _on_example(loss: RecordLoss, outputs: Tensor, targets: Tensor) -> Tensor:

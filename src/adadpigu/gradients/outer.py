@@ -11,11 +11,54 @@ two products for the whole batch. Sensitive in, sensitive out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from adadpigu.layout import Slot
+
+
+class Outer(Protocol):
+    """A weight whose per-sample gradients are never built."""
+
+    @property
+    def slot(self) -> Slot: ...
+
+    def squares(self) -> Tensor:
+        """The squared norm of each record's part, [b], or [parts, b] that add up to it."""
+        ...
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, flat."""
+        ...
+
+
+@dataclass(frozen=True)
+class TiledOuterLayer:
+    """The same in tiles: a kernel makes each entry of each record's gradient twice, to measure it and to add it up."""
+
+    slot: Slot
+    left: Tensor
+    right: Tensor
+    weight: Tensor | None
+    center: Tensor | None
+    copies: int
+
+    def squares(self) -> Tensor:
+        from adadpigu.kernels.outer import partial_norms
+
+        return partial_norms(self.left, self.right, _flat(self.center), _flat(self.weight), copies=self.copies)
+
+    def total(self, factors: Tensor) -> Tensor:
+        from adadpigu.kernels.outer import weighted_sum
+
+        center, weight = _flat(self.center), _flat(self.weight)
+        return weighted_sum(self.left, self.right, factors, center, weight, copies=self.copies)
+
+
+def _flat(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.reshape(-1)
 
 
 @dataclass(frozen=True)

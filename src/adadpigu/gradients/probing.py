@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import ModelError
-from adadpigu.gradients.losses import first_line
+from adadpigu.errors import ModelError, first_line
 from adadpigu.gradients.state import describe
 
 

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from adadpigu.bounding import GradientSum, Standardiser, clip_factors, weighted_total
+from adadpigu.beside import beside, join
+from adadpigu.bounding import GradientSum, Standardiser, record_factors
 from adadpigu.errors import ModelError
 from adadpigu.gradients.destinations import FlatGradients, ModuleGradients
 from adadpigu.gradients.interface import SealedEngine, repeated
 from adadpigu.gradients.losses import RecordLoss
-from adadpigu.gradients.outer import OuterLayer
+from adadpigu.gradients.outer import Outer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
 from adadpigu.gradients.state import describe
 from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
@@ -46,6 +47,14 @@ class Call:
     version: int
     edge: GradientEdge
     rule: Rule[Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """How many rows a batch has, and which of them are records (None: all)."""
+
+    records: int
+    present: Tensor | None
 
 
 class Wanted:
@@ -79,10 +88,9 @@ class Wanted:
             return self.whole
         return Standardiser(self.query, self.size, device=self.device, columns=self.columns)
 
-    def without(self, slots: set[Slot]) -> Wanted:
+    def without(self, apart: frozenset[Slot]) -> Wanted:
         """The same without some parameters."""
-        apart = frozenset(slots)
-        if not apart:
+        if not apart.intersection(self.slots):
             return self
         if self._others is None or self._others[0] != apart:
             kept = tuple(slot for slot in self.slots if slot not in apart)
@@ -98,6 +106,7 @@ class RuleEngine(SealedEngine):
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str) -> None:
         super().__init__(model, loss, reason)
         self._last: Wanted | None = None
+        self._apart: frozenset[Slot] = frozenset()
 
     def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
         calls, losses = self._forward(inputs, targets, copies, self.layout.slots)
@@ -106,23 +115,33 @@ class RuleEngine(SealedEngine):
             call.rule(call.module, call.x, dy, ModuleGradients(flat, call.module, copies))
         return GradientBatch(flat.finish(), losses.detach())
 
-    def clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
+    def clipped(
+        self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
+    ) -> Tensor:
         size = max(1, _ROWS_AT_ONCE // copies) if inputs.device.type == "cpu" else len(targets)
-        parts = zip(torch.split(inputs, size * copies), torch.split(targets, size), strict=True)
-        totals = (self._clipped(x, y, copies, query) for x, y in parts)
+        split = [None] * -(-len(targets) // size) if present is None else torch.split(present, size)
+        parts = zip(torch.split(inputs, size * copies), torch.split(targets, size), split, strict=True)
+        totals = (self._clipped(x, y, copies, query, here) for x, y, here in parts)
         return functools.reduce(torch.add, totals)
 
-    def _clipped(self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum) -> Tensor:
+    def _clipped(
+        self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None
+    ) -> Tensor:
         part = self._wanted(query, inputs.device)
+        with beside(inputs.device):  # vectors that will be needed, if the same layers are built as in the last batch
+            _ = part.whole, (part if query.top_k < 1 else part.without(self._apart)).standardised
         calls, losses = self._forward(inputs, targets, copies, part.slots)
         pairs = self._backward(calls, losses, len(inputs))
         outer = self.outer_layers(pairs, copies, part)
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=losses.device)
-        built = part.without({layer.slot for layer in outer})
-        factors = self._add_rows(total, pairs, built, outer, len(targets), copies)
-        for layer in outer:
-            total[layer.slot.start : layer.slot.stop] = layer.total(factors)
-        return total
+        self._apart = frozenset(layer.slot for layer in outer)
+        totals = self._totals(pairs, part.without(self._apart), outer, copies, Batch(len(targets), present))
+        return self._put_together(totals, losses.device)
+
+    def _put_together(self, totals: dict[Slot, Tensor], device: torch.device) -> Tensor:
+        """The sums of some parameters as one vector, zero for the others."""
+        nothing = functools.partial(torch.zeros, dtype=torch.float64, device=device)
+        slots = self.layout.slots
+        return torch.cat([totals[slot] if slot in totals else nothing(slot.stop - slot.start) for slot in slots])
 
     def _wanted(self, query: GradientSum, device: torch.device) -> Wanted:
         """What a query wants of the gradient: worked out once for all batches it is asked of."""
@@ -134,34 +153,41 @@ class RuleEngine(SealedEngine):
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return self.loss(self.model(inputs), targets)
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[Outer]:
         """The layers whose gradients are never built: none here."""
         return []
 
-    def _add_rows(
+    def _totals(
         self,
-        total: Tensor,
         pairs: Sequence[tuple[Call, Tensor]],
         built: Wanted,
-        outer: Sequence[OuterLayer],
-        records: int,
+        outer: Sequence[Outer],
         copies: int,
-    ) -> Tensor:
-        """Adds the clipped rows of the layers that are built, slice by slice; returns the factor of every record."""
-        parameters, query = self._owned(built.slots), built.query
+        batch: Batch,
+    ) -> dict[Slot, Tensor]:
+        """Σ of clipped rows for each parameter; of those that are built slice by slice."""
+        parameters, query, records = self._owned(built.slots), built.query, batch.records
         used = [(call, dy) for call, dy in pairs if owns(call.module, parameters)]
-        elsewhere = sum((layer.squares() for layer in outer), start=total.new_zeros(records))
-        size = _slice_size(used, built.width, copies, total.device)
-        factors = torch.empty(records, dtype=torch.float64, device=total.device)
-        added = total.new_zeros(built.width)
+        with beside(built.device):
+            elsewhere = [layer.squares() for layer in outer]
+        size = _slice_size(used, built.width, copies, built.device)
+        factors, sums = [], []
         for start in range(0, records, size):
             part = slice(start, min(start + size, records))
-            z = built.standardised(self._rows(used, built, part, copies))
-            norms = (torch.linalg.vector_norm(z, dim=1).square() + elsewhere[part]).sqrt()
-            factors[part] = clip_factors(norms, query.clip_norm, query.stability, length=self.layout.size)
-            added += weighted_total(z, factors[part])
-        total[built.columns] = added
-        return factors
+            rows = self._rows(used, built, part, copies)
+            join(built.device)
+            z = built.standardised(rows)
+            here = None if batch.present is None else batch.present[part]
+            squares = [z.squares(), *(square[..., part].contiguous() for square in elsewhere)]
+            factors.append(record_factors(squares, query, here, length=self.layout.size))
+            if part.stop == records:
+                of_all = torch.cat(factors) if len(factors) > 1 else factors[0]
+                with beside(built.device):
+                    totals = {layer.slot: layer.total(of_all) for layer in outer}
+            sums.append(z.total(factors[-1]))
+        added = torch.split(functools.reduce(torch.add, sums), [slot.stop - slot.start for slot in built.slots])
+        join(built.device)
+        return totals | dict(zip(built.slots, added, strict=True))
 
     def _rows(self, pairs: Sequence[tuple[Call, Tensor]], built: Wanted, part: slice, copies: int) -> Tensor:
         """The gradients of a slice of records, [slice, width]."""
@@ -204,6 +230,8 @@ def active_slots(slots: Sequence[Slot], query: GradientSum) -> list[Slot]:
     """The parameters of which the mask keeps at least one coordinate: the others cost nothing."""
     if query.active is None:
         return list(slots)
+    if query.trained is not None:
+        return [slot for number, slot in enumerate(slots) if number in query.trained]
     kept = torch.stack([query.active[slot.start : slot.stop].any() for slot in slots]).tolist()
     return [slot for slot, any_kept in zip(slots, kept, strict=True) if any_kept]
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from adadpigu import kernels
 from adadpigu.errors import ModelError
 
 
@@ -39,6 +40,14 @@ class Destination(Protocol):
 
     def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
         """Adds rows [m, n] that all records share, each times its factor [b, m], shaped as the parameter."""
+        ...
+
+    def add_sum(self, name: str, value: Tensor, dimension: int) -> None:
+        """Adds a gradient that is a sum over one dimension, [b, m, p] or [b, p, m] -> [b, m]."""
+        ...
+
+    def place(self, name: str) -> tuple[Tensor, int] | None:
+        """[b, n] to write a gradient to, and how many rows of the input are one record; None: it has to be added."""
         ...
 
     def add_at(self, name: str, index: Tensor, rows: Tensor) -> None:
@@ -74,13 +83,13 @@ def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
     if into.wants("weight"):
         into.add_product("weight", dy.mT, positions(x, keep=1))
     if into.wants("bias"):
-        into.add("bias", dy.sum(1))
+        into.add_sum("bias", dy, 1)
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
-    if into.wants("weight"):
+    if into.wants("weight") and not _by_kernel(module, x, dy, into):
         if module.groups == 1 and channels_last(x):
             # Channels lie side by side: whole pixels are copied, and neither factor has to be turned over.
             left, right = dy.permute(0, 2, 3, 1).flatten(1, 2), patches(module, x).permute(0, 4, 5, 2, 3, 1)
@@ -91,7 +100,7 @@ def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -
         else:
             into.add("weight", _grouped(module, patches(module, x), dy))
     if into.wants("bias"):
-        into.add("bias", dy.flatten(2).sum(2))
+        into.add_sum("bias", dy.flatten(2), 2)
 
 
 @rule(nn.LayerNorm)
@@ -192,8 +201,16 @@ def patches(module: Convolution, x: Tensor) -> Tensor:
 
 
 def _padded(module: Convolution, x: Tensor) -> Tensor:
+    sides = _sides(module)
+    if not any(sides):
+        return x
+    return F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def _sides(module: Convolution) -> list[int]:
+    """How much is added before and after each dimension, the last one first, as `F.pad` wants it."""
     sides: list[int] = []
-    for axis in reversed(range(len(module.kernel_size))):  # F.pad wants the last dimension first
+    for axis in reversed(range(len(module.kernel_size))):
         if module.padding == "valid":
             sides += [0, 0]
         elif module.padding == "same":
@@ -201,9 +218,30 @@ def _padded(module: Convolution, x: Tensor) -> Tensor:
             sides += [total // 2, total - total // 2]
         else:
             sides += [int(module.padding[axis])] * 2
-    if not any(sides):
-        return x
-    return F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+    return sides
+
+
+def _by_kernel(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> bool:
+    """Whether a kernel has written the weight's gradients where they belong, without patches in between."""
+    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros" or not kernels.usable(x):
+        return False
+    from adadpigu.kernels.convolution import worthwhile
+
+    small = worthwhile(module.out_channels, math.prod(module.weight.shape[1:]))
+    found = into.place("weight") if small and x.dtype == dy.dtype == torch.float32 else None
+    if found is None:
+        return False
+    from adadpigu.kernels.convolution import weight_gradients
+
+    left, _, top, _ = _sides(module)
+    place, copies = found
+    kernel, stride, dilation = (
+        cast(tuple[int, int], part) for part in (module.kernel_size, module.stride, module.dilation)
+    )
+    weight_gradients(
+        x, dy, place, kernel_size=kernel, stride=stride, padding=(top, left), dilation=dilation, copies=copies
+    )
+    return True
 
 
 def _grouped(module: Convolution, patch: Tensor, dy: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ a and s² are averages of releases and stand after the noise; nothing is charged
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -88,6 +89,9 @@ class _Running(Running):
         self._statistics = Statistics(options._statistics_options(), variance=start, layers=layers)
         self._clip_norm = options.clip_norm
         self._batch_size = setting.batch_size
+
+    def record(self, stage: Stage) -> Hashable:
+        return stage.name
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         statistics = self._statistics

@@ -9,15 +9,18 @@ Both stages are charged. The published method reads un-noised gradients for its 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from adadpigu.beside import beside
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
-from adadpigu.importance import Importance, MaskSchedule, Schedule, Score
+from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
 from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
@@ -118,32 +121,53 @@ class _Running(Running):
         self._options = options
         self._batch_size = setting.batch_size
         self._layers = setting.layout.layer_index().to(device)
-        self._importance = Importance(size, options.score)
+        self._importance = Importance(size, options.score, device)
         self._power = LayerPower(self._layers)
         self._schedule = options._mask_schedule()
-        self._ranking = torch.arange(size, device=device)
-        self._active: Tensor | None = None
+        self._mask = GrowingMask(setting.layout, device)
+        self._kept = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
+        self._moving = False
+        self._device = device
+        self._kept.fill_(self._entries_kept(size))
 
     @property
     def active(self) -> Tensor | None:
-        return self._active
+        return self._mask.active
+
+    @property
+    def active_share(self) -> float:
+        return self._mask.count / self._mask.size
+
+    def record(self, stage: Stage) -> Hashable:
+        return stage.name, self._mask.trained, self._moving, self._mask.grows
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if stage.name != "training":
             return
         if self._statistics is None:
-            self._statistics = self._begin_training(stage)
-        active = self._schedule.active(self._ranking, index, stage.steps)
-        if self._active is not None:
-            self._statistics.welcome(active & ~self._active, self._active)
-        self._active = active if self._schedule.ratio(index, stage.steps) < 1 else None
+            self._statistics = self._begin_training()
+        count = self._schedule.count(self._mask.size, index, stage.steps)
+        self._moving = count != self._mask.count
+        if self._moving:
+            self._mask.aim(count)
+            if self._options.top_k < 1:
+                self._kept.fill_(self._entries_kept(count))
+        if self._moving and self._options.mode == "prune":  # the model acts on the mask before the step begins
+            self._move(self._statistics)
+            self._moving = False
 
-    def _begin_training(self, stage: Stage) -> Statistics:
+    def _entries_kept(self, count: int) -> int:
+        kept = math.floor(self._options.top_k * count)
+        if kept == 0:
+            raise InputError(f"top_k={self._options.top_k} keeps none of {count} active coordinates")
+        return kept
+
+    def _begin_training(self) -> Statistics:
         """Ends stage 1: fixes the ranking and where β starts."""
         options = self._options
         if options.retention < 1:
-            self._ranking = self._importance.ranking().to(self._ranking.device)
+            self._mask.rank(self._importance.ranking())
         if options.variance_start == "stage-1":
             variance = self._power.variance()
         else:
@@ -151,9 +175,10 @@ class _Running(Running):
         return Statistics(options._statistics_options(), variance=variance, layers=self._layers)
 
     def effective(self, parameters: Tensor) -> Tensor:
-        if self._options.mode == "freeze" or self._active is None:
+        active = self._mask.active
+        if self._options.mode == "freeze" or active is None:
             return parameters
-        return torch.where(self._active, parameters, 0.0)
+        return torch.where(active, parameters, 0.0)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return self._train(batches) if self._statistics is not None else self._rank(batches)
@@ -172,15 +197,27 @@ class _Running(Running):
         """Stage 2: standardise, clip, release, restore, learn."""
         statistics = self._statistics
         assert statistics is not None
-        query = GradientSum(
-            clip_norm=self._options.clip_norm,
-            active=self._active,
-            center=None if statistics.mean_held else statistics.mean.clone(),
-            scale=None if statistics.plain else statistics.scale,
-            top_k=self._options.top_k,
-        )
+        with beside(self._device):
+            if self._moving:
+                self._move(statistics)
+            query = GradientSum(
+                clip_norm=self._options.clip_norm,
+                active=self._mask.snapshot(),
+                center=None if statistics.mean_held else statistics.mean.clone(),
+                scale=None if statistics.plain else statistics.scale,
+                top_k=self._options.top_k,
+                trained=self._mask.trained,
+                kept=self._kept,
+            )
         total = batches.release(query)[query.name]
         restored = total.map(lambda value: query.restore(value, self._batch_size))
-        noise = statistics.scale * ((total.noise_stddev or 0.0) / self._batch_size)
-        statistics.update(restored, noise_variance=noise.square())
+        noise = (total.noise_stddev or 0.0) / self._batch_size
+        with beside(self._device):
+            statistics.update(restored, noise_variance=statistics.noise_variance(noise))
         return restored
+
+    def _move(self, statistics: Statistics) -> None:
+        """Brings the mask to where `begin_step` wants it, and gives newcomers their start."""
+        if self._mask.grows:
+            statistics.welcome(*self._mask.newcomers())
+        self._mask.move()

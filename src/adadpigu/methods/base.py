@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -103,6 +103,20 @@ class Running(ABC):
     @property
     def active(self) -> Tensor | None:
         """The mask of coordinates that may change now, [d] of bool; None for all."""
+        return None
+
+    @property
+    def active_share(self) -> float:
+        """How many of all coordinates that are, as a share."""
+        return 1.0 if self.active is None else int(self.active.sum()) / len(self.active)
+
+    def record(self, stage: Stage) -> Hashable | None:
+        """What `step` depends on besides tensors that stay in their place; None: everything, so it runs every time.
+
+        A GPU records such a step once and replays it as long as this stays equal; the method's Python code is then not
+        run. So a method that answers must keep in tensors, changed in place, whatever `step` changes or reads, and
+        leave to `begin_step`, which is always run, what has to happen in Python.
+        """
         return None
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,6 +47,9 @@ class _Running(Running):
     def __init__(self, options: DPSGD, batch_size: int) -> None:
         self._query = GradientSum(clip_norm=options.clip_norm)
         self._batch_size = batch_size
+
+    def record(self, stage: Stage) -> Hashable:
+        return stage.name
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return mean_gradient(batches, self._query, self._batch_size)

@@ -9,6 +9,7 @@ are functions of releases. None of these looks at a record, so the mask is free.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -109,6 +110,9 @@ class _Running(Running):
     def _choose(self, scores: Tensor) -> Tensor | None:
         """The mask of the largest scores, ties broken by index; None for all."""
         return None if self._count == len(scores) else chosen(rank(scores), self._count)
+
+    def record(self, stage: Stage) -> Hashable | None:
+        return stage.name if self._options.every == "once" else None
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)

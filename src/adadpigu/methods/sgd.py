@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,9 @@ class SGD(Method):
 class _Running(Running):
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
+
+    def record(self, stage: Stage) -> Hashable:
+        return stage.name
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return mean_gradient(batches, GradientSum(clip_norm=float("inf")), self._batch_size)

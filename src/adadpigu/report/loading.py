@@ -13,9 +13,8 @@ from adadpigu.config import RunConfig, merge, read_config
 from adadpigu.data import DataSet
 from adadpigu.data.description import Description, read_description
 from adadpigu.data.own import find_description
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, first_line
 from adadpigu.features.front import Fronted
-from adadpigu.gradients.losses import first_line
 from adadpigu.training.configured import front_and_body, load_data
 from adadpigu.training.run import stored_tensors
 

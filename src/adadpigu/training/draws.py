@@ -11,7 +11,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,16 +22,47 @@ from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import AdaDPIGUError, InputError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine
-from adadpigu.isolation import isolated
-from adadpigu.mechanism import GaussianMechanism, Release
+from adadpigu.isolation import host_state, isolated
+from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
-from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records, losses_of
-from adadpigu.sampling import Drawn, PoissonSampler, Population, gather
+from adadpigu.records import (
+    GradientBatch,
+    PerRecordLosses,
+    PerSampleGradients,
+    Presence,
+    Records,
+    losses_of,
+)
+from adadpigu.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, Recorder, gather
 from adadpigu.sensitive import unseal
 from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
 from adadpigu.training.view import View
 
 _RECORDS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class RecordedDraw:
+    """A draw within a recorded step: what is paid for before each replay."""
+
+    draw: str
+    recorded: Recorded
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a step asked for: public."""
+
+    draw: str
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True)
+class _Paid:
+    """A draw that was charged and tossed, and not yet looked at."""
+
+    receipt: Receipt
+    coins: Coins
 
 
 class Draws:
@@ -58,6 +89,7 @@ class Draws:
         mechanism: GaussianMechanism,
         randomness: Randomness,
         view: View,
+        batch_size: float,
         physical_batch_size: int | str | None = None,
         stability: float | None = None,
         diagnostics: Diagnostics | None = None,
@@ -78,6 +110,12 @@ class Draws:
         self._failed = False
         self._planned: dict[str, tuple[PoissonSampler, float]] = {}
         self._stage, self._step = "", -1
+        self._batch_size = batch_size
+        self._fixed: FixedBatch | None = None
+        self._asked: _Asked | None = None
+        self._pending: _Paid | None = None
+        self._made: list[RecordedDraw] | None = None
+        self._host_chance = False
 
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
@@ -85,16 +123,92 @@ class Draws:
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """One fresh Poisson batch, one event, a release a query."""
+        if not queries:
+            raise PrivacyLineError("a draw needs at least one query")
+        queries = tuple(self._as_clipped(query) for query in queries)
+        size, allowed = self._size(queries), self._most
+        if self._made is not None:
+            return self._record(queries, draw, size)
+        paid = self._paid(queries, draw)
+        self._failed = True
+        sums = self._discreetly(lambda: self._sums(paid.coins, queries, size))
+        self._failed = False
+        if self._diagnostics is not None:
+            self._diagnostics.end_draw(step=self._step, draw=draw)
+        releases = self._mechanism.release(sums, paid.receipt)
+        self._asked = _Asked(draw, queries)
+        if self._most != allowed:
+            _tell(self._most)
+        return releases
+
+    def fix_shape(self, recorder: Recorder) -> None:
+        """From here on a draw is processed in a shape that does not depend on it, where the queries allow it."""
+        if self._fixed is None and len(self._population) > 0:
+            sampler, _ = next(iter(self._planned.values()))
+            size = FixedBatch.size_for(self._batch_size, sampler.sample_rate)
+            self._fixed = FixedBatch(size, self._view.device, recorder.apart())
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether a forward has used a generator of the CPU, so that a recorded one would repeat what it gave."""
+        return self._host_chance
+
+    @contextmanager
+    def recording(self) -> Iterator[list[RecordedDraw]]:
+        """Within, the device records: `release` looks at no record, and says here what a replay will release.
+
+        The step that is recorded is paid for beforehand; whether it is then replayed or run, it is that one step.
+        """
+        if self._asked is None:
+            raise PrivacyLineError("a step is recorded after it was taken at least once")
+        self._pending = self._pay(self._asked.queries, self._asked.draw)
+        self._made = []
+        try:
+            yield self._made
+        finally:
+            self._made = None
+
+    def replay(self, drawn: RecordedDraw, run: Callable[[], None]) -> bool:
+        """Pays for a step that was recorded, draws its batch and runs it; False where the batch does not fit.
+
+        What was paid and drawn is then what the next `release` answers with.
+        """
+        assert self._fixed is not None
+        paid = self._paid(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
+        if not self._fixed.load():
+            self._pending = paid
+            return False
+        drawn.recorded.pay(paid.receipt)
+        self._failed = True
+        with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
+            run()
+        self._failed = False
+        return True
+
+    def _record(self, queries: tuple[Query, ...], draw: str, size: int | None) -> dict[str, Release]:
+        """What `release` does, for the recording device: nothing is looked at, drawn or released."""
+        fixed, pending = self._fixed, self._pending
+        if fixed is None or pending is None or self._made is None or self._made or not self._fits_shape(queries):
+            raise PrivacyLineError("a recorded step makes one draw, in a fixed shape")
+        bounders = self._bounders(queries)
+        self._process(*fixed.drawn(), queries, bounders, size)
+        recorded = self._mechanism.record([bounder.result() for bounder in bounders], pending.receipt)
+        self._made.append(RecordedDraw(draw, recorded))
+        return recorded.releases
+
+    def _paid(self, queries: tuple[Query, ...], draw: str) -> _Paid:
+        """The draw that was paid for already, or a new one."""
+        paid, self._pending = self._pending, None
+        return self._pay(queries, draw) if paid is None else paid
+
+    def _pay(self, queries: tuple[Query, ...], draw: str) -> _Paid:
+        """Charges for a draw, then tosses its coins."""
         if draw not in self._planned:
             raise PrivacyLineError(
                 f"step {self._step} of stage {self._stage!r} has no draw {draw!r} left (left: {sorted(self._planned)})"
             )
-        if not queries:
-            raise PrivacyLineError("a draw needs at least one query")
         if self._failed:
             raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
-        queries = tuple(self._as_clipped(query) for query in queries)
-        size, allowed = self._size(queries), self._most
         sampler, noise_multiplier = self._planned.pop(draw)
         receipt = self._mechanism.charge(
             queries,
@@ -105,15 +219,13 @@ class Draws:
             step=self._step,
             draw=draw,
         )
-        self._failed = True
-        sums = self._discreetly(lambda: self._sums(sampler, queries, size))
-        self._failed = False
-        if self._diagnostics is not None:
-            self._diagnostics.end_draw(step=self._step, draw=draw)
-        releases = self._mechanism.release(sums, receipt)
-        if self._most != allowed:
-            _tell(self._most)
-        return releases
+        if self._fixed is None:
+            return _Paid(receipt, sampler.toss(self._population, self._randomness))
+        return _Paid(receipt, self._fixed.toss(sampler, self._population, self._randomness))
+
+    def _fits_shape(self, queries: tuple[Query, ...]) -> bool:
+        alone = len(queries) == 1 and isinstance(queries[0], GradientSum)
+        return self._fixed is not None and alone and self._diagnostics is None
 
     def _as_clipped(self, query: Query) -> Query:
         """The query under the run's way of clipping, whatever the method."""
@@ -148,26 +260,48 @@ class Draws:
     def _bounders(self, queries: tuple[Query, ...]) -> list[Bounder]:
         return [Bounder(query, self._engine.layout.size) for query in queries]
 
-    def _sums(self, sampler: PoissonSampler, queries: tuple[Query, ...], size: int | None) -> list[BoundedSum]:
-        """Draws the batch and bounds it in a random stream of its own, in smaller parts until these fit."""
-        drawn = sampler.draw(self._population, self._randomness)
+    def _sums(self, coins: Coins, queries: tuple[Query, ...], size: int | None) -> list[BoundedSum]:
+        """Bounds the batch in a random stream of its own, in smaller parts until these fit."""
+        drawn: Drawn
+        present: Presence | None = None
+        if self._fixed is not None and self._fits_shape(queries):
+            drawn, present = self._fixed.drawn() if self._fixed.load() else self._fixed.several(coins)
+            size = _least(size, self._fixed.size)
+        else:
+            drawn = coins.drawn()
         with isolated(self._randomness, self._view.device):
+            start = host_state()
             while True:
                 bounders, self._seen = self._bounders(queries), []
                 with _streams_put_back(self._view.device):
-                    if not runs_out(partial(self._process, drawn, queries, bounders, size)):
-                        break
+                    process = partial(self._process, drawn, present, queries, bounders, size)
+                    out_of_memory = runs_out(process)
+                    self._host_chance = self._host_chance or (present is not None and host_state() != start)
+                if not out_of_memory:
+                    break
                 size = self._most = _smaller(size)
         if self._diagnostics is not None:
             for part in self._seen:
                 self._diagnostics.observe(part)
         return [bounder.result() for bounder in bounders]
 
-    def _process(self, drawn: Drawn, queries: tuple[Query, ...], bounders: list[Bounder], size: int | None) -> None:
+    def _process(
+        self,
+        drawn: Drawn,
+        present: Presence | None,
+        queries: tuple[Query, ...],
+        bounders: list[Bounder],
+        size: int | None,
+    ) -> None:
         """Gathers and bounds a draw, so many records at a time; an empty one is one empty micro-batch."""
         positions = unseal(drawn)
-        for part in torch.split(positions, size or max(len(positions), 1)):
-            self._bound(self._view(gather(self._population, Drawn(part))), queries, bounders)
+        at_once = size or max(len(positions), 1)
+        parts = torch.split(positions, at_once)
+        here: list[Presence | None] = [None] * len(parts)
+        if present is not None:
+            here = [Presence(part) for part in torch.split(unseal(present), at_once)]
+        for part, presence in zip(parts, here, strict=True):
+            self._bound(self._view(gather(self._population, Drawn(part), presence)), queries, bounders)
 
     def _discreetly(self, work: Callable[[], list[BoundedSum]]) -> list[BoundedSum]:
         """Errors and warnings that arise amid private records keep their text to themselves: it may quote a record."""

@@ -19,18 +19,22 @@ import torch
 from torch import Tensor
 
 from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
+from adadpigu.beside import join
+from adadpigu.data.datasets import TensorRecords
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError
 from adadpigu.gradients.state import Untrained
-from adadpigu.mechanism import GaussianMechanism, Tape
+from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running
-from adadpigu.randomness import Randomness
+from adadpigu.randomness import DeviceRandomness, Randomness
+from adadpigu.sampling import Recorder
 from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
 from adadpigu.training.draws import Draws
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.normalising import STAGE, release_normalisation
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.preparation import Preparation, trained_models
+from adadpigu.training.recording import CudaGraphs, RecordedSteps
 from adadpigu.training.reporting import report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
@@ -48,7 +52,9 @@ class Session:
         observers: Sequence[Observer] = (),
         tape: Tape | None = None,
         store: RunFolder | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        """`recorder` is for tests; a GPU has its own."""
         self._p = prepared
         self._ledger = ledger
         self._randomness = randomness
@@ -64,15 +70,18 @@ class Session:
             mechanism=GaussianMechanism(ledger, randomness, tape),
             randomness=randomness,
             view=prepared.view,
+            batch_size=prepared.options.batch_size,
             physical_batch_size=prepared.options.physical_batch_size,
             stability=prepared.options.stability,
             diagnostics=self._diagnostics,
         )
         self._optimiser = MaskedOptimiser(prepared.model, self._layout, prepared.options.factory())
-        self._parameters = self._start = self._layout.read(prepared.model)
+        self._parameters = self._optimiser.weights
+        self._start = self._parameters.clone()
         self._running = prepared.method.begin(prepared.setting())
         self._untrained = Untrained(prepared.model)
         self._average = _average(prepared, self._parameters)
+        self._steps = self._recorded_steps(recorder)
         self._metrics: list[Metrics] = []
         self._done = 0
 
@@ -120,6 +129,7 @@ class Session:
             seconds=time.perf_counter() - start,
             metrics=tuple(self._metrics),
             interrupted=interrupted,
+            execution=self._steps.description,
             folder=None if self._store is None else self._store.path,
         )
         for observer in self._observers:
@@ -167,28 +177,61 @@ class Session:
         assert norm is not None
         release_normalisation(norm, self._draws, self._p.data.records)
 
+    def _recorded_steps(self, recorder: Recorder | None) -> RecordedSteps:
+        """Where a GPU may record steps: numbers drawn there, records there, nothing that watches every step."""
+        p, randomness = self._p, self._randomness
+        if recorder is None and p.device.type != "cuda":
+            return RecordedSteps(self._draws, None, "CUDA graphs need a GPU")
+        reason = ""
+        if p.options.execution == "eager":
+            reason = "execution='eager' was asked for"
+        elif self._exposed:
+            reason = "diagnostics or a tape look at every step"
+        elif not isinstance(randomness, DeviceRandomness):
+            reason = "noise is drawn on the CPU"
+        elif not isinstance(p.data.train, TensorRecords) or p.data.train.inputs.device.type != p.device.type:
+            reason = "records do not lie on the GPU"
+        elif type(self._running).accept is not Running.accept:
+            reason = f"{p.method.name} decides about each step after it"
+        elif not self._optimiser.keep_lr_on_device() and (p.options.lr_schedule, p.options.warmup) != ("constant", 0):
+            reason = "this optimiser takes a changing learning rate from the CPU"
+        if reason or not isinstance(randomness, DeviceRandomness):
+            return RecordedSteps(self._draws, None, reason)
+        return RecordedSteps(self._draws, recorder or CudaGraphs(randomness.noise, randomness.coins))
+
     def _step(self, stage: int, index: int) -> None:
-        model, running, before = self._p.model, self._running, self._parameters
-        effective = running.effective(before)
-        pruned = effective is not before
+        """What runs in Python at every step, then the step itself, which may be a replay."""
+        options, running = self._p.options, self._running
+        self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
+        if self._average is not None:
+            self._average.begin_step()
+        self._steps.take(running.record(self._p.stages[stage]), lambda: self._run_step(stage, index))
+
+    def _run_step(self, stage: int, index: int) -> None:
+        model, running = self._p.model, self._running
+        effective = running.effective(self._parameters)
+        pruned = effective is not self._parameters
         if pruned:
             self._layout.write(model, effective)
         direction = running.step(self._draws, self._p.stages[stage], index)
         if pruned:
-            self._layout.write(model, before)
-        may_reject = type(running).accept is not Running.accept
-        state = self._optimiser.snapshot() if may_reject else None
-        options = self._p.options
-        self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
-        self._optimiser.step(direction)
-        after = self._layout.read(model)
-        if state is not None and not running.accept(self._draws, self._p.stages[stage], before, after):
-            self._layout.write(model, before)
-            self._optimiser.undo(state)
-            after = before
-        self._parameters = after
+            self._layout.write(model, self._parameters)
+        if type(running).accept is not Running.accept:
+            self._step_or_not(direction, stage)
+        else:
+            self._optimiser.step(direction)
         if self._average is not None:
-            self._average.update(direction.map(lambda _: after))
+            self._average.update(direction.map(lambda _: self._parameters))
+        join(self._p.device)
+
+    def _step_or_not(self, direction: Release, stage: int) -> None:
+        """A step that the method may reject once it was made."""
+        before, state = self._parameters.clone(), self._optimiser.snapshot()
+        self._optimiser.step(direction)
+        if not self._running.accept(self._draws, self._p.stages[stage], before, self._parameters.clone()):
+            self._layout.write(self._p.model, before)
+            self._optimiser.undo(state)
+            self._optimiser.refresh()
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
@@ -238,7 +281,7 @@ class Session:
             stage=stage,
             epsilon=looks.get(self._done),
             test_accuracy=test,
-            active=_share(self._running.active),
+            active=self._running.active_share,
             mask=self._mask_by_layer() if look else {},
         )
         if look:
@@ -277,10 +320,6 @@ def _average(prepared: Preparation, start: Tensor) -> WeightAverage | None:
     if options.tail is not None:
         return TailAverage(options.tail, sum(s.steps for s in prepared.stages if s.name != STAGE), start)
     return None
-
-
-def _share(active: Tensor | None) -> float:
-    return 1.0 if active is None else int(active.sum()) / len(active)
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:

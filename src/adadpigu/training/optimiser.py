@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
 from adadpigu.layout import Layout
-from adadpigu.mechanism import Release, require_release
+from adadpigu.mechanism import Release, look
 
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -54,10 +54,13 @@ class MaskedOptimiser:
     def __init__(self, model: nn.Module, layout: Layout, factory: OptimiserFactory) -> None:
         self._parameters = layout.parameters(model)
         self._layout = layout
+        self.weights = layout.read(model)
+        """θ as one vector, always in the same place"""
         try:
             self._optimiser = factory(self._parameters)
         except (TypeError, ValueError) as error:
             raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
+        self._factor = 1.0
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
         if isinstance(self._optimiser, _UNFIT[1:]):
             raise InputError(
@@ -67,22 +70,56 @@ class MaskedOptimiser:
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to this share of the one it was made with."""
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
-            group["lr"] = rate * factor
+            if isinstance(group["lr"], Tensor):
+                if factor != self._factor:
+                    group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+        self._factor = factor
+
+    def keep_lr_on_device(self) -> bool:
+        """Has the learning rate read from the device at every step, for steps that are recorded; False if it cannot."""
+        groups, device = self._optimiser.param_groups, self._parameters[0].device
+        if isinstance(self._optimiser, torch.optim.SGD):
+            settings = {"fused": True, "foreach": False}
+        elif device.type != "cpu" and all("capturable" in group for group in groups):
+            settings = {"capturable": True}
+        else:
+            return False
+        for group in groups:
+            group.update(settings, lr=torch.tensor(float(group["lr"]), device=device))
+        return True
 
     @torch.no_grad()
     def step(self, direction: Release) -> None:
         """One optimiser step along ĝ. `p.grad` holds a release for its duration and nothing afterwards."""
-        release = require_release(direction)
-        held = None if release.active is None else self._hold(~release.active)
-        for parameter, (_, gradient) in zip(self._parameters, self._layout.split(release.value), strict=True):
+        value, active = look(direction)
+        gradients = value.clone()  # optimisers may write to p.grad
+        before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
+        for parameter, (_, gradient) in zip(self._parameters, self._layout.split(gradients), strict=True):
             parameter.grad = gradient.to(parameter)
         try:
             self._optimiser.step()
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
-        if held is not None:
-            self._put_back(held)
+        if active is None:
+            self.refresh()
+            return
+        weights = [parameter.detach() for parameter in self._parameters]
+        torch.where(active, _flat(weights), self.weights, out=self.weights)
+        _write(weights, self.weights)
+        masks = [mask for _, mask in self._layout.split(active)]
+        for key, (owners, kind) in self._states().items():
+            mask = active if len(owners) == len(masks) else _flat([masks[owner] for owner in owners])
+            # state that this step has made starts at zero where frozen
+            old = before[key] if key in before else torch.zeros_like(_flat(kind))
+            _write(kind, torch.where(mask, _flat(kind), old))
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Reads θ from the model."""
+        self.weights.copy_(_flat([parameter.detach() for parameter in self._parameters]))
 
     def snapshot(self) -> dict[str, Any]:
         """The optimiser's state, to undo a rejected update."""
@@ -92,24 +129,25 @@ class MaskedOptimiser:
         """Back to a snapshot, momentum included."""
         self._optimiser.load_state_dict(state)
 
-    def _hold(self, frozen: Tensor) -> list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]]:
-        """Copies of every parameter and of its state before the step, with the frozen part of each marked."""
-        held = []
-        for parameter, (_, mask) in zip(self._parameters, self._layout.split(frozen), strict=True):
-            held.append((parameter, mask, {"": parameter.detach().clone(), **self._state(parameter)}))
-        return held
-
-    def _put_back(self, held: list[tuple[nn.Parameter, Tensor, dict[str, Tensor]]]) -> None:
-        for parameter, mask, before in held:
-            # torch.where, not value[mask] = …: the latter makes a GPU wait for the number of positions
-            parameter.copy_(torch.where(mask, before[""], parameter))
-            for key, value in self._optimiser.state[parameter].items():
+    def _states(self) -> dict[tuple[str, int], tuple[list[int], list[Tensor]]]:
+        """The optimiser's state that has its parameter's shape, by name and how many have it; whose it is, and it."""
+        found: dict[str, tuple[list[int], list[Tensor]]] = {}
+        for number, parameter in enumerate(self._parameters):
+            for key, value in self._optimiser.state.get(parameter, {}).items():
                 if _same_shape(value, parameter):
-                    value.copy_(torch.where(mask, before.get(key, torch.zeros_like(value)), value))
+                    owners, kind = found.setdefault(key, ([], []))
+                    owners.append(number)
+                    kind.append(value)
+        return {(key, len(owners)): (owners, kind) for key, (owners, kind) in found.items()}
 
-    def _state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state = self._optimiser.state.get(parameter, {})
-        return {key: value.clone() for key, value in state.items() if _same_shape(value, parameter)}
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _write(tensors: list[Tensor], flat: Tensor) -> None:
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)])
 
 
 def _same_shape(value: object, parameter: nn.Parameter) -> bool:

@@ -16,6 +16,7 @@ from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 from adadpigu.training.schedules import LearningRateSchedule
 
 Clipping = Literal["flat", "automatic"]
+Execution = Literal["auto", "eager"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ class TrainingOptions:
     """for `auto`: what processing records may take, such as "4GiB"; None: what the device has free"""
     engine: str = "auto"
     """how gradients are computed and bounded: see `gradients.ENGINES`; changes speed and memory, never the numbers"""
+    execution: Execution = "auto"
+    """`auto`: a GPU records a step once and replays it, where model and method allow; `eager`: never"""
     device: str = "cpu"
     """`auto` takes a GPU where there is one"""
     evaluate_every: int | None = None
@@ -83,6 +86,7 @@ class TrainingOptions:
             ("lr_schedule", get_args(LearningRateSchedule)),
             ("clipping", get_args(Clipping)),
             ("engine", ENGINES),
+            ("execution", get_args(Execution)),
         ):
             if getattr(self, name) not in kinds:
                 raise unknown(name, str(getattr(self, name)), kinds)

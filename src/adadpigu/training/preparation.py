@@ -27,10 +27,9 @@ from adadpigu.accounting import (
     epsilons,
 )
 from adadpigu.data.datasets import DataSet, check_records, refuse_unfit_test
-from adadpigu.errors import BudgetError, InputError, ModelError
+from adadpigu.errors import BudgetError, InputError, ModelError, first_line
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
-from adadpigu.gradients.losses import first_line
 from adadpigu.gradients.state import untouched
 from adadpigu.isolation import isolated
 from adadpigu.layout import Layout

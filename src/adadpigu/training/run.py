@@ -73,6 +73,8 @@ class Run:
     seconds: float
     metrics: tuple[Metrics, ...]
     interrupted: bool = False
+    execution: str = ""
+    """how steps were run: eagerly, or as a graph that a GPU has recorded"""
     folder: Path | None = None
 
     @property
@@ -97,6 +99,7 @@ class Run:
             "seconds": round(self.seconds, 3),
             "private": self.privacy.private,
             "interrupted": self.interrupted,
+            "execution": self.execution,
             "warnings": list(self.privacy.warnings),
         }
 

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,7 +19,7 @@ from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.randomness import Randomness, SystemRandomness
+from adadpigu.randomness import DeviceRandomness, Randomness, SystemRandomness
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation, prepare, trained_before
@@ -113,12 +114,17 @@ def train_prepared(
         session = Session(
             prepared,
             ledger=ledger,
-            randomness=SystemRandomness() if randomness is None else randomness,
+            randomness=_default_randomness(prepared.device) if randomness is None else randomness,
             observers=observers,
             tape=tape,
             store=folder,
         )
         return session.run()
+
+
+def _default_randomness(device: torch.device) -> Randomness:
+    """Numbers drawn where they are used."""
+    return DeviceRandomness(device) if device.type == "cuda" else SystemRandomness()
 
 
 def _facts(data: DataSet) -> str:

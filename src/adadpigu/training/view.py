@@ -28,7 +28,7 @@ class View:
     def __call__(self, records: Records) -> Records:
         inputs, targets = unseal(records)
         shown = self._shown(inputs.to(self.device))
-        return Records((shown, targets.to(self.device)), copies=self.augmentation.copies)
+        return Records((shown, targets.to(self.device)), copies=self.augmentation.copies, present=records.present)
 
     @torch.no_grad()
     def _shown(self, inputs: Tensor) -> Tensor:

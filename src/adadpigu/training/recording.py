@@ -1,0 +1,123 @@
+"""A GPU's step, recorded once and replayed: gather, gradients, bound, noise, update and statistics as one graph.
+
+    eager (twice, to warm up) -> record -> replay, replay, …      as long as the method says that nothing else changed
+
+A recording runs nothing. Before every replay the step is charged and its coins are tossed, as for any other step; a
+draw that does not fit the recorded shape is processed eagerly. What cannot be recorded is run eagerly, and the run
+says why.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from adadpigu.errors import AdaDPIGUError, first_line
+from adadpigu.sampling import Recorder, Recording
+from adadpigu.training.draws import Draws, RecordedDraw
+
+_WARM_STEPS = 2
+"""run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep"""
+_MOST_RECORDINGS = 16
+"""of one run: a method whose steps keep changing gains nothing from more"""
+
+Work = Callable[[], None]
+
+
+class CudaGraphs:
+    """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
+
+    A graph must know the generator it draws from. Where that one stands is written to one place on the device before
+    each replay, so graphs that may run at the same time need different ones.
+    """
+
+    name = "one CUDA graph a step"
+
+    def __init__(self, generator: torch.Generator, other: torch.Generator | None = None) -> None:
+        """`other` is for recordings `apart`."""
+        self._generator = generator
+        self._other = other
+        self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
+
+    def record(self, work: Work) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self._generator)  # type: ignore[no-untyped-call, unused-ignore]
+        with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[no-untyped-call, unused-ignore]
+            work()
+        return graph
+
+    def apart(self) -> CudaGraphs:
+        assert self._other is not None
+        return CudaGraphs(self._other)
+
+
+class RecordedSteps:
+    """Takes the steps of a run, replaying those that were recorded."""
+
+    def __init__(self, draws: Draws, recorder: Recorder | None, reason: str = "") -> None:
+        """Without a recorder all steps are eager, for the `reason` given."""
+        self._draws = draws
+        self._recorder = recorder
+        self._reason = reason
+        self._seen: dict[Hashable, int] = {}
+        self._recordings: dict[Hashable, tuple[Recording, RecordedDraw]] = {}
+        self._replayed = self._taken = 0
+
+    @property
+    def description(self) -> str:
+        """How the steps so far were run, in words."""
+        if self._recorder is None or not self._replayed:
+            return f"eager: {self._reason}" if self._reason else "eager"
+        eager = self._taken - self._replayed
+        return f"{self._recorder.name}, {self._replayed} of {self._taken} steps" + (
+            f"; {eager} eager{': ' + self._reason if self._reason else ''}" if eager else ""
+        )
+
+    def take(self, key: Hashable | None, step: Work) -> None:
+        """One step; `key` says what it depends on besides tensors in their place, None that it must run as it is."""
+        self._taken += 1
+        if self._recorder is None or key is None:
+            self._reason = self._reason or "the method changes its steps in Python"
+            step()
+        elif key in self._recordings:
+            self._replay(key, step)
+        elif self._seen.get(key, 0) < _WARM_STEPS or len(self._recordings) >= _MOST_RECORDINGS:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            self._draws.fix_shape(self._recorder)
+            step()
+            if self._draws.draws_on_host:
+                self._give_up("the model draws from a generator of the CPU")
+        else:
+            self._record(key, step)
+
+    def _replay(self, key: Hashable, step: Work) -> None:
+        recording, drawn = self._recordings[key]
+        if self._draws.replay(drawn, recording.replay):
+            self._replayed += 1
+        else:  # drawn and paid for, but too many records for the recorded shape
+            step()
+
+    def _record(self, key: Hashable, step: Work) -> None:
+        """Records the step, then takes it as a replay."""
+        assert self._recorder is not None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with self._draws.recording() as made:
+                    recording = self._recorder.record(step)
+            (drawn,) = made
+        except AdaDPIGUError:
+            raise
+        except Exception as error:  # whatever a model does that a device cannot record
+            self._give_up(f"the step cannot be recorded ({first_line(error)})")
+            step()
+            return
+        self._recordings[key] = recording, drawn
+        self._replay(key, step)
+
+    def _give_up(self, reason: str) -> None:
+        self._recorder, self._reason = None, reason
+        self._recordings.clear()
