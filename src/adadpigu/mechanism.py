@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from adadpigu.accounting.ledger import Ledger
 
 _MINT = object()
+_AT_ONCE = 2**22
+"""numbers to which noise is added at a time"""
 _minted: weakref.WeakSet[Release] = weakref.WeakSet()
 
 
@@ -234,18 +236,19 @@ class GaussianMechanism:
         return Recorded(tuple(sums), tuple(multipliers), releases)
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
-        content = unseal(total)
+        content, active = unseal(total), total.active
         stddev = 0.0 if noise_multiplier == 0 else noise_multiplier * total.sensitivity
         if noise_multiplier > 0 and not stddev >= sys.float_info.min:
             raise PrivacyLineError(f"noise of {noise_multiplier:g} times {total.sensitivity:g} would round to nothing")
-        if stddev > 0:
-            noise = self._randomness.normal(content.numel()).to(content.device)
-            content = torch.add(content, noise.reshape(content.shape), alpha=stddev)
-        active = total.active
-        if active is not None:
-            content, active = only(active, content), active.clone()
-        content = content.to(total.dtype, copy=content is unseal(total))
-        return Release(content, name=total.name, noise_stddev=stddev, active=active, mint=_MINT)
+        noisy = torch.empty_like(content, dtype=total.dtype)
+        for start in range(0, content.numel(), _AT_ONCE):  # float64 for a part at a time, for memory's sake
+            part = slice(start, start + _AT_ONCE)
+            value = content[part]
+            if stddev > 0:
+                value = torch.add(value, self._randomness.normal(len(value)).to(value.device), alpha=stddev)
+            noisy[part] = value if active is None else only(active[part], value)
+        active = None if active is None else active.clone()
+        return Release(noisy, name=total.name, noise_stddev=stddev, active=active, mint=_MINT)
 
 
 def _check(queries: Sequence[Query], noise_multiplier: float) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from adadpigu.bounding import Bounder, ClippedSum, GradientSum
 from adadpigu.errors import InputError, ModelError, PrivacyLineError
-from adadpigu.gradients import ENGINES, FunctionalEngine, GhostEngine, LoopEngine, RuleEngine, choose_engine
+from adadpigu.gradients import ENGINES, FunctionalEngine, GhostEngine, LoopEngine, RuleEngine, choose_engine, sequences
 from adadpigu.gradients import rule_engine as rule_engine_module
 from adadpigu.gradients.interface import SealedEngine
 from adadpigu.gradients.losses import RecordLoss
@@ -145,7 +145,7 @@ def test_slices_and_passes_change_nothing(kind: type[SealedEngine], monkeypatch:
     whole = unseal(engine.clipped_sum(records, wanted))
     for rows, size in ((10, 8 * 2**20), (256, 4000), (6, 1)):
         monkeypatch.setattr(rule_engine_module, "_ROWS_AT_ONCE", rows)
-        monkeypatch.setattr(rule_engine_module, "_SLICE_BYTES", {"cpu": size})
+        monkeypatch.setattr(sequences, "_SLICE_BYTES", {"cpu": size})
         torch.testing.assert_close(unseal(engine.clipped_sum(records, wanted)), whole, rtol=1e-5, atol=1e-7)
 
 

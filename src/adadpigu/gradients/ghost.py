@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from adadpigu import kernels
 from adadpigu.gradients.outer import Outer, OuterLayer, TiledOuterLayer
 from adadpigu.gradients.rule_engine import Call, RuleEngine, Wanted
+from adadpigu.gradients.sequences import SequenceLayer
 from adadpigu.layout import Slot
 
 _TILED_AT_MOST = 2**18
@@ -19,7 +20,7 @@ _TILED_AT_MOST = 2**18
 
 
 class GhostEngine(RuleEngine):
-    """Linear layers on one position are bounded without their gradients; all others as in the materialised engine.
+    """Linear layers are bounded without their gradients in memory; all others as in the materialised engine.
 
     Finding the largest entries of a record needs its whole gradient, so such a query is answered with all layers built.
     """
@@ -28,7 +29,7 @@ class GhostEngine(RuleEngine):
 
     def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[Outer]:
         tiled = bool(pairs) and kernels.usable(pairs[0][1])
-        if (copies > 1 and not tiled) or wanted.query.top_k < 1:
+        if wanted.query.top_k < 1:
             return []
         uses = Counter(id(p) for call, _ in pairs for p in call.module.parameters(recurse=False))
         owned = {id(self.model.get_parameter(slot.name)): slot for slot in wanted.slots}
@@ -36,16 +37,25 @@ class GhostEngine(RuleEngine):
         found: list[Outer] = []
         for call, dy in pairs:
             module = call.module
-            if type(module) is nn.Linear and dy.dim() == 2 and uses[id(module.weight)] == 1:
+            if type(module) is nn.Linear and uses[id(module.weight)] == 1:
                 slot = owned.get(id(module.weight))
                 if slot is None:
                     continue
                 vectors = _part(weight, slot), _part(center, slot)
-                if tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
+                if dy.dim() > 2:
+                    if SequenceLayer.suits(slot, dy.dtype):
+                        left, right = (_by_record(t, copies) for t in (dy, call.x))
+                        found.append(SequenceLayer(slot, left, right, *vectors))
+                elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
                     found.append(TiledOuterLayer(slot, dy, call.x, *vectors, copies))
                 elif copies == 1:
                     found.append(OuterLayer(slot, dy, call.x, *vectors))
         return found
+
+
+def _by_record(values: Tensor, copies: int) -> Tensor:
+    """[b, p, n]: all positions of all copies of a record."""
+    return values.reshape(len(values) // copies, -1, values.shape[-1])
 
 
 def _part(values: Tensor | None, slot: Slot) -> Tensor | None:

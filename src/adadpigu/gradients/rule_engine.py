@@ -25,6 +25,7 @@ from adadpigu.gradients.interface import SealedEngine, repeated
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.outer import Outer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
+from adadpigu.gradients.sequences import slice_size
 from adadpigu.gradients.state import describe
 from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
 from adadpigu.layout import Slot
@@ -32,9 +33,8 @@ from adadpigu.records import GradientBatch
 
 _ROWS_AT_ONCE = 256
 """rows that go through a net together on a CPU: more would not fit its cache"""
-_SLICE_BYTES = {"cpu": 8 * 2**20}
-"""what the gradients of a slice of records may take: on a CPU they stay in the cache"""
-_SLICE_BYTES_ELSEWHERE = 2**30
+_AT_ONCE = 2**20
+"""parameters up to which all sums are made and then put together; of more, one at a time, for memory's sake"""
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,7 @@ class RuleEngine(SealedEngine):
         pairs = self._backward(calls, losses, len(inputs))
         outer = self.outer_layers(pairs, copies, part)
         self._apart = frozenset(layer.slot for layer in outer)
-        totals = self._totals(pairs, part.without(self._apart), outer, copies, Batch(len(targets), present))
-        return self._put_together(totals, losses.device)
-
-    def _put_together(self, totals: dict[Slot, Tensor], device: torch.device) -> Tensor:
-        """The sums of some parameters as one vector, zero for the others."""
-        nothing = functools.partial(torch.zeros, dtype=torch.float64, device=device)
-        slots = self.layout.slots
-        return torch.cat([totals[slot] if slot in totals else nothing(slot.stop - slot.start) for slot in slots])
+        return self._totals(pairs, part.without(self._apart), outer, copies, Batch(len(targets), present))
 
     def _wanted(self, query: GradientSum, device: torch.device) -> Wanted:
         """What a query wants of the gradient: worked out once for all batches it is asked of."""
@@ -164,14 +157,16 @@ class RuleEngine(SealedEngine):
         outer: Sequence[Outer],
         copies: int,
         batch: Batch,
-    ) -> dict[Slot, Tensor]:
-        """Σ of clipped rows for each parameter; of those that are built slice by slice."""
+    ) -> Tensor:
+        """Σ of clipped rows, zero where frozen; of the parameters that are built, slice by slice."""
         parameters, query, records = self._owned(built.slots), built.query, batch.records
         used = [(call, dy) for call, dy in pairs if owns(call.module, parameters)]
         with beside(built.device):
             elsewhere = [layer.squares() for layer in outer]
         size = _slice_size(used, built.width, copies, built.device)
-        factors, sums = [], []
+        factors: list[Tensor] = []
+        added: Tensor | None = None
+        parts: dict[Slot, Tensor] = {}
         for start in range(0, records, size):
             part = slice(start, min(start + size, records))
             rows = self._rows(used, built, part, copies)
@@ -180,14 +175,29 @@ class RuleEngine(SealedEngine):
             here = None if batch.present is None else batch.present[part]
             squares = [z.squares(), *(square[..., part].contiguous() for square in elsewhere)]
             factors.append(record_factors(squares, query, here, length=self.layout.size))
-            if part.stop == records:
-                of_all = torch.cat(factors) if len(factors) > 1 else factors[0]
+            if len(elsewhere) and part.stop == records and self.layout.size <= _AT_ONCE:
                 with beside(built.device):
-                    totals = {layer.slot: layer.total(of_all) for layer in outer}
-            sums.append(z.total(factors[-1]))
-        added = torch.split(functools.reduce(torch.add, sums), [slot.stop - slot.start for slot in built.slots])
+                    parts = {layer.slot: layer.total(_joined(factors)) for layer in outer}
+            here_added = z.total(factors[-1])
+            added = here_added if added is None else added.add_(here_added)
+        assert added is not None
+        split = torch.split(added, [slot.stop - slot.start for slot in built.slots])
         join(built.device)
-        return totals | dict(zip(built.slots, added, strict=True))
+        parts |= dict(zip(built.slots, split, strict=True))
+        return self._put_together(parts, outer, _joined(factors))
+
+    def _put_together(self, parts: dict[Slot, Tensor], outer: Sequence[Outer], factors: Tensor) -> Tensor:
+        """The sums of all parameters as one vector; those that are not there yet are made one at a time."""
+        slots = self.layout.slots
+        if all(slot in parts for slot in slots):
+            return torch.cat([parts[slot] for slot in slots])
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=factors.device)
+        for slot, part in parts.items():
+            total[slot.start : slot.stop] = part
+        for layer in outer:
+            if layer.slot not in parts:
+                total[layer.slot.start : layer.slot.stop] = layer.total(factors)
+        return total
 
     def _rows(self, pairs: Sequence[tuple[Call, Tensor]], built: Wanted, part: slice, copies: int) -> Tensor:
         """The gradients of a slice of records, [slice, width]."""
@@ -244,8 +254,11 @@ def owns(module: nn.Module, parameters: set[int]) -> bool:
 def _slice_size(pairs: Sequence[tuple[Call, Tensor]], width: int, copies: int, device: torch.device) -> int:
     """How many records are built at once."""
     widest = max((bytes_at_work(call.module, call.x, dy) for call, dy in pairs), default=0)
-    limit = _SLICE_BYTES.get(device.type, _SLICE_BYTES_ELSEWHERE)
-    return max(1, limit // max(8 * width, copies * widest, 1))
+    return slice_size(max(8 * width, copies * widest), device)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @contextmanager
