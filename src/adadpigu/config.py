@@ -56,6 +56,7 @@ class RunConfig:
     physical_batch_size: int | str | None = None
     memory_limit: int | str | None = None
     engine: str = "auto"
+    precision: str = "float32"
     execution: str = "auto"
     evaluate_every: int | None = None
     device: str = "auto"

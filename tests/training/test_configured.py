@@ -50,6 +50,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "memory_limit": {"memory_limit": "2GiB", "physical_batch_size": "auto"},
     "engine": {"engine": "materialised"},
     "execution": {"execution": "eager"},
+    "precision": {"precision": "bf16"},
     "device": {"device": "cpu"},
     "evaluate_every": {"evaluate_every": 3},
     "diagnostics": {"diagnostics": True},

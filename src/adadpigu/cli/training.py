@@ -104,6 +104,9 @@ def train(
         str | None,
         typer.Option(help="How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"),
     ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of products within the net: float32 or bf16. [float32]")
+    ] = None,
     execution: Annotated[
         str | None, typer.Option(help="auto: a GPU records a step once and replays it; eager: never. [auto]")
     ] = None,

@@ -12,7 +12,7 @@ from adadpigu.gradients.ghost import GhostEngine
 from adadpigu.gradients.inspection import inspect_model
 from adadpigu.gradients.interface import GradientEngine
 from adadpigu.gradients.losses import Loss
-from adadpigu.gradients.rule_engine import RuleEngine
+from adadpigu.gradients.rule_engine import Precision, RuleEngine
 from adadpigu.gradients.rules import RULES, Destination, rule
 from adadpigu.gradients.rules_attention import attention
 from adadpigu.gradients.rules_embedding import embedding_bag
@@ -34,6 +34,7 @@ __all__ = [
     "Loss",
     "PerRecordLosses",
     "PerSampleGradients",
+    "Precision",
     "RuleEngine",
     "attention",
     "choose_engine",

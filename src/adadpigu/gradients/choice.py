@@ -6,6 +6,8 @@ checked record by record against autograd on a public, synthetic example; privat
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,7 @@ from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_
 from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
-from adadpigu.gradients.rule_engine import RuleEngine, ruled
+from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
@@ -25,7 +27,12 @@ ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
 
 
 def choose_engine(
-    model: nn.Module, loss: Loss, example: tuple[Tensor, Tensor], *, engine: str = "auto"
+    model: nn.Module,
+    loss: Loss,
+    example: tuple[Tensor, Tensor],
+    *,
+    engine: str = "auto",
+    precision: Precision = "float32",
 ) -> GradientEngine:
     """Inspects a model and returns its engine; the model and torch's random state are left bit-identical.
 
@@ -35,10 +42,13 @@ def choose_engine(
     >>> choose_engine(nn.Linear(2, 3), nn.CrossEntropyLoss(), example).reason
     'layer rules: every trained parameter belongs to Linear, and they agree with autograd on an example'
 
-    `engine` asks for one by name; where it cannot be had for this model, that is an error.
+    `engine` asks for one by name; where it cannot be had for this model, that is an error. So is a `precision` of bf16
+    for a model that layer rules do not cover.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
     inputs, targets = example
     if len(inputs) < 3 or len(inputs) != len(targets):
         raise InputError(f"example={len(inputs)} inputs, {len(targets)} targets: give at least 3 of each, equally many")
@@ -47,7 +57,24 @@ def choose_engine(
         inputs = prepared(model, inputs)
         refuse_by_behaviour(model, inputs)
         record_loss = RecordLoss.of(loss, forward(model, inputs).detach(), targets)
-        return _choose(model, record_loss, inputs, targets, engine)
+        chosen = _choose(model, record_loss, inputs, targets, engine)
+        if precision == "bf16":
+            _shorten(chosen, inputs, targets)
+        return chosen
+
+
+def _shorten(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> None:
+    """Has the net's products computed in bf16, if model and device can do that."""
+    if not isinstance(engine, RuleEngine):
+        raise ModelError(f"<model>: precision='bf16' needs layer rules; allowed here: float32 ({engine.reason})")
+    engine.precision = "bf16"
+    try:
+        engine.compute(inputs, targets)
+    except RuntimeError as error:
+        raise ModelError(
+            f"<model>: precision='bf16' fails on an example on {inputs.device.type}: {first_line(error)}; "
+            "allowed here: float32"
+        ) from None
 
 
 def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor, engine: str) -> SealedEngine:

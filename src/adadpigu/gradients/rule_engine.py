@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from adadpigu.gradients.state import describe
 from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
 from adadpigu.layout import Slot
 from adadpigu.records import GradientBatch
+
+Precision = Literal["float32", "bf16"]
+"""what a net's products are computed in; norms, sums and noise are float64 in either case"""
 
 _ROWS_AT_ONCE = 256
 """rows that go through a net together on a CPU: more would not fit its cache"""
@@ -105,6 +108,7 @@ class RuleEngine(SealedEngine):
 
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str) -> None:
         super().__init__(model, loss, reason)
+        self.precision: Precision = "float32"
         self._last: Wanted | None = None
         self._apart: frozenset[Slot] = frozenset()
 
@@ -144,7 +148,7 @@ class RuleEngine(SealedEngine):
         return self._last
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.loss(self.model(inputs), targets)
+        return self.loss(self._outputs(inputs), targets)
 
     def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[Outer]:
         """The layers whose gradients are never built: none here."""
@@ -212,8 +216,17 @@ class RuleEngine(SealedEngine):
     ) -> tuple[list[Call], Tensor]:
         inputs = _side_by_side(inputs)
         with captured(self.model, self._owned(slots)) as calls:
-            each = self.loss(self.model(inputs), repeated(targets, copies))
+            each = self.loss(self._outputs(inputs), repeated(targets, copies))
         return calls, each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        """The model's outputs; with bf16 its products are shorter, all that follows is float32 again."""
+        if self.precision == "float32":
+            outputs: Tensor = self.model(inputs)
+            return outputs
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16):
+            shorter: Tensor = self.model(inputs)
+        return shorter.float()
 
     def _owned(self, slots: Iterable[Slot]) -> set[int]:
         return {id(self.model.get_parameter(slot.name)) for slot in slots}
@@ -223,7 +236,14 @@ class RuleEngine(SealedEngine):
         pairs = [(call, dy) for call, dy in zip(calls, _output_gradients(losses, calls), strict=True) if dy is not None]
         for call, dy in pairs:
             _refuse_unruly(call, dy, rows)
-        return pairs
+        if self.precision == "float32":
+            return pairs
+        # The same numbers are measured and added up, however short they were in the net.
+        return [(replace(call, x=_long(call.x)), _long(dy)) for call, dy in pairs]
+
+
+def _long(values: Tensor) -> Tensor:
+    return values.float() if values.dtype == torch.bfloat16 else values
 
 
 def _side_by_side(inputs: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, unknown
-from adadpigu.gradients import ENGINES
+from adadpigu.gradients import ENGINES, Precision
 from adadpigu.training.memory import Auto
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 from adadpigu.training.schedules import LearningRateSchedule
@@ -57,6 +57,8 @@ class TrainingOptions:
     """for `auto`: what processing records may take, such as "4GiB"; None: what the device has free"""
     engine: str = "auto"
     """how gradients are computed and bounded: see `gradients.ENGINES`; changes speed and memory, never the numbers"""
+    precision: Precision = "float32"
+    """`bf16`: products within the net are computed in bfloat16; norms, sums and noise are not"""
     execution: Execution = "auto"
     """`auto`: a GPU records a step once and replays it, where model and method allow; `eager`: never"""
     device: str = "cpu"
@@ -87,6 +89,7 @@ class TrainingOptions:
             ("clipping", get_args(Clipping)),
             ("engine", ENGINES),
             ("execution", get_args(Execution)),
+            ("precision", get_args(Precision)),
         ):
             if getattr(self, name) not in kinds:
                 raise unknown(name, str(getattr(self, name)), kinds)

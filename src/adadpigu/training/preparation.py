@@ -140,7 +140,7 @@ def prepare(
     output = _output(model, example[0])
     labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes = _classes(output, data) if labels else None
-    engine = choose_engine(model, loss, example, engine=options.engine)
+    engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         _check_data(data, classes)
     MaskedOptimiser(model, Layout.of(model), options.factory())
