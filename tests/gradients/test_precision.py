@@ -17,7 +17,7 @@ from adadpigu.sensitive import unseal
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(144, 12), nn.Tanh(), nn.Linear(12, 5)
+        nn.Flatten(), nn.Linear(64, 24), nn.LayerNorm(24), nn.Tanh(), nn.Linear(24, 12), nn.Tanh(), nn.Linear(12, 5)
     )
 
 
