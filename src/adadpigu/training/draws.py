@@ -149,6 +149,11 @@ class Draws:
             self._fixed = FixedBatch(size, self._view.device, recorder.apart())
 
     @property
+    def ran_out(self) -> bool:
+        """Whether a GPU has run out of memory over drawn records."""
+        return self._most is not None
+
+    @property
     def draws_on_host(self) -> bool:
         """Whether a forward has used a generator of the CPU, so that a recorded one would repeat what it gave."""
         return self._host_chance

@@ -146,6 +146,7 @@ class Session:
             interrupted=interrupted,
             exposed=self._exposed,
             failed=failed,
+            ran_out=self._draws.ran_out,
         )
         if self._store is not None:
             self._store.write_privacy(privacy)

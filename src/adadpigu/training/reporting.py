@@ -18,6 +18,7 @@ def report_on(
     interrupted: bool,
     exposed: bool,
     failed: bool = False,
+    ran_out: bool = False,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
@@ -39,6 +40,7 @@ def report_on(
         interrupted=interrupted,
         not_covered=[
             *(["that the run failed, and when: an error amid private records is not noised"] if failed else []),
+            *(["that the GPU ran out of memory over a draw, and when: that is not noised"] if ran_out else []),
             *_declared(prepared),
         ],
         warnings=prepared.warnings,
