@@ -50,4 +50,10 @@ def build(task: Task, contestant: Contestant) -> Trainer:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return Repeated(graph.replay, model, task.device)
+    kept = inputs, targets, optimiser  # what a graph reads must outlive it
+
+    def replay() -> None:
+        assert kept
+        graph.replay()
+
+    return Repeated(replay, model, task.device)

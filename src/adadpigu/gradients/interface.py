@@ -51,6 +51,10 @@ class GradientEngine(Protocol):
         """ℓ_i for every record, at the model's current parameters, without gradients."""
         ...
 
+    def keepsake(self) -> object:
+        """What must stay alive for as long as a device may replay this engine's last work."""
+        ...
+
 
 class SealedEngine(ABC):
     """The part of an engine that stands on the privacy line.
@@ -116,6 +120,10 @@ class SealedEngine(ABC):
         with refuse_changes(self.model), torch.no_grad():
             each = self.losses(inputs, repeated(targets, records.copies)).detach()
         return PerRecordLosses(each.view(len(targets), records.copies).mean(dim=1))
+
+    def keepsake(self) -> object:
+        """What must stay alive for as long as a device may replay this engine's last work."""
+        return None
 
     def buffer(self, records: int, width: int | None = None) -> Tensor:
         """An unfilled [b, d] tensor (or of another width) where the model's parameters live."""

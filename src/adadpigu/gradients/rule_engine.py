@@ -36,6 +36,8 @@ Precision = Literal["float32", "bf16"]
 
 _ROWS_AT_ONCE = 256
 """rows that go through a net together on a CPU: more would not fit its cache"""
+_LARGE_ROWS_AT_ONCE = 16
+"""the same for a net with so many parameters that what its layers keep should not come on top of them"""
 _AT_ONCE = 2**20
 """parameters up to which all sums are made and then put together; of more, one at a time, for memory's sake"""
 
@@ -122,11 +124,17 @@ class RuleEngine(SealedEngine):
     def clipped(
         self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:
-        size = max(1, _ROWS_AT_ONCE // copies) if inputs.device.type == "cpu" else len(targets)
+        size = self._records_at_once(inputs.device, copies) or len(targets)
         split = [None] * -(-len(targets) // size) if present is None else torch.split(present, size)
         parts = zip(torch.split(inputs, size * copies), torch.split(targets, size), split, strict=True)
         totals = (self._clipped(x, y, copies, query, here) for x, y, here in parts)
         return functools.reduce(torch.add, totals)
+
+    def _records_at_once(self, device: torch.device, copies: int) -> int | None:
+        """How many records go through the net together; None: all of them."""
+        large = self.layout.size > _AT_ONCE
+        rows = (_LARGE_ROWS_AT_ONCE if large else _ROWS_AT_ONCE) if device.type == "cpu" else 128 if large else None
+        return None if rows is None else max(1, rows // copies)
 
     def _clipped(
         self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None
@@ -145,6 +153,9 @@ class RuleEngine(SealedEngine):
         if self._last is None or self._last.query is not query or self._last.device != device:
             slots = active_slots(self.layout.slots, query)
             self._last = Wanted(query, tuple(slots), self.layout.size, device)
+        return self._last
+
+    def keepsake(self) -> object:
         return self._last
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:

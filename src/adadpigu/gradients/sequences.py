@@ -21,13 +21,15 @@ from adadpigu.layout import Slot
 _SLICE_BYTES = {"cpu": 8 * 2**20}
 """what the gradients of a slice of records may take: on a CPU they stay in the cache"""
 _SLICE_BYTES_ELSEWHERE = 2**30
+_PART_BYTES_ELSEWHERE = 2**27
+"""the same for one weight of a large net"""
 _WIDE = 2**16
 """entries of a weight from which its gradients are not kept"""
 
 
-def slice_size(bytes_a_record: int, device: torch.device) -> int:
+def slice_size(bytes_a_record: int, device: torch.device, most: int = _SLICE_BYTES_ELSEWHERE) -> int:
     """How many records' gradients are built at once."""
-    return max(1, _SLICE_BYTES.get(device.type, _SLICE_BYTES_ELSEWHERE) // max(bytes_a_record, 1))
+    return max(1, _SLICE_BYTES.get(device.type, most) // max(bytes_a_record, 1))
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class SequenceLayer:
         return raised.square()
 
     def _slices(self, bytes_a_record: int) -> list[slice]:
-        size = slice_size(bytes_a_record, self.left.device)
+        size = slice_size(bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
         return [slice(start, start + size) for start in range(0, len(self.left), size)]
 
 

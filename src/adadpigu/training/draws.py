@@ -47,6 +47,8 @@ class RecordedDraw:
 
     draw: str
     recorded: Recorded
+    kept: object
+    """vectors that the recording reads and nobody else may hold"""
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class Draws:
         bounders = self._bounders(queries)
         self._process(*fixed.drawn(), queries, bounders, size)
         recorded = self._mechanism.record([bounder.result() for bounder in bounders], pending.receipt)
-        self._made.append(RecordedDraw(draw, recorded))
+        self._made.append(RecordedDraw(draw, recorded, self._engine.keepsake()))
         return recorded.releases
 
     def _paid(self, queries: tuple[Query, ...], draw: str) -> _Paid:
