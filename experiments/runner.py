@@ -1,23 +1,32 @@
 """Runs many training jobs in worker processes on one machine, saves each result as it comes, and stops in time.
 
-A job is a run config (the keys of a preset), a seed and what to score on: `held-out` (5,000 *training* records, chosen
-by position, on which hyper-parameters are tuned) or `test` (for figures that are printed, never for choosing).
+A job is a run config (the keys of a preset), a seed and what to score on: `held-out` (about 5,000 *training* records,
+chosen by a hash of each, on which hyper-parameters are tuned) or `test` (for figures that are printed, never for
+choosing). With each result stand the device, the code and a hash of the weights: equal accuracies need not be equal
+models.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
+import hashlib
 import json
 import multiprocessing
 import os
+import platform
 import queue
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 HELD_OUT = 5_000
 Score = Literal["held-out", "test"]
@@ -35,6 +44,8 @@ class Job:
 
 def run_job(job: Job, device: str) -> dict[str, Any]:
     """Trains one job and scores its last (or averaged) iterate."""
+    import torch
+
     from adadpigu.config import merge
     from adadpigu.data import training_split
     from adadpigu.training import train_prepared
@@ -48,8 +59,10 @@ def run_job(job: Job, device: str) -> dict[str, Any]:
         steps = settings.steps or round((settings.epochs or 0) * whole.records / (settings.batch_size or 1))
         scaled = round((settings.batch_size or 1) * data.records / whole.records)
         settings = replace(settings, batch_size=scaled, steps=steps, epochs=None)
+    made_by = commit()  # as the code is now, not when the job ends
     start = time.perf_counter()
-    run = train_prepared(configured(settings, data))
+    prepared = configured(settings, data)
+    run = train_prepared(prepared)
     return {
         "name": job.name,
         "seed": job.seed,
@@ -58,8 +71,46 @@ def run_job(job: Job, device: str) -> dict[str, Any]:
         "epsilon": run.epsilon,
         "noise_multiplier": run.privacy.noise_multiplier,
         "seconds": round(time.perf_counter() - start, 1),
+        "weights": fingerprint(run.model),
+        "device": device_name(prepared.device),
+        "commit": made_by,
+        "torch": torch.__version__,
         "config": job.config,
     }
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """16 hex digits of a SHA-256 over all that a model keeps, names and types included."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.processor() or platform.machine()})"
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the code, followed by -dirty where code differs from it; None where git does not know."""
+    here = Path(__file__).resolve().parents[1]
+    try:
+        head, changed = (
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "src", "experiments"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{head}-dirty" if changed else head
 
 
 def _work(

@@ -1,4 +1,4 @@
-"""How the presets were chosen: grids scored on 5,000 held-out *training* records, never on the test set.
+"""How the presets were chosen: grids scored on about 5,000 held-out *training* records, never on the test set.
 
     python experiments/tune.py experiments/grids/mnist.toml --out results/tuning/mnist.jsonl --device cuda --workers 12
 

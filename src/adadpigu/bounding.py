@@ -218,11 +218,10 @@ class Standardiser:
         if kernels.usable(rows) and rows.dtype == torch.float32:
             vectors = self._narrow or (self.center, self.weight)
             if self._kept is None:
-                return _Fused(rows, *vectors)
-            from adadpigu.kernels.top_k import standardised_largest
+                return _Fused(rows, None, *vectors)
+            from adadpigu.kernels.top_k import measured_largest
 
-            z: Tensor = standardised_largest(rows, *vectors, self._kept)
-            return _Fused(z, None, None)
+            return _Fused(*measured_largest(rows, *vectors, self._kept))
         return _Widened(self.widened(rows))
 
     def widened(self, rows: Tensor) -> Tensor:
@@ -267,10 +266,15 @@ class _Widened:
 class _Fused:
     """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
 
-    def __init__(self, rows: Tensor, center: Tensor | None, weight: Tensor | None) -> None:
-        self._rows, self._center, self._weight = rows, center, weight
+    def __init__(
+        self, rows: Tensor, squares: Tensor | None, center: Tensor | None = None, weight: Tensor | None = None
+    ) -> None:
+        """`squares` where they are known already."""
+        self._rows, self._squares, self._center, self._weight = rows, squares, center, weight
 
     def squares(self) -> Tensor:
+        if self._squares is not None:
+            return self._squares
         from adadpigu.kernels.rows import squared_norms
 
         found: Tensor = squared_norms(self._rows, self._center, self._weight)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,11 @@ def test_an_interrupt_leaves_nothing_but_the_lock(cache: Path, server: Any) -> N
         ensure(tiny_digits(home=serve(server, digits_files())), watcher=Interrupting())
     assert [p.name for p in (cache / "data" / "tiny").iterdir()] == [".lock"]
     assert read_cache(tiny_photos()).state == "absent"
+
+
+def test_a_system_without_file_locks_fetches_into_a_cache_that_is_not_there_yet(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    fetched = ensure(tiny_digits(), folder=put(tmp_path / "given", digits_files()))
+    assert fetched.pieces == digits_files() == kept(cache)

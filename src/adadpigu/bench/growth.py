@@ -20,9 +20,20 @@ from adadpigu.errors import InputError
 
 TOLERANCE = 0.25
 """by how much of a figure the straight line may miss it: single rounds swing by more"""
-_BATCHES = (125, 250, 500, 1000)
 _BLOCKS, _BLOCK = 8, 5
-_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How a device is measured: a GPU takes larger batches, more steps, and records its first ones."""
+
+    batches: tuple[int, ...] = (125, 250, 500, 1000)
+    ladder_batch: int = 256
+    steps: int = 2
+    warm_up: int = 2
+
+
+_CPU, _GPU = _Pace(), _Pace(batches=(1024, 2048, 4096, 8192), ladder_batch=4096, steps=20, warm_up=20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,26 +58,27 @@ class Growth:
 
 def measure_growth(*, method: str, engine: str, rounds: int, device: str, tell: Tell) -> list[Growth]:
     """Our step against B, d and T."""
-    plan = Rounds(count=rounds, steps=2)
+    pace = _GPU if device.startswith("cuda") else _CPU
+    plan = Rounds(count=rounds, steps=pace.steps)
     ours = Contestant(method=method, engine=engine, peer=None)
-    task = Task(net="mnist-cnn", batch=_BATCHES[0], device=device, steps=_WARM_UP + rounds * plan.steps)
-    batches = {batch: replace(task, batch=batch) for batch in _BATCHES}
-    nets = {size(net.model()): replace(task, net=name, batch=256) for name, net in LADDER.items()}
+    task = Task(net="mnist-cnn", batch=pace.batches[0], device=device, steps=pace.warm_up + rounds * plan.steps)
+    batches = {batch: replace(task, batch=batch) for batch in pace.batches}
+    nets = {size(net.model()): replace(task, net=name, batch=pace.ladder_batch) for name, net in LADDER.items()}
     return [
-        _against("B", batches, ours, plan, tell),
-        _against("d", nets, ours, plan, tell),
-        _against_steps(replace(task, steps=_WARM_UP + _BLOCKS * _BLOCK), ours, tell),
+        _against("B", batches, ours, plan, pace.warm_up, tell),
+        _against("d", nets, ours, plan, pace.warm_up, tell),
+        _against_steps(replace(task, steps=pace.warm_up + _BLOCKS * _BLOCK), ours, pace.warm_up, tell),
     ]
 
 
-def _against(what: str, tasks: Mapping[int, Task], ours: Contestant, plan: Rounds, tell: Tell) -> Growth:
+def _against(what: str, tasks: Mapping[int, Task], ours: Contestant, plan: Rounds, warm_up: int, tell: Tell) -> Growth:
     stands: dict[Contestant, Stand] = {}
     with ExitStack() as stack:
         for value, task in tasks.items():
             tell(f"first steps at {what}={value}")
             stand = stack.enter_context(closing(Stand(ours, task)))
             stand.wait_until_built()
-            stand.run(_WARM_UP)
+            stand.run(warm_up)
             stands[replace(ours, engine=f"{what}={value}")] = stand
         found, failed = interleaved(stands, plan, tell)
     for reason in failed.values():
@@ -74,13 +86,13 @@ def _against(what: str, tasks: Mapping[int, Task], ours: Contestant, plan: Round
     return fitted(what, list(zip(tasks, map(middle, found.values()), strict=True)))
 
 
-def _against_steps(task: Task, ours: Contestant, tell: Tell) -> Growth:
+def _against_steps(task: Task, ours: Contestant, warm_up: int, tell: Tell) -> Growth:
     """Blocks of one run."""
     points = []
     with closing(Stand(ours, task)) as stand:
         stand.wait_until_built()
-        stand.run(_WARM_UP)
-        for done in range(_WARM_UP, task.steps, _BLOCK):
+        stand.run(warm_up)
+        for done in range(warm_up, task.steps, _BLOCK):
             tell(f"steps {done + 1} to {done + _BLOCK}")
             points.append((done + _BLOCK, middle([1000 * stand.run(1).seconds for _ in range(_BLOCK)])))
     return level("T", points)

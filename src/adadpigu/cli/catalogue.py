@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args, get_type_hints
 
 import typer
@@ -52,7 +53,7 @@ def methods(as_json: Json = False) -> None:
     screen().print(table(["recipe", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
     for m in found:
         hints = get_type_hints(m)
-        options = ", ".join(f"{f.name}={f.default}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
+        options = ", ".join(f"{f.name}={_word(f.default)}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
         if options:
             screen().print(f"\n{m.name} takes --set NAME=VALUE with {options}")
 
@@ -63,8 +64,18 @@ def _choices(hint: object) -> str:
     return f" ({' | '.join(choices)})" if choices and all(isinstance(choice, str) for choice in choices) else ""
 
 
+def _word(value: object) -> str:
+    """A default as `--set` reads it.
+
+    >>> _word(None), _word(False), _word(float("inf"))
+    ('none', 'false', 'inf')
+    """
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def _plain(value: object) -> object:
-    return None if value == float("inf") else value
+    """A default for JSON, which has no infinity; null is what is unset."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def models(as_json: Json = False) -> None:

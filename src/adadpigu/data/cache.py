@@ -76,13 +76,14 @@ def locked(path: Path, *, waiting: Callable[[], object] = lambda: None) -> Itera
     The system gives the lock up with the process, however that ends. The empty file stays: removing it would let two
     processes hold two different files of one name.
     """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # no such locks here: two processes may both fetch, and the last one's whole file stays
         yield
         return
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

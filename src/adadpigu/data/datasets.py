@@ -30,7 +30,7 @@ class TensorRecords:
                 )
         if len(inputs) != len(targets):
             raise InputError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; allowed: one target a record")
-        self.inputs, self.targets = inputs, targets
+        self.inputs, self.targets, self.name = inputs, targets, name
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
 
@@ -42,8 +42,8 @@ class TensorRecords:
         return self.inputs[where], self.targets[where]
 
     def to(self, device: torch.device) -> TensorRecords:
-        """The same records on a device."""
-        return TensorRecords(self.inputs.to(device), self.targets.to(device))
+        """The same records on a device, as published as they were."""
+        return TensorRecords(self.inputs.to(device), self.targets.to(device), name=self.name, published=self.published)
 
 
 class IndexedRecords:
@@ -99,11 +99,21 @@ Source = DataSet | Dataset[Any] | tuple[Tensor, Tensor]
 def declare(
     source: Source, *, records: int | None = None, test: Source | None = None, name: str = "own data"
 ) -> DataSet:
-    """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public."""
+    """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public.
+
+    A `DataSet` is taken as it is. `test` gives test records to one that has none; one that has its own keeps them, and
+    another `test` is refused rather than chosen between: `dataclasses.replace(data, test=None)` drops the first.
+    """
+    measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
         if records not in (None, source.records):
             raise InputError(f"records={records} contradicts the {source.records} that {source.name!r} declares")
-        return source
+        if measured is not None and source.test is not None:
+            raise InputError(
+                f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
+                "dataclasses.replace(data, test=None)"
+            )
+        return _refusing_empty_test(source if measured is None else replace(source, test=measured))
     if records is None:
         raise InputError(
             "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate; the "
@@ -114,7 +124,13 @@ def declare(
     train = _population(source, name)
     if len(train) == 0:
         raise InputError(f"{name}: there is no record; allowed: at least 1")
-    return DataSet(name=name, train=train, records=records, test=None if test is None else _population(test, "test"))
+    return _refusing_empty_test(DataSet(name=name, train=train, records=records, test=measured))
+
+
+def _refusing_empty_test(data: DataSet) -> DataSet:
+    if data.test is not None and len(data.test) == 0:
+        raise InputError(f"{data.name}: there is no test record; allowed: at least 1, or test=None")
+    return data
 
 
 def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
@@ -145,7 +161,7 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
 
 def _some_of(records: TensorRecords, kept: Tensor) -> TensorRecords:
     """Some of the records, as published as all of them."""
-    return TensorRecords(*records.take(kept), published=records.published)
+    return TensorRecords(*records.take(kept), name=records.name, published=records.published)
 
 
 def _lots(records: TensorRecords, seed: int) -> Tensor:

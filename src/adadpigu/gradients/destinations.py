@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from adadpigu.beside import join
 from adadpigu.layout import Slot
 
 
@@ -39,6 +40,7 @@ class FlatGradients:
         """The whole buffer; parameters that no call touched have gradient zero."""
         for place in self._unwritten.values():
             self._flat[:, place] = 0
+        join(self._flat.device)  # a rule may have written beside the main line
         return self._flat
 
 

@@ -184,9 +184,7 @@ class RuleEngine(SealedEngine):
         parts: dict[Slot, Tensor] = {}
         for start in range(0, records, size):
             part = slice(start, min(start + size, records))
-            rows = self._rows(used, built, part, copies)
-            join(built.device)
-            z = built.standardised(rows)
+            z = built.standardised(self._rows(used, built, part, copies))
             here = None if batch.present is None else batch.present[part]
             squares = [z.squares(), *(square[..., part].contiguous() for square in elsewhere)]
             factors.append(record_factors(squares, query, here, length=self.layout.size))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from adadpigu import kernels
+from adadpigu.beside import beside
 from adadpigu.errors import ModelError
 
 
@@ -89,6 +90,9 @@ def linear(module: nn.Linear, x: Tensor, dy: Tensor, into: Destination) -> None:
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = W ⋆ pad(x) + b: the product of dy with the patches of x, group by group."""
+    if into.wants("bias"):
+        with beside(dy.device):
+            into.add_sum("bias", dy.flatten(2), 2)
     if into.wants("weight") and not _by_kernel(module, x, dy, into):
         if module.groups == 1 and channels_last(x):
             # Channels lie side by side: whole pixels are copied, and neither factor has to be turned over.
@@ -99,8 +103,6 @@ def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -
             into.add_product("weight", dy.flatten(2), patches(module, x).flatten(1, 1 + kernel).flatten(2).mT)
         else:
             into.add("weight", _grouped(module, patches(module, x), dy))
-    if into.wants("bias"):
-        into.add_sum("bias", dy.flatten(2), 2)
 
 
 @rule(nn.LayerNorm)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
 from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score
 from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
+from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_choices, check_positive, register
 from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
 
 Mode = Literal["freeze", "prune"]
@@ -70,19 +70,10 @@ class AdaDPIGU(Method):
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip_norm < float("inf"):
-            raise InputError(f"clip_norm={self.clip_norm} is not a finite number above 0")
+        check_positive(self, "clip_norm", "beta")
+        check_choices(self)
         if not 0 < self.top_k <= 1:
             raise InputError(f"top_k={self.top_k} is not in (0, 1]")
-        if not 0 < self.beta < float("inf"):
-            raise InputError(f"beta={self.beta} is not a finite number above 0")
-        for key, value, kinds in (
-            ("mode", self.mode, get_args(Mode)),
-            ("variance_start", self.variance_start, get_args(VarianceStart)),
-            ("score", self.score, get_args(Score)),
-        ):
-            if value not in kinds:
-                raise InputError(f"{key}={value!r} is not one of {', '.join(kinds)}")
         self._mask_schedule()
         self._statistics_options()
 
