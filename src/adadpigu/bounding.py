@@ -202,11 +202,11 @@ class Standardiser:
             self._kept = _kept(query, size) if query.kept is None else query.kept
         if self._kept is not None and columns is not None:
             raise PrivacyLineError("the largest entries of a record are found in whole gradients, not in parts of them")
-        weight = None if query.scale is None else query.scale.to(device, torch.float64).reciprocal()
+        weight = None if query.scale is None else query.scale.to(device).reciprocal()
         if query.active is not None:
             active = query.active.to(device)
-            weight = active.double() if weight is None else only(active, weight)
-        center = None if query.center is None else query.center.to(device, torch.float64)
+            weight = active.float() if weight is None else only(active, weight)
+        center = None if query.center is None else query.center.to(device)
         self.weight, self.center = (
             part if part is None or columns is None else part[columns] for part in (weight, center)
         )

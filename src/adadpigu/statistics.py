@@ -55,11 +55,11 @@ class Statistics:
     """α and β for every coordinate, learned from releases alone."""
 
     def __init__(self, options: StatisticsOptions, *, variance: Tensor, layers: Tensor) -> None:
-        """`variance` is β at the start, [d]; `layers` the number of each coordinate's layer. State is float64."""
+        """`variance` is β at the start, [d], whose dtype state has; `layers` the number of each coordinate's layer."""
         self._options = options
         self._layers = layers
         self._layer_count = int(layers.max()) + 1
-        self.variance = variance.double().clamp(options.floor, options.ceiling)
+        self.variance = variance.clamp(options.floor, options.ceiling)
         self.mean = torch.zeros_like(self.variance)
         self.plain = self.variance_held and bool((self.scale == 1).all())
         """whether √β + μ is 1 and stays so: then nothing is scaled"""
@@ -88,7 +88,7 @@ class Statistics:
     def update(self, restored: Release, *, noise_variance: Tensor | None = None) -> None:
         """Takes ĝ (a restored release) and, to `debias`, its known noise variance ((√β + μ)σC/B)², [d]."""
         gradient, active = look(restored)
-        gradient, options = gradient.double(), self._options
+        gradient, options = gradient.to(self.mean.dtype), self._options
         if not self.variance_held:
             spread = (gradient - self.mean).square()
             if options.debias:

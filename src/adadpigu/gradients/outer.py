@@ -69,19 +69,21 @@ class OuterLayer:
     left: Tensor
     right: Tensor
     weight: Tensor | None
-    """w, [m, n] in float64; None: 1"""
+    """w, [m, n]; None: 1"""
     center: Tensor | None
-    """α, [m, n] in float64; None: 0"""
+    """α, [m, n]; None: 0"""
 
     def squares(self) -> Tensor:
         """The squared norm of each record's part in this layer, [b]; where terms cancel, an upper bound of it."""
         left, right = self.left.double().square(), self.right.double().square()
-        own = left.sum(1) * right.sum(1) if self.weight is None else (left @ self.weight.square() * right).sum(1)
+        squared = None if self.weight is None else self.weight.double().square()
+        own = left.sum(1) * right.sum(1) if squared is None else (left @ squared * right).sum(1)
         if self.center is None:
             return own
-        pull = self.center if self.weight is None else self.center * self.weight.square()
+        center = self.center.double()
+        pull = center if squared is None else center * squared
         crossed = (self.left.double() @ pull * self.right.double()).sum(1)
-        rest = (pull * self.center).sum()
+        rest = (pull * center).sum()
         rounding = (16 + self.center.numel()) * torch.finfo(torch.float64).eps * (own + rest)
         return (own - 2 * crossed + rest).clamp(min=0) + rounding
 

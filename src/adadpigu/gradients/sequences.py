@@ -40,9 +40,9 @@ class SequenceLayer:
     left: Tensor
     right: Tensor
     weight: Tensor | None
-    """w, [m, n] in float64; None: 1"""
+    """w, [m, n]; None: 1"""
     center: Tensor | None
-    """α, [m, n] in float64; None: 0"""
+    """α, [m, n]; None: 0"""
 
     @staticmethod
     def suits(slot: Slot, dtype: torch.dtype) -> bool:
@@ -65,7 +65,7 @@ class SequenceLayer:
             right = self.right[part].double().masked_fill_(dropped, 0.0)
             total.addmm_(left.flatten(0, 1).mT, right.flatten(0, 1))
         if self.center is not None:
-            total.addcmul_(self.center, factors.sum(), value=-1)
+            total.addcmul_(self.center.double(), factors.sum(), value=-1)
         if self.weight is not None:
             total *= self.weight
         return total.flatten()
@@ -89,7 +89,7 @@ class SequenceLayer:
         norms = torch.cat(found).sqrt()
         rounding = torch.finfo(torch.float32).eps
         largest = 1.0 if self.weight is None else self.weight.abs().max()
-        pull = 0.0 if self.center is None else torch.linalg.vector_norm(self.center)
+        pull = 0.0 if self.center is None else torch.linalg.vector_norm(self.center, dtype=torch.float64)
         hidden = (self.left.shape[1] + 8) * _power(self.left).sqrt() * _power(self.right).sqrt() + 8 * pull
         raised = norms * (1 + 8 * rounding) + largest * rounding * hidden
         return raised.square()

@@ -85,7 +85,7 @@ def least_noise_scale(spread: Tensor) -> Tensor:
 class _Running(Running):
     def __init__(self, options: AdaCliP, setting: Setting) -> None:
         layers = setting.layout.layer_index().to(setting.device)
-        start = torch.full((setting.layout.size,), options.floor * options.ceiling, device=setting.device)
+        start = torch.full_like(setting.weights, options.floor * options.ceiling)
         self._statistics = Statistics(options._statistics_options(), variance=start, layers=layers)
         self._clip_norm = options.clip_norm
         self._batch_size = setting.batch_size

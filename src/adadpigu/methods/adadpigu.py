@@ -119,7 +119,7 @@ class _Running(Running):
         self._kept = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
-        self._device = device
+        self._device, self._dtype = device, setting.weights.dtype
         self._kept.fill_(self._entries_kept(size))
 
     @property
@@ -163,6 +163,7 @@ class _Running(Running):
             variance = self._power.variance()
         else:
             variance = torch.full((len(self._layers),), options.beta, device=self._layers.device)
+        variance = variance.to(self._dtype)
         return Statistics(options._statistics_options(), variance=variance, layers=self._layers)
 
     def effective(self, parameters: Tensor) -> Tensor:

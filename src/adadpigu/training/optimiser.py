@@ -94,7 +94,8 @@ class MaskedOptimiser:
     def step(self, direction: Release) -> None:
         """One optimiser step along ĝ. `p.grad` holds a release for its duration and nothing afterwards."""
         value, active = look(direction)
-        gradients = value.clone()  # optimisers may write to p.grad
+        # SGD only reads p.grad; others may write to it
+        gradients = value if type(self._optimiser) is torch.optim.SGD else value.clone()
         before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
         for parameter, (_, gradient) in zip(self._parameters, self._layout.split(gradients), strict=True):
             parameter.grad = gradient.to(parameter)
@@ -108,13 +109,14 @@ class MaskedOptimiser:
             return
         weights = [parameter.detach() for parameter in self._parameters]
         torch.where(active, _flat(weights), self.weights, out=self.weights)
-        _write(weights, self.weights)
+        written, kept = weights, _split(self.weights, weights)
         masks = [mask for _, mask in self._layout.split(active)]
         for key, (owners, kind) in self._states().items():
             mask = active if len(owners) == len(masks) else _flat([masks[owner] for owner in owners])
             # state that this step has made starts at zero where frozen
             old = before[key] if key in before else torch.zeros_like(_flat(kind))
-            _write(kind, torch.where(mask, _flat(kind), old))
+            written, kept = written + kind, kept + _split(torch.where(mask, _flat(kind), old), kind)
+        torch._foreach_copy_(written, kept)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -145,9 +147,9 @@ def _flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _write(tensors: list[Tensor], flat: Tensor) -> None:
+def _split(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(tensors, [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)])
+    return [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 
 
 def _same_shape(value: object, parameter: nn.Parameter) -> bool:
