@@ -2,8 +2,8 @@
 
     python experiments/table.py results/presets.jsonl
 
-Mean ± standard deviation of test accuracy over seeds, last or averaged iterate; a preset measured several times under
-other settings counts only with the settings it has now.
+Mean ± standard deviation of test accuracy over all runs with a preset's present settings, last or averaged iterate: two
+runs with one seed are two runs, since noise and batches are drawn afresh.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ METHODS = {"dpsgd": "DP-SGD", "ts": "DPSGD-TS", "hf": "DPSGD-HF", "dpsur": "DPSU
 
 def scores(path: Path) -> dict[str, list[float]]:
     """Test accuracies in percent, by preset, of runs whose config is the preset's own today."""
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, list[float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         result = json.loads(line)
         name = result["name"]
-        if "accuracy" in result and name in all_presets() and result["config"] == read_preset(name):
-            found.setdefault(name, {})[result["seed"]] = 100 * result["accuracy"]
-    return {name: list(by_seed.values()) for name, by_seed in found.items()}
+        config = {key: value for key, value in result["config"].items() if key != "engine"}
+        if "accuracy" in result and name in all_presets() and config == read_preset(name):
+            found.setdefault(name, []).append(100 * result["accuracy"])
+    return found
 
 
 def cell(found: list[float] | None) -> str:
-    """Mean ± standard deviation and how many seeds."""
+    """Mean ± standard deviation and how many runs."""
     if not found:
         return "not measured"
     spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 else ""
