@@ -64,7 +64,12 @@ def choose_engine(
 
 
 def _shorten(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> None:
-    """Has the net's products computed in bf16, if model and device can do that."""
+    """Has the net's products computed in bf16, if model and device can do that.
+
+    Not on a CPU: some claim to have such products and end the process when one is asked for.
+    """
+    if inputs.device.type == "cpu":
+        raise ModelError("<model>: precision='bf16' needs a GPU; allowed here: float32")
     if not isinstance(engine, RuleEngine):
         raise ModelError(f"<model>: precision='bf16' needs layer rules; allowed here: float32 ({engine.reason})")
     engine.precision = "bf16"

@@ -45,12 +45,12 @@ def train(
 ) -> Run:
     """Trains `model` in place on private records and reports what that leaks.
 
-    `dataset` is a `DataSet`, two tensors (inputs, targets) or a map-style `torch.utils.data.Dataset`; own data
-    needs `records`, its *public* record count N. `method` defaults to AdaDPIGU, `privacy` to `Budget(epsilon=4,
-    delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields of `TrainingOptions`: batch_size,
-    steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch dimension. `front` (`make_front`)
-    puts fixed features or a normaliser before the model; `run.model` then is both. `seed` fixes a method's public
-    choices, never noise. With `out`, a run folder is written there.
+    `dataset` is a `DataSet`, two tensors (inputs, targets) or a map-style `torch.utils.data.Dataset`; own data needs
+    `records`, its *public* record count N. `test` gives test records to data that has none. `method` defaults to
+    AdaDPIGU, `privacy` to `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields
+    of `TrainingOptions`: batch_size, steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch
+    dimension. `front` (`make_front`) puts fixed features or a normaliser before the model; `run.model` then is both.
+    `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there.
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
