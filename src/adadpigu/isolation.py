@@ -31,13 +31,14 @@ def isolated(randomness: Randomness, device: torch.device, *, host: bool = True)
     cuda = device.type == "cuda"
     if not host:
         generator = default_generator(device)
-        seed, offset = generator.initial_seed(), generator.get_offset()
-        fill(generator, randomness.words(2))
-        try:
-            yield
-        finally:
-            generator.manual_seed(seed)
-            generator.set_offset(offset)
+        with _one_at_a_time:
+            seed, offset = generator.initial_seed(), generator.get_offset()
+            fill(generator, randomness.words(2))
+            try:
+                yield
+            finally:
+                generator.manual_seed(seed)
+                generator.set_offset(offset)
         return
     with _one_at_a_time, torch.random.fork_rng(devices=[device] if cuda else []):
         before = random.getstate(), np.random.get_state()

@@ -74,6 +74,10 @@ class Layout:
         for slot in self.slots:
             yield slot, flat[..., slot.start : slot.stop].reshape(*flat.shape[:-1], *slot.shape)
 
+    def touched(self, mask: Tensor) -> frozenset[int]:
+        """The parameters, by number, that have a coordinate in a [d] mask."""
+        return frozenset(number for number, slot in enumerate(self.slots) if bool(mask[slot.start : slot.stop].any()))
+
     def parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """The model's parameters in the order of the slots."""
         named = dict(model.named_parameters())

@@ -144,16 +144,15 @@ class Receipt:
 
     def redeem(self, sums: Sequence[BoundedSum]) -> list[float]:
         """The noise multipliers of the sums that were paid for; a receipt is worth nothing afterwards."""
-        multipliers = self.look(sums)
-        self._paid = {}
-        return multipliers
+        paid, self._paid = self._paid, {}
+        if sorted(total.name for total in sums) != sorted(paid):
+            raise PrivacyLineError(f"paid for the releases {sorted(paid)}, asked for {[total.name for total in sums]}")
+        return [paid[total.name] for total in sums]
 
-    def look(self, sums: Sequence[BoundedSum]) -> list[float]:
-        """The same, and the receipt stays good: for a recording, which releases nothing until it is replayed."""
-        if sorted(total.name for total in sums) != sorted(self._paid):
-            self._paid = {}
-            raise PrivacyLineError(f"asked for {[total.name for total in sums]}, which is not what was paid for")
-        return [self._paid[total.name] for total in sums]
+
+def capturing() -> bool:
+    """Whether a device records what it is told, instead of doing it."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @final
@@ -224,14 +223,17 @@ class GaussianMechanism:
             self._tape.record(sums, releases)
         return releases
 
-    def record(self, sums: Sequence[BoundedSum], receipt: Receipt) -> Recorded:
+    def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
         """What `release` does, for a device that records it without running it: nothing is released by this.
 
         Each replay needs a receipt of its own, for the same releases with the same noise.
         """
         if self._tape:
             raise PrivacyLineError("a tape sees every release: with one, steps are not recorded")
-        multipliers = receipt.look(sums)
+        if not capturing():
+            raise PrivacyLineError("no device is recording: what is released here has to be paid for")
+        _check([total.query for total in sums], noise_multiplier)
+        multipliers = [noise_multiplier / math.sqrt(total.query.share) for total in sums]
         releases = {total.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
         return Recorded(tuple(sums), tuple(multipliers), releases)
 

@@ -106,14 +106,18 @@ class FixedBatch:
     def load(self) -> bool:
         """Takes the records of the latest toss; False, and nothing is changed, where there are too many."""
         assert self._tossed is not None
-        if self._stream is not None:
-            self._stream.synchronize()
+        self.wait()
         if int(self._tossed.count) > self.size:
             return False
         unseal(self._positions).copy_(self._tossed.positions, non_blocking=True)
         if self._taken_over is not None:
             self._taken_over.record()
         return True
+
+    def wait(self) -> None:
+        """Until the latest toss is there."""
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def drawn(self) -> tuple[Drawn, Presence]:
         """The positions that were taken over last, and which of them are records; the others name any record."""

@@ -26,9 +26,9 @@ def rounded_products(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, product = [False], F.linear
 
     @contextlib.contextmanager
-    def autocast(*_: Any, dtype: torch.dtype) -> Any:
+    def autocast(*_: Any, dtype: torch.dtype = torch.bfloat16, enabled: bool = True) -> Any:
         assert dtype == torch.bfloat16
-        inside[0] = True
+        inside[0] = enabled
         yield
         inside[0] = False
 

@@ -112,7 +112,7 @@ def test_no_record_adds_more_than_the_bound_where_positions_cancel(wobble: float
 
 def test_the_guard_is_what_keeps_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: norms as they are rounded. A record that cancels in float32 then passes the clip."""
-    monkeypatch.setattr(torch, "finfo", lambda _: type("Exact", (), {"eps": 0.0}))
+    monkeypatch.setattr(torch, "finfo", lambda _: type("Exact", (), {"eps": 0.0, "tiny": 0.0}))
     left, right = cancelling(1e4, 3e-7)
     ones = torch.ones(20, WIDTH, dtype=torch.float64)
     layer = SequenceLayer(Slot("w", torch.Size((20, WIDTH)), 0, 20 * WIDTH), left, right, ones, None)

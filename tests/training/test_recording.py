@@ -13,8 +13,8 @@ from adadpigu import bounding
 from adadpigu.accounting import Ledger
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError
-from adadpigu.mechanism import Release
-from adadpigu.methods import DPSGD, AdaDPIGU, Method
+from adadpigu.mechanism import GaussianMechanism, Release
+from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
 from adadpigu.methods.base import Batches, Running, Setting, Stage, mean_gradient
 from adadpigu.randomness import DeviceRandomness
 from adadpigu.sampling import FixedBatch, PoissonSampler
@@ -67,13 +67,33 @@ def run(method: Method, recorded: bool, **options: Any) -> tuple[Tensor, Run, Le
 
 
 @pytest.mark.parametrize("engine", ["materialised", "ghost", "functional"])
-@pytest.mark.parametrize("method", [DPSGD(clip_norm=0.3), LEARNING, AdaDPIGU(importance_steps=4, mode="prune")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        DPSGD(clip_norm=0.3),
+        LEARNING,
+        AdaDPIGU(importance_steps=4, mode="prune"),
+        make_method("adaclip", {}),
+        make_method("parameter-freezing", {}),
+        make_method("sgd", {}),
+    ],
+    ids=lambda method: method.name,
+)
 def test_recorded_steps_give_what_eager_steps_give(method: Method, engine: str) -> None:
     eager, _, charged = run(method, False, engine=engine)
     replayed, done, recharged = run(method, True, engine=engine)
     torch.testing.assert_close(replayed, eager, rtol=1e-5, atol=1e-6)
     assert recharged.count == charged.count == STEPS
     assert "replayed operations" in done.execution, done.execution
+
+
+@pytest.mark.parametrize("name", all_methods())
+def test_every_method_is_the_same_whether_its_steps_may_be_recorded_or_not(name: str) -> None:
+    method = make_method(name, {"test_batch_size": 60} if name == "dpsur" else {})
+    eager, _, _ = run(method, False, steps=10)
+    replayed, done, _ = run(method, True, steps=10)
+    torch.testing.assert_close(replayed, eager, rtol=1e-4, atol=1e-6)
+    assert done.execution
 
 
 @pytest.mark.parametrize(
@@ -221,3 +241,44 @@ def test_rows_that_are_no_records_add_nothing_even_if_they_are_not_finite() -> N
     torch.testing.assert_close(unseal(prepared.engine.clipped_sum(padded, query)), unseal(alone))
     with pytest.raises(PrivacyLineError, match="no records"):
         prepared.engine.per_sample_gradients(padded)
+
+
+def test_how_a_run_was_executed_does_not_tell_whether_a_draw_was_large() -> None:
+    """At q = 1 every draw holds all records: one more than there are places for, and no draw fits."""
+    from dataclasses import replace
+
+    data = small_digits()
+    assert isinstance(data.train, TensorRecords)
+    more = TensorRecords(
+        torch.cat([data.train.inputs, data.train.inputs[:1]]), torch.cat([data.train.targets, data.train.targets[:1]])
+    )
+    told = {run(DPSGD(), True, data=d, batch_size=240)[1].execution for d in (data, replace(data, train=more))}
+    assert len(told) == 1
+
+
+def test_a_caller_s_autocast_stays_outside() -> None:
+    """Bounds are reckoned for float32; what a script has switched on around a run must not reach into it."""
+    seen: list[bool] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return nn.functional.cross_entropy(outputs, targets)
+
+    from adadpigu.gradients import choose_engine
+    from adadpigu.records import Records
+
+    engine = choose_engine(nn.Linear(4, 3), loss, (torch.randn(3, 4), torch.arange(3)))
+    seen.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        engine.clipped_sum(Records((torch.randn(2, 4), torch.arange(2))), bounding.GradientSum(clip_norm=1.0))
+    assert seen
+    assert not any(seen)
+
+
+def test_nothing_is_recorded_where_no_device_records() -> None:
+    """Or a recording would be a release that nobody pays for."""
+    prepared, randomness = prepare_small(DPSGD()), Seeded(CPU)
+    query = bounding.GradientSum(clip_norm=1.0)
+    total = bounding.BoundedSum(torch.zeros(3, dtype=torch.float64), query, size=3, dtype=torch.float32)
+    with Ledger(prepared.plan) as ledger, pytest.raises(PrivacyLineError, match="no device is recording"):
+        GaussianMechanism(ledger, randomness).record([total], 1.0)

@@ -30,6 +30,8 @@ class FlatGradients:
     def claim(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:
         """The parameter's [b, n] view, and whether it is still unwritten; it counts as written from here on."""
         fresh = self._unwritten.pop(id(parameter), None) is not None
+        if not fresh:
+            join(self._flat.device)  # what is added to may have been written beside the main line
         return self._flat[:, self._places[id(parameter)]], fresh
 
     def peek(self, parameter: nn.Parameter) -> tuple[Tensor, bool]:

@@ -7,6 +7,8 @@ What an engine returns is on the sensitive side of the privacy line, so it is se
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar, Protocol
 
 import torch
@@ -89,7 +91,7 @@ class SealedEngine(ABC):
         inputs, targets = _open_full(records)
         if len(targets) == 0:
             return PerSampleGradients(GradientBatch(self.buffer(0), self._no_losses()))
-        with refuse_changes(self.model), torch.enable_grad():
+        with self._alone(), torch.enable_grad():
             return PerSampleGradients(self.compute(inputs, targets, records.copies))
 
     def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
@@ -98,7 +100,7 @@ class SealedEngine(ABC):
         if len(targets) == 0:
             return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
         present = None if records.present is None else unseal(records.present)
-        with refuse_changes(self.model), torch.enable_grad():
+        with self._alone(), torch.enable_grad():
             total = self.clipped(inputs, targets, records.copies, query, present)
         return ClippedSum(total.detach(), query, dtype)
 
@@ -117,12 +119,18 @@ class SealedEngine(ABC):
         inputs, targets = _open_full(records)
         if len(targets) == 0:
             return PerRecordLosses(self._no_losses())
-        with refuse_changes(self.model), torch.no_grad():
+        with self._alone(), torch.no_grad():
             each = self.losses(inputs, repeated(targets, records.copies)).detach()
         return PerRecordLosses(each.view(len(targets), records.copies).mean(dim=1))
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Watches the model, and leaves an autocast of the caller's outside: bounds are reckoned for what runs here."""
+        kind = self._kind()[1].type
+        with refuse_changes(self.model), torch.autocast(kind, enabled=False):
+            yield
+
     def keepsake(self) -> object:
-        """What must stay alive for as long as a device may replay this engine's last work."""
         return None
 
     def buffer(self, records: int, width: int | None = None) -> Tensor:

@@ -93,7 +93,9 @@ class SequenceLayer:
         largest = 1.0 if self.weight is None else self.weight.abs().max()
         pull = 0.0 if self.center is None else torch.linalg.vector_norm(self.center, dtype=torch.float64)
         hidden = (self.left.shape[1] + 8) * _power(self.left).sqrt() * _power(self.right).sqrt() + 8 * pull
-        raised = norms * (1 + 8 * rounding) + largest * rounding * hidden
+        # Products below the normal range of float32 may have vanished, each by as much as its smallest number.
+        vanished = self.left.shape[1] * (self.slot.stop - self.slot.start) ** 0.5 * torch.finfo(torch.float32).tiny
+        raised: Tensor = norms * (1 + 8 * rounding) + largest * (rounding * hidden + vanished)
         return raised.square()
 
     def _slices(self, bytes_a_record: int) -> list[slice]:

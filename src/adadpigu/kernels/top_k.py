@@ -94,7 +94,7 @@ def _shape(n: int) -> tuple[int, int]:
     """How many words of 32 entries a row of n is, a power of two, and how many warps hold them.
 
     >>> _shape(45), _shape(9626), _shape(26010)
-    ((32, 1), (512, 16), (1024, 32))
+    ((32, 1), (512, 8), (1024, 16))
     """
     words = power_of_two(max(32, -(-n // 32)))
     return words, max(1, words // (32 * WORDS))

@@ -114,8 +114,9 @@ class Running(ABC):
         """What `step` depends on besides tensors that stay in their place; None: everything, so it runs every time.
 
         A GPU records such a step once and replays it as long as this stays equal; the method's Python code is then not
-        run. So a method that answers must keep in tensors, changed in place, whatever `step` changes or reads, and
-        leave to `begin_step`, which is always run, what has to happen in Python.
+        run. So a method that answers must keep in tensors, changed in place, whatever `step` changes or reads (not its
+        `index`, not a mask that is replaced by another), and leave to `begin_step`, which is always run, what has to
+        happen in Python. It makes one draw a step, with one sum of gradients.
         """
         return None
 

@@ -89,6 +89,8 @@ class _Running(Running):
         self._setting = setting
         self._count = count
         self._active = self._choose(self._scores(setting.weights, 0))
+        fixed = options.every == "once" and self._active is not None
+        self._trained = setting.layout.touched(self._active) if fixed and self._active is not None else None
 
     @property
     def active(self) -> Tensor | None:
@@ -115,7 +117,7 @@ class _Running(Running):
         return stage.name if self._options.every == "once" else None
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)
+        query = GradientSum(clip_norm=self._options.clip_norm, active=self._active, trained=self._trained)
         return mean_gradient(batches, query, self._setting.batch_size)
 
 

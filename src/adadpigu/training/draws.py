@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +42,9 @@ from adadpigu.training.view import View
 _RECORDS_AT_ONCE = 4096
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class RecordedDraw:
     """A draw within a recorded step: what is paid for before each replay."""
@@ -49,14 +53,6 @@ class RecordedDraw:
     recorded: Recorded
     kept: object
     """vectors that the recording reads and nobody else may hold"""
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a step asked for: public."""
-
-    draw: str
-    queries: tuple[Query, ...]
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,6 @@ class Draws:
         self._stage, self._step = "", -1
         self._batch_size = batch_size
         self._fixed: FixedBatch | None = None
-        self._asked: _Asked | None = None
         self._pending: _Paid | None = None
         self._made: list[RecordedDraw] | None = None
         self._host_chance = False
@@ -138,7 +133,6 @@ class Draws:
         if self._diagnostics is not None:
             self._diagnostics.end_draw(step=self._step, draw=draw)
         releases = self._mechanism.release(sums, paid.receipt)
-        self._asked = _Asked(draw, queries)
         if self._most != allowed:
             _tell(self._most)
         return releases
@@ -162,13 +156,7 @@ class Draws:
 
     @contextmanager
     def recording(self) -> Iterator[list[RecordedDraw]]:
-        """Within, the device records: `release` looks at no record, and says here what a replay will release.
-
-        The step that is recorded is paid for beforehand; whether it is then replayed or run, it is that one step.
-        """
-        if self._asked is None:
-            raise PrivacyLineError("a step is recorded after it was taken at least once")
-        self._pending = self._pay(self._asked.queries, self._asked.draw)
+        """Within, the device records: `release` looks at no record, and says here what a replay will release."""
         self._made = []
         try:
             yield self._made
@@ -188,18 +176,19 @@ class Draws:
         drawn.recorded.pay(paid.receipt)
         self._failed = True
         with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
-            run()
+            self._discreetly(run)
         self._failed = False
         return True
 
     def _record(self, queries: tuple[Query, ...], draw: str, size: int | None) -> dict[str, Release]:
         """What `release` does, for the recording device: nothing is looked at, drawn or released."""
-        fixed, pending = self._fixed, self._pending
-        if fixed is None or pending is None or self._made is None or self._made or not self._fits_shape(queries):
-            raise PrivacyLineError("a recorded step makes one draw, in a fixed shape")
+        fixed = self._fixed
+        if fixed is None or self._made is None or self._made or not self._fits_shape(queries):
+            raise RuntimeError("it makes more than one draw, or other sums than one of gradients")
+        _, noise_multiplier = self._planned[draw]
         bounders = self._bounders(queries)
         self._process(*fixed.drawn(), queries, bounders, size)
-        recorded = self._mechanism.record([bounder.result() for bounder in bounders], pending.receipt)
+        recorded = self._mechanism.record([bounder.result() for bounder in bounders], noise_multiplier)
         self._made.append(RecordedDraw(draw, recorded, self._engine.keepsake()))
         return recorded.releases
 
@@ -275,6 +264,8 @@ class Draws:
             drawn, present = self._fixed.drawn() if self._fixed.load() else self._fixed.several(coins)
             size = _least(size, self._fixed.size)
         else:
+            if self._fixed is not None:
+                self._fixed.wait()
             drawn = coins.drawn()
         with isolated(self._randomness, self._view.device):
             start = host_state()
@@ -310,7 +301,7 @@ class Draws:
         for part, presence in zip(parts, here, strict=True):
             self._bound(self._view(gather(self._population, Drawn(part), presence)), queries, bounders)
 
-    def _discreetly(self, work: Callable[[], list[BoundedSum]]) -> list[BoundedSum]:
+    def _discreetly(self, work: Callable[[], T]) -> T:
         """Errors and warnings that arise amid private records keep their text to themselves: it may quote a record."""
         if self._diagnostics is not None:
             return work()

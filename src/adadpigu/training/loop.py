@@ -99,12 +99,13 @@ class Session:
         except KeyboardInterrupt:
             interrupted = True
         except BaseException as error:
-            self._layout.write(self._p.model, self._start)
-            self._untrained.put_back()
-            if self._p.released_norm is not None:
-                self._p.released_norm.reset()
             self._note("failed", error=type(error).__name__)
             self._report(interrupted=True, failed=True)
+            with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
+                self._layout.write(self._p.model, self._start)
+                self._untrained.put_back()
+                if self._p.released_norm is not None:
+                    self._p.released_norm.reset()
             raise
         with _undisturbed():
             return self._finish(interrupted, start)

@@ -3,8 +3,8 @@
     eager (twice, to warm up) -> record -> replay, replay, …      as long as the method says that nothing else changed
 
 A recording runs nothing. Before every replay the step is charged and its coins are tossed, as for any other step; a
-draw that does not fit the recorded shape is processed eagerly. What cannot be recorded is run eagerly, and the run
-says why.
+draw that does not fit the recorded shape is processed eagerly, and counts as replayed. What cannot be recorded is run
+eagerly, and the run says why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from adadpigu.errors import AdaDPIGUError, first_line
+from adadpigu.isolation import default_generator
+from adadpigu.randomness import SystemRandomness, fill
 from adadpigu.sampling import Recorder, Recording
 from adadpigu.training.draws import Draws, RecordedDraw
 
@@ -45,13 +47,25 @@ class CudaGraphs:
     def record(self, work: Work) -> Recording:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)  # type: ignore[no-untyped-call, unused-ignore]
-        with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[no-untyped-call, unused-ignore]
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[no-untyped-call, unused-ignore]
+                work()
+        except BaseException:
+            for generator in (self._generator, default_generator(self._generator.device)):
+                _renew(generator)
+            raise
         return graph
 
     def apart(self) -> CudaGraphs:
         assert self._other is not None
         return CudaGraphs(self._other)
+
+
+def _renew(generator: torch.Generator) -> None:
+    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
+    fresh = torch.Generator(generator.device)
+    fill(fresh, SystemRandomness().words(2))
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 class RecordedSteps:
@@ -95,10 +109,9 @@ class RecordedSteps:
 
     def _replay(self, key: Hashable, step: Work) -> None:
         recording, drawn = self._recordings[key]
-        if self._draws.replay(drawn, recording.replay):
-            self._replayed += 1
-        else:  # drawn and paid for, but too many records for the recorded shape
-            step()
+        self._replayed += 1  # whether the draw fits or not: how many do is not public
+        if not self._draws.replay(drawn, recording.replay):
+            step()  # drawn and paid for, but too many records for the recorded shape
 
     def _record(self, key: Hashable, step: Work) -> None:
         """Records the step, then takes it as a replay."""
@@ -112,7 +125,8 @@ class RecordedSteps:
         except AdaDPIGUError:
             raise
         except Exception as error:  # whatever a model does that a device cannot record
-            self._give_up(f"the step cannot be recorded ({first_line(error)})")
+            cause = error.__context__ or error  # the end of a failed capture raises an error of its own
+            self._give_up(f"the step cannot be recorded ({first_line(cause)})")
             step()
             return
         self._recordings[key] = recording, drawn
