@@ -90,12 +90,12 @@ def _sizes(x: Tensor, dy: Tensor, into: Tensor, kernel_size: Pair, copies: int) 
 
 
 def worthwhile(outputs: int, entries: int) -> bool:
-    """Whether this is faster than patches and one product of matrices: for weights that are not large."""
+    """Whether to take this instead of patches and one product of matrices: for weights that are not large."""
     return outputs * entries <= _ENTRIES_AT_MOST
 
 
 def _chosen(outputs: int, entries: int, window: int) -> tuple[Blocks, Precision]:
-    """What was fastest on an H200, for O output channels, C·KH·KW kernel entries and a window of KH·KW pixels."""
+    """Blocks and arithmetic, set with an H200 in mind, for O output channels, C·KH·KW kernel entries and a window of KH·KW pixels."""
     wide = power_of_two(outputs) >= 32
     if window >= 16:  # reading x is most of the work
         return (Blocks(32, 32, 16, warps=2) if wide else Blocks(16, 64, 16)), "ieee"

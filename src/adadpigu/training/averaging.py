@@ -6,6 +6,7 @@ Weights are functions of releases, so averaging them is free; only a `Release` i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -30,7 +31,7 @@ class WeightAverage(Protocol):
         ...
 
 
-class _Average:
+class _Average(ABC):
     """θ̄ ← θ̄ + w_t (θ − θ̄). The weight w_t lies beside θ̄, so that a recorded step finds the new one there."""
 
     def __init__(self, start: Tensor) -> None:
@@ -48,9 +49,9 @@ class _Average:
     def update(self, weights: Release) -> None:
         self.value.lerp_(look(weights)[0], self._weight)
 
+    @abstractmethod
     def _share(self) -> float:
         """w_t."""
-        raise NotImplementedError
 
 
 class ExponentialAverage(_Average):
