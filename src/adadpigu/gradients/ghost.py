@@ -16,7 +16,7 @@ from adadpigu.gradients.sequences import SequenceLayer
 from adadpigu.layout import Slot
 
 _TILED_AT_MOST = 2**18
-"""entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not a measured border"""
+"""entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not measured"""
 
 
 class GhostEngine(RuleEngine):

@@ -95,7 +95,7 @@ def worthwhile(outputs: int, entries: int) -> bool:
 
 
 def _chosen(outputs: int, entries: int, window: int) -> tuple[Blocks, Precision]:
-    """Blocks and arithmetic, set with an H200 in mind, for O output channels, C·KH·KW kernel entries and a window of KH·KW pixels."""
+    """Blocks and arithmetic, set with an H200 in mind, for O channels, C·KH·KW entries and a window of KH·KW pixels."""
     wide = power_of_two(outputs) >= 32
     if window >= 16:  # reading x is most of the work
         return (Blocks(32, 32, 16, warps=2) if wide else Blocks(16, 64, 16)), "ieee"
