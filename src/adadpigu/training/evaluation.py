@@ -6,15 +6,29 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.sampling import Population
+from adadpigu.training.memory import runs_out
 
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor, *, device: torch.device, chunk: int = 1024) -> Tensor:
-    """The model's outputs for a batch of inputs, in evaluation mode."""
+    """The model's outputs for a batch of inputs, in evaluation mode; fewer at once where a GPU is short of memory."""
     training = model.training
     model.eval()
+    outputs: list[Tensor] = []
+
+    def next_part() -> None:
+        outputs.append(model(inputs[done : done + chunk].to(device)).cpu())
+
+    done = 0
     try:
-        return torch.cat([model(part.to(device)).cpu() for part in torch.split(inputs, chunk)])
+        while done < max(len(inputs), 1):
+            if chunk > 1 and runs_out(next_part):
+                chunk //= 2
+                continue
+            if chunk == 1:
+                next_part()
+            done += chunk
+        return torch.cat(outputs)
     finally:
         model.train(training)
 
