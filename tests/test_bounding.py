@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, Standardiser, clipped_total
+from adadpigu.bounding import Bounder, GradientSum, Record, RecordSum, clipped_total
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import PerRecordLosses
 from adadpigu.records import Records
 from adadpigu.sensitive import unseal
 from conftest import bounded, gradients
 from trials import mask_of
-
-CPU = torch.device("cpu")
 
 
 def contributions(rows: Tensor, clip: float, stability: float | None = None) -> Tensor:
@@ -96,20 +94,6 @@ def test_standardised_clip_equals_float64_numpy() -> None:
     by_hand = np.zeros(20)
     by_hand[kept] = expected / 4 * scale[kept] + alpha[kept]
     np.testing.assert_allclose(restored.numpy(), by_hand, rtol=1e-10)
-
-
-def test_top_k_keeps_exactly_k_of_the_active_coordinates_even_under_ties() -> None:
-    rows = torch.ones(3, 10)
-    kept = Standardiser(GradientSum(clip_norm=1.0, top_k=0.35), 10, device=CPU).widened(rows)
-    assert (kept != 0).sum(dim=1).tolist() == [3, 3, 3]
-    query = GradientSum(clip_norm=100.0, active=torch.arange(6) < 4, top_k=0.5)
-    z = Standardiser(query, 6, device=CPU).widened(torch.tensor([[1.0, -9.0, 3.0, 2.0, 100.0, 100.0]]))
-    assert z.tolist() == [[0.0, -9.0, 3.0, 0.0, 0.0, 0.0]]
-
-
-def test_top_k_that_keeps_nothing_is_refused() -> None:
-    with pytest.raises(InputError, match=r"top_k=0.1 keeps none of 4"):
-        Standardiser(GradientSum(clip_norm=1.0, top_k=0.1), 4, device=CPU)
 
 
 def test_micro_batches_are_clipped_record_by_record_and_change_nothing() -> None:

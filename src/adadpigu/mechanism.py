@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, final
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum, only
+from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum
 from adadpigu.errors import PrivacyLineError
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import Sensitive, unseal
+from adadpigu.standardising import only
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

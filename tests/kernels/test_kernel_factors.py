@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, clip_factors, only
+from adadpigu.bounding import GradientSum, clip_factors
 from adadpigu.errors import InputError
 from adadpigu.kernels import factors as kernel
 from adadpigu.kernels.outer import Blocks, partial_norms
+from adadpigu.standardising import only
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels on the CPU need TRITON_INTERPRET=1", allow_module_level=True)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, Standardiser, clip_factors, weighted_total
+from adadpigu.bounding import GradientSum, clip_factors
 from adadpigu.errors import InputError
 from adadpigu.kernels.outer import Blocks, partial_norms, squared_norms, weighted_sum
+from adadpigu.standardising import Standardiser, weighted_total
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("kernels on the CPU need TRITON_INTERPRET=1", allow_module_level=True)

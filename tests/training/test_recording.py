@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adadpigu import bounding
+from adadpigu import standardising
 from adadpigu.accounting import Ledger
+from adadpigu.bounding import BoundedSum, GradientSum
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError
 from adadpigu.mechanism import GaussianMechanism, Release
@@ -53,7 +54,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def unseen(z: Tensor, factors: Tensor) -> Tensor:
         return z.masked_fill((factors == 0)[:, None], 0.0).mT @ factors
 
-    monkeypatch.setattr(bounding, "weighted_total", unseen)
+    monkeypatch.setattr(standardising, "weighted_total", unseen)
 
 
 def run(method: Method, recorded: bool, **options: Any) -> tuple[Tensor, Run, Ledger]:
@@ -143,7 +144,7 @@ class _Counting(Running):
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         self._count += 1
-        return mean_gradient(batches, bounding.GradientSum(clip_norm=0.3), self._batch_size * self._count)
+        return mean_gradient(batches, GradientSum(clip_norm=0.3), self._batch_size * self._count)
 
 
 def test_the_comparison_finds_a_method_that_keeps_its_state_in_python() -> None:
@@ -235,7 +236,7 @@ def test_rows_that_are_no_records_add_nothing_even_if_they_are_not_finite() -> N
 
     inputs, targets = data.train.inputs[:6].clone(), data.train.targets[:6]
     inputs[4:] = torch.nan
-    query = bounding.GradientSum(clip_norm=0.3)
+    query = GradientSum(clip_norm=0.3)
     padded = Records((inputs, targets), present=Presence(torch.arange(6) < 4))
     alone = prepared.engine.clipped_sum(Records((inputs[:4], targets[:4])), query)
     torch.testing.assert_close(unseal(prepared.engine.clipped_sum(padded, query)), unseal(alone))
@@ -270,7 +271,7 @@ def test_a_caller_s_autocast_stays_outside() -> None:
     engine = choose_engine(nn.Linear(4, 3), loss, (torch.randn(3, 4), torch.arange(3)))
     seen.clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        engine.clipped_sum(Records((torch.randn(2, 4), torch.arange(2))), bounding.GradientSum(clip_norm=1.0))
+        engine.clipped_sum(Records((torch.randn(2, 4), torch.arange(2))), GradientSum(clip_norm=1.0))
     assert seen
     assert not any(seen)
 
@@ -278,7 +279,7 @@ def test_a_caller_s_autocast_stays_outside() -> None:
 def test_nothing_is_recorded_where_no_device_records() -> None:
     """Or a recording would be a release that nobody pays for."""
     prepared, randomness = prepare_small(DPSGD()), Seeded(CPU)
-    query = bounding.GradientSum(clip_norm=1.0)
-    total = bounding.BoundedSum(torch.zeros(3, dtype=torch.float64), query, size=3, dtype=torch.float32)
+    query = GradientSum(clip_norm=1.0)
+    total = BoundedSum(torch.zeros(3, dtype=torch.float64), query, size=3, dtype=torch.float32)
     with Ledger(prepared.plan) as ledger, pytest.raises(PrivacyLineError, match="no device is recording"):
         GaussianMechanism(ledger, randomness).record([total], 1.0)

@@ -14,13 +14,14 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bounding import ClippedSum, GradientSum, Standardiser, record_factors
+from adadpigu.bounding import ClippedSum, GradientSum, record_factors
 from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.state import refuse_changes
 from adadpigu.layout import Layout
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import unseal
+from adadpigu.standardising import Standardiser
 
 
 class GradientEngine(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from adadpigu.beside import beside, join
-from adadpigu.bounding import GradientSum, Standardiser, record_factors
+from adadpigu.bounding import GradientSum, record_factors
 from adadpigu.errors import ModelError
 from adadpigu.gradients.destinations import FlatGradients, ModuleGradients
 from adadpigu.gradients.interface import SealedEngine, repeated
@@ -30,6 +30,7 @@ from adadpigu.gradients.state import describe
 from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
 from adadpigu.layout import Slot
 from adadpigu.records import GradientBatch
+from adadpigu.standardising import Standardiser
 
 Precision = Literal["float32", "bf16"]
 """what a net's products are computed in; norms, sums and noise are float64 in either case"""

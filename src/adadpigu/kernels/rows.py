@@ -2,7 +2,7 @@
 
     z_ij = (g_ij − α_j) · w_j in float32,   ‖z_i‖² and Σ_i f_i z_i in float64
 
-Both take z from the same function, step by step as `bounding.Standardiser` does: what is normed is what is summed.
+Both take z from the same function, step by step as `standardising.Standardiser` does: what is normed is what is summed.
 Sums are split in a fixed way and added up in a fixed order, so that a result can be repeated to the last bit.
 """
 
