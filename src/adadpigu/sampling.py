@@ -7,7 +7,6 @@ Which records were drawn, and how many, is sensitive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 from adadpigu.accounting.events import draw_event
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.randomness import Randomness
+from adadpigu.recorder import Recorder, Recording
 from adadpigu.records import Presence, Records
 from adadpigu.sensitive import Sensitive, unseal
 
@@ -47,26 +47,6 @@ class Coins(Sensitive[Tensor]):
     def drawn(self) -> Drawn:
         """The positions of those that were taken; a device waits for their number."""
         return Drawn(unseal(self).nonzero().flatten())
-
-
-class Recording(Protocol):
-    """Something a device has recorded."""
-
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Whoever records what a device is told to do."""
-
-    name: str
-
-    def record(self, work: Callable[[], None]) -> Recording:
-        """Runs the Python of `work` once; the device does nothing yet."""
-        ...
-
-    def apart(self) -> Recorder:
-        """Another one, whose recordings may run at the same time."""
-        ...
 
 
 class FixedBatch:

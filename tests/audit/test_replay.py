@@ -15,7 +15,7 @@ from adadpigu.errors import InputError
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.methods.adadpigu import _Running
 from adadpigu.statistics import Statistics
-from adadpigu.training.draws import Draws
+from adadpigu.training.micro_batches import MicroBatches
 from trials import prepare_small, small_digits
 
 RECORD = torch.full((1, 8, 8), 0.5)
@@ -73,9 +73,9 @@ def test_replay_catches_a_nan_that_passes_the_clip(monkeypatch: pytest.MonkeyPat
 def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the ranking is taken from the raw sum of the last draw instead of from releases."""
     raw: list[Tensor] = []
-    genuine = Draws._bound
+    genuine = MicroBatches._bound
 
-    def spy(self: Draws, records: Any, queries: Any, bounders: Any) -> None:
+    def spy(self: MicroBatches, records: Any, queries: Any, bounders: Any) -> None:
         genuine(self, records, queries, bounders)
         raw.append(bounders[0]._total)
 
@@ -85,7 +85,7 @@ def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pyt
         return made
 
     begin = _Running._begin_training
-    monkeypatch.setattr(Draws, "_bound", spy)
+    monkeypatch.setattr(MicroBatches, "_bound", spy)
     monkeypatch.setattr(_Running, "_begin_training", leaky)
     result = on_neighbours(AdaDPIGU(importance_steps=2))
     assert any("another active" in breach for breach in result.breaches)
@@ -94,16 +94,16 @@ def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pyt
 def test_replay_catches_statistics_learned_from_un_noised_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: α and β move with the raw sum of the draw instead of with its release."""
     raw: list[Tensor] = []
-    genuine = Draws._bound
+    genuine = MicroBatches._bound
 
-    def spy(self: Draws, records: Any, queries: Any, bounders: Any) -> None:
+    def spy(self: MicroBatches, records: Any, queries: Any, bounders: Any) -> None:
         genuine(self, records, queries, bounders)
         raw.append(bounders[0]._total)
 
     def leaky(self: Statistics, restored: Any, *, noise_variance: Tensor) -> None:
         self.mean += 0.1 * (raw[-1] / 40 - self.mean)
 
-    monkeypatch.setattr(Draws, "_bound", spy)
+    monkeypatch.setattr(MicroBatches, "_bound", spy)
     monkeypatch.setattr(Statistics, "update", leaky)
     result = on_neighbours(AdaDPIGU(retention=1.0, importance_steps=0, mean_decay=0.9))
     assert any("another center" in breach for breach in result.breaches)

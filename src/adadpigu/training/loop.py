@@ -27,7 +27,7 @@ from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running
 from adadpigu.randomness import DeviceRandomness, Randomness
-from adadpigu.sampling import Recorder
+from adadpigu.recorder import Recorder
 from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
 from adadpigu.training.draws import Draws
 from adadpigu.training.evaluation import accuracy

@@ -18,7 +18,7 @@ import torch
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.isolation import default_generator
 from adadpigu.randomness import SystemRandomness, fill
-from adadpigu.sampling import Recorder, Recording
+from adadpigu.recorder import Recorder, Recording
 from adadpigu.training.draws import Draws, RecordedDraw
 
 _WARM_STEPS = 2

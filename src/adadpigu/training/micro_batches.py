@@ -1,0 +1,253 @@
+"""A draw -> bounded sums, in micro-batches of a public size. Before the noise: sensitive in, sensitive out.
+
+Where a GPU runs out of memory over a micro-batch, the same records are processed again in smaller ones. What a draw
+costs, which records it took and what noise it gets is decided elsewhere, before and after.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
+from adadpigu.diagnostics import Diagnostics
+from adadpigu.errors import InputError
+from adadpigu.gradients import GradientEngine
+from adadpigu.isolation import host_state, isolated
+from adadpigu.randomness import Randomness
+from adadpigu.records import (
+    GradientBatch,
+    PerRecordLosses,
+    PerSampleGradients,
+    Presence,
+    Records,
+    losses_of,
+)
+from adadpigu.sampling import Drawn, Population, gather
+from adadpigu.sensitive import unseal
+from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
+from adadpigu.training.view import View
+
+_RECORDS_AT_ONCE = 4096
+
+
+class MicroBatches:
+    """Bounds the draws of one run, so many records at a time.
+
+    | a GPU is out of memory | what happens |
+    | --- | --- |
+    | over synthetic records, before a draw of a new kind | the size is halved; nothing private was looked at |
+    | over drawn records | the size is halved and the draw processed anew; its sums are those of the smaller size |
+    | over one record | an error of one line |
+
+    That a draw was processed again is told (`MemoryWarning`) and takes time. Micro-batches never exceed a public size,
+    and on a GPU that size was tried before; so this tells about the device, not about the draw. Without a
+    `physical_batch_size` there is no such size: running out of memory then tells that a draw was large, which the
+    guarantee of `Draws` does not cover.
+    """
+
+    def __init__(
+        self,
+        *,
+        population: Population,
+        model: nn.Module,
+        engine: GradientEngine,
+        randomness: Randomness,
+        view: View,
+        physical_batch_size: int | str | None,
+        diagnostics: Diagnostics | None,
+    ) -> None:
+        self._population = population
+        self._model = model
+        self._engine = engine
+        self._randomness = randomness
+        self._view = view
+        self._physical = physical_batch_size
+        self._rehearsal = Rehearsal(population, view)
+        self._sizes: dict[object, int | None] = {}
+        self._most: int | None = None
+        self._told: int | None = None
+        self._seen: list[PerSampleGradients] = []
+        self._diagnostics = diagnostics
+        self._host_chance = False
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether a GPU has run out of memory over drawn records."""
+        return self._most is not None
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether the forward of a draw of fixed shape has used a generator of the CPU."""
+        return self._host_chance
+
+    def tell(self) -> None:
+        """Warns where a GPU has run out of memory over drawn records since this was called last."""
+        if self._most != self._told:
+            self._told = self._most
+            _tell(self._most)
+
+    def clipped_by_engine(self, queries: tuple[Query, ...]) -> bool:
+        """Whether nobody but the engine looks at single records: for one sum of gradients, without diagnostics."""
+        return len(queries) == 1 and isinstance(queries[0], GradientSum) and self._diagnostics is None
+
+    def size(self, queries: tuple[Query, ...]) -> int | None:
+        """How many records are processed at once for such queries: a public number, None for all of them."""
+        kind = tuple(map(_kind, queries))
+        if kind not in self._sizes:
+            self._sizes[kind] = self._first_size(queries)
+        return _least(self._sizes[kind], self._most)
+
+    def sums(
+        self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int | None
+    ) -> list[BoundedSum]:
+        """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
+        with isolated(self._randomness, self._view.device):
+            start = host_state()
+            while True:
+                bounders, self._seen = self._bounders(queries), []
+                with _streams_put_back(self._view.device):
+                    process = partial(self._process, drawn, present, queries, bounders, size)
+                    out_of_memory = runs_out(process)
+                    self._host_chance = self._host_chance or (present is not None and host_state() != start)
+                if not out_of_memory:
+                    break
+                size = self._most = _smaller(size)
+        if self._diagnostics is not None:
+            for part in self._seen:
+                self._diagnostics.observe(part)
+        return [bounder.result() for bounder in bounders]
+
+    def recorded_sums(
+        self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int | None
+    ) -> list[BoundedSum]:
+        """What `sums` does, once and in the stream that is there: for a device that records it."""
+        bounders = self._bounders(queries)
+        self._process(drawn, present, queries, bounders, size)
+        return [bounder.result() for bounder in bounders]
+
+    def _first_size(self, queries: tuple[Query, ...]) -> int | None:
+        size = self._physical
+        if size is None:  # a draw that needs no gradient may take every record there is
+            return None if any("gradient" in query.needs for query in queries) else _RECORDS_AT_ONCE
+        asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
+
+        def work(records: Records) -> None:
+            self._bound(records, asked, self._bounders(asked))
+
+        if isinstance(size, Auto):
+            return self._rehearsal.largest(work, size)
+        assert isinstance(size, int)
+        passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
+        if passing < size:
+            _tell(passing)
+        return passing
+
+    def _bounders(self, queries: tuple[Query, ...]) -> list[Bounder]:
+        return [Bounder(query, self._engine.layout.size) for query in queries]
+
+    def _process(
+        self,
+        drawn: Drawn,
+        present: Presence | None,
+        queries: tuple[Query, ...],
+        bounders: list[Bounder],
+        size: int | None,
+    ) -> None:
+        """Gathers and bounds a draw, so many records at a time; an empty one is one empty micro-batch."""
+        positions = unseal(drawn)
+        at_once = size or max(len(positions), 1)
+        parts = torch.split(positions, at_once)
+        here: list[Presence | None] = [None] * len(parts)
+        if present is not None:
+            here = [Presence(part) for part in torch.split(unseal(present), at_once)]
+        for part, presence in zip(parts, here, strict=True):
+            self._bound(self._view(gather(self._population, Drawn(part), presence)), queries, bounders)
+
+    def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
+        """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
+        if self.clipped_by_engine(queries):
+            assert isinstance(queries[0], GradientSum)
+            bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
+            return
+        needed = frozenset[str]().union(*(query.needs for query in queries))
+        gradients = self._engine.per_sample_gradients(records) if "gradient" in needed else None
+        if self._diagnostics is not None and gradients is not None:
+            self._seen.append(_norms_and_losses(gradients))
+        losses = None
+        if "loss" in needed:
+            losses = self._engine.per_record_losses(records) if gradients is None else losses_of(gradients)
+        for query, bounder in zip(queries, bounders, strict=True):
+            if isinstance(query, GradientSum):
+                assert gradients is not None
+                bounder.add(gradients)
+            else:
+                at = self._losses_at(records, query)
+                bounder.add_records(records, gradients=gradients, losses=losses, losses_at=at)
+
+    def _losses_at(self, records: Records, query: RecordSum) -> PerRecordLosses | None:
+        """[b, k] losses at the k parameter vectors that the query names."""
+        if not query.losses_at:
+            return None
+        layout = self._engine.layout
+        present = layout.read(self._model)
+        columns: list[Tensor] = []
+        try:
+            for parameters in query.losses_at:
+                layout.write(self._model, parameters)
+                columns.append(unseal(self._engine.per_record_losses(records)))
+        finally:
+            layout.write(self._model, present)
+        return PerRecordLosses(torch.stack(columns, dim=1))
+
+
+def _kind(query: Query) -> object:
+    """What decides about the memory that a query takes; its mask aside, for which as much is kept as without one."""
+    if isinstance(query, GradientSum):
+        return query.name, query.top_k < 1, query.center is None, query.scale is None
+    return query.name, query.needs, len(query.losses_at)
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)
+
+
+def _smaller(size: int | None) -> int:
+    """The size after one that did not fit. It must not tell the size of the draw, so all at once becomes a constant."""
+    if size == 1:
+        raise InputError(
+            "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
+            "another engine or device"
+        )
+    return _RECORDS_AT_ONCE if size is None else size // 2
+
+
+def _tell(size: int | None) -> None:
+    warnings.warn(f"the GPU ran out of memory; physical_batch_size is {size} from here on", MemoryWarning, stacklevel=3)
+
+
+def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
+    """All that diagnostics look at, in few bytes: rows of one entry, the norm, kept until the draw is through."""
+    batch = unseal(gradients)
+    norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
+    return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
+
+
+@contextmanager
+def _streams_put_back(device: torch.device) -> Iterator[None]:
+    """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
