@@ -128,9 +128,9 @@ def test_a_limit_alone_means_auto_and_with_a_number_it_is_refused() -> None:
 
 
 def test_options_with_auto_can_be_replaced_and_follow_the_new_values() -> None:
-    second = replace(TrainingOptions(steps=1, memory_limit=9), batch_size=400, memory_limit="2GiB").physical_batch_size
-    assert isinstance(second, Auto)
-    assert (second.limit, second.most) == ("2GiB", 400 + 8 * 20)
+    second = replace(TrainingOptions(steps=1, memory_limit=9), batch_size=400, memory_limit="2GiB")
+    assert second.physical_batch_size == "auto"
+    assert second.at_once == Auto(limit="2GiB", most=400 + 8 * 20)
 
 
 def test_peak_memory_counts_what_lives_at_a_time_and_not_what_was_there() -> None:

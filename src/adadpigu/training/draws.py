@@ -23,6 +23,7 @@ from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
 from adadpigu.sampling import Coins, FixedBatch, PoissonSampler, Population
+from adadpigu.training.memory import Auto
 from adadpigu.training.micro_batches import MicroBatches
 from adadpigu.training.view import View
 
@@ -63,7 +64,7 @@ class Draws:
         randomness: Randomness,
         view: View,
         batch_size: float,
-        physical_batch_size: int | str | None = None,
+        at_once: int | Auto | None = None,
         stability: float | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class Draws:
             engine=engine,
             randomness=randomness,
             view=view,
-            physical_batch_size=physical_batch_size,
+            at_once=at_once,
             diagnostics=diagnostics,
         )
         self._stability = stability

@@ -71,7 +71,7 @@ class Session:
             randomness=randomness,
             view=prepared.view,
             batch_size=prepared.options.batch_size,
-            physical_batch_size=prepared.options.physical_batch_size,
+            at_once=prepared.options.at_once,
             stability=prepared.options.stability,
             diagnostics=self._diagnostics,
         )

@@ -14,6 +14,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,20 +52,23 @@ class MemoryWarning(UserWarning):
     """A device ran out of memory, and fewer records at once are processed from here on."""
 
 
-class Auto(str):
-    """`auto` as a run carries it: with the limit that was named, if any, and the most records that are of use."""
+@dataclass(frozen=True, kw_only=True)
+class Auto:
+    """As many records at once as fit: what `auto` means to one run."""
 
     limit: int | str | None
+    """what they may take, as it was named; None: what the device has free"""
     most: int
+    """records, of which more are of no use"""
+
+    def __post_init__(self) -> None:
+        if self.limit is not None:
+            bytes_of(self.limit)
 
     @classmethod
     def within(cls, limit: int | str | None, *, batch_size: int) -> Auto:
         """Up to `limit`; a Poisson draw of `batch_size` expected records is practically never larger than `most`."""
-        if limit is not None:
-            bytes_of(limit)
-        made = cls("auto")
-        made.limit, made.most = limit, batch_size + math.ceil(8 * math.sqrt(batch_size))
-        return made
+        return cls(limit=limit, most=batch_size + math.ceil(8 * math.sqrt(batch_size)))
 
 
 def bytes_of(limit: int | str) -> int:
@@ -265,7 +269,7 @@ def _too_small(choice: Auto, limit: float, peak: float) -> str:
 
 def records_at_once(prepared: Preparation) -> int | None:
     """What `auto` comes to for plain sums of gradients; None where the size was not left to the machine."""
-    choice, model = prepared.options.physical_batch_size, prepared.model
+    choice, model = prepared.options.at_once, prepared.model
     if not isinstance(choice, Auto):
         return None
     query = GradientSum(clip_norm=1.0)

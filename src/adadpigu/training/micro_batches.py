@@ -62,7 +62,7 @@ class MicroBatches:
         engine: GradientEngine,
         randomness: Randomness,
         view: View,
-        physical_batch_size: int | str | None,
+        at_once: int | Auto | None,
         diagnostics: Diagnostics | None,
     ) -> None:
         self._population = population
@@ -70,7 +70,7 @@ class MicroBatches:
         self._engine = engine
         self._randomness = randomness
         self._view = view
-        self._physical = physical_batch_size
+        self._at_once = at_once
         self._rehearsal = Rehearsal(population, view)
         self._sizes: dict[object, int | None] = {}
         self._most: int | None = None
@@ -135,7 +135,7 @@ class MicroBatches:
         return [bounder.result() for bounder in bounders]
 
     def _first_size(self, queries: tuple[Query, ...]) -> int | None:
-        size = self._physical
+        size = self._at_once
         if size is None:  # a draw that needs no gradient may take every record there is
             return None if any("gradient" in query.needs for query in queries) else _RECORDS_AT_ONCE
         asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
@@ -145,7 +145,6 @@ class MicroBatches:
 
         if isinstance(size, Auto):
             return self._rehearsal.largest(work, size)
-        assert isinstance(size, int)
         passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
         if passing < size:
             _tell(passing)

@@ -101,8 +101,11 @@ class TrainingOptions:
     def _settle_memory(self) -> None:
         """Checks what bounds memory; a limit alone means `auto`."""
         size, limit = self.physical_batch_size, self.memory_limit
-        if size == "auto" or (size is None and limit is not None):
-            object.__setattr__(self, "physical_batch_size", Auto.within(limit, batch_size=self.batch_size))
+        if size is None and limit is not None:
+            size = "auto"
+            object.__setattr__(self, "physical_batch_size", size)
+        if size == "auto":
+            Auto.within(limit, batch_size=self.batch_size)  # checks the limit
         elif limit is not None:
             raise InputError(f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'")
         elif size is not None and (isinstance(size, str) or size < 1):
@@ -119,6 +122,12 @@ class TrainingOptions:
     def augmentation(self) -> Augmentation:
         """How records are augmented."""
         return Augmentation(copies=self.copies, shift=self.shift, shift_step=self.shift_step, flip=self.flip)
+
+    @property
+    def at_once(self) -> int | Auto | None:
+        """How many records are processed at once; None: all that were drawn."""
+        size = self.physical_batch_size
+        return Auto.within(self.memory_limit, batch_size=self.batch_size) if isinstance(size, str) else size
 
     @property
     def stability(self) -> float | None:
