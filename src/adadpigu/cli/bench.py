@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from adadpigu.bench import BenchOptions, Report
@@ -50,7 +50,6 @@ def bench(
     cannot run is listed with its reason. docs/speed.md tells what is measured and how.
     """
     from adadpigu.bench import BenchOptions
-    from adadpigu.bench.contestants import PEERS
 
     options = BenchOptions(
         suite=suite,
@@ -58,7 +57,7 @@ def bench(
         batches=_batches(batch),
         methods=_split(method) or BenchOptions.methods,
         engines=_split(engine) or BenchOptions.engines,
-        peers=() if _split(peer) == ("none",) else _split(peer) or PEERS,
+        peers=_peers(peer),
         rounds=rounds,
         steps=steps,
         device=device,
@@ -178,6 +177,21 @@ def _split(values: Names) -> tuple[str, ...]:
     (('ghost', 'loop', 'auto'), ())
     """
     return tuple(word.strip() for value in values or () for word in value.split(",") if word.strip())
+
+
+def _peers(values: Names) -> tuple[str, ...]:
+    """Those that are asked for, or all of them; `none` is a word of the command line alone."""
+    from adadpigu.bench.contestants import PEERS
+
+    names = _split(values)
+    if names == ("none",):
+        return ()
+    if "none" in names:
+        raise InputError(f"peer={','.join(names)!r}: none goes without others")
+    for name in names:
+        if name not in PEERS:
+            raise unknown("peer", name, (*PEERS, "none"))
+    return names or PEERS
 
 
 def _batches(values: Names) -> tuple[int, ...]:
