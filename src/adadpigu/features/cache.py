@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
+from adadpigu.tensors import read_header, read_tensors
 
 Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
@@ -126,13 +126,12 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
     try:
         if not path.exists():
             return None
-        with safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
-            found: Tensor = file.get_tensor(_NAME)
+        told = read_header(path, "features").metadata
+        found = read_tensors(path, "features")[_NAME]
         if told.get("key") == path.stem and told.get("sha256") == _checksum(found):
             return found
         reason = "its content is not what was written"
-    except (OSError, SafetensorError, KeyError) as error:
+    except (OSError, InputError, KeyError) as error:
         reason = " ".join(str(error).split())
     warn(f"features in {str(path)!r} are damaged and computed again: {reason}")
     return None

@@ -33,6 +33,7 @@ from adadpigu.methods.base import (
     mean_gradient,
     register,
 )
+from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
 Every = Literal["once", "step"]
@@ -123,17 +124,9 @@ class _Running(Running):
 
 def read_public_model(path: str, layout: Layout) -> Tensor:
     """The weights of a public model as one vector, in the order of `layout`; other tensors of the file are ignored."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     if not Path(path).is_file():
         raise InputError(f"public_model={path!r} is not a file; allowed: a .safetensors file of a public model")
-    try:
-        found = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"public_model={path!r} cannot be read as safetensors: {' '.join(str(error).split())}"
-        ) from None
+    found = read_tensors(Path(path), "public_model")
     for slot in layout.slots:
         if slot.name not in found:
             raise InputError(f"public_model={path!r} has no {slot.name!r}; allowed: the parameter names of this model")
@@ -142,6 +135,8 @@ def read_public_model(path: str, layout: Layout) -> Tensor:
             raise InputError(
                 f"public_model={path!r}: {slot.name!r} has shape {tuple(tensor.shape)}, not {tuple(slot.shape)}"
             )
+        if not tensor.is_floating_point():
+            raise InputError(f"public_model={path!r}: {slot.name!r} holds {tensor.dtype}; allowed: floating point")
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(f"public_model={path!r}: {slot.name!r} has values that are not finite")
     return torch.cat([found[slot.name].reshape(-1).double() for slot in layout.slots])

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import InputError
+from adadpigu.tensors import write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +111,8 @@ class RunFolder:
     def __init__(self, path: Path, config: str) -> None:
         check_free(path)
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            path.chmod(0o700)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private from its first moment
+            path.chmod(0o700)  # one that was there, and was empty
         except OSError as error:
             raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
         self.path = path
@@ -139,10 +140,8 @@ class RunFolder:
 
     def end(self, run: Run) -> None:
         """Stores the model and the summary."""
-        from safetensors.torch import save_file
-
         self._metrics.close()
-        save_file(tensors_of(run.model), self.path / "model.safetensors")
+        write_tensors(self.path / "model.safetensors", tensors_of(run.model))
         self.write_text("summary.json", json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
 
 
