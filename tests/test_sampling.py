@@ -8,7 +8,6 @@ import torch
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.randomness import SystemRandomness
-from adadpigu.records import Records
 from adadpigu.sampling import PoissonSampler, gather
 from adadpigu.sensitive import unseal
 
@@ -40,13 +39,6 @@ def test_the_rate_comes_from_the_declared_count_not_from_the_records() -> None:
     drawn = gather(population(100_000), sampler.draw(population(100_000), SystemRandomness()))
     inputs, _ = unseal(drawn)
     assert abs(len(inputs) - 10_000) < 6 * 9000**0.5
-
-
-def test_an_empty_draw_is_one_empty_micro_batch() -> None:
-    chunks = list(Records((torch.empty(0, 3), torch.empty(0))).chunks(4))
-    assert [len(unseal(c)[0]) for c in chunks] == [0]
-    chunks = list(Records((torch.arange(10), torch.arange(10))).chunks(4))
-    assert [len(unseal(c)[0]) for c in chunks] == [4, 4, 2]
 
 
 @pytest.mark.parametrize(("batch", "records"), [(0, 10), (11, 10), (-1, 10)])

@@ -167,17 +167,21 @@ def _check_query(name: str, clip_norm: float, share: float) -> None:
         raise InputError(f"share={share} of {name!r} is not in (0, 1]")
 
 
+def aimed_norm(clip_norm: float, length: int) -> float:
+    """What the norm of a row of `length` entries is brought to: C less a margin for the rounding of norm and sum."""
+    return clip_norm * (1 - (16 + length) * torch.finfo(torch.float64).eps)
+
+
 def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
     """What each row is multiplied with so that its norm is at most `clip_norm`; zero for a norm that is not finite.
 
     With `stability` γ every row is scaled, to C·‖z‖/(‖z‖ + γ) (automatic clipping), not only those above C. `norms`
-    are float64, of rows of `length` entries; the bound is kept by a margin for the rounding of both.
+    are float64, of rows of `length` entries.
 
     >>> clip_factors(torch.tensor([5.0, 0.5, math.inf, 0.0]).double(), 1.0, length=2).round(decimals=6).tolist()
     [0.2, 1.0, 0.0, 1.0]
     """
-    rounding = torch.finfo(torch.float64).eps
-    aim = clip_norm * (1 - (16 + length) * rounding)
+    aim = aimed_norm(clip_norm, length)
     if stability is None:
         factors = (aim / norms).clamp(max=1.0)
     else:  # a zero row times an infinite factor would be no number
@@ -195,7 +199,7 @@ def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tenso
     if kernels.usable(squares[0]):
         from adadpigu.kernels.factors import record_factors as at_once
 
-        made: Tensor = at_once(squares, present, clip_norm=query.clip_norm, stability=query.stability, length=length)
+        made: Tensor = at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
         return made
     norms = functools.reduce(torch.add, (part if part.dim() == 1 else part.sum(dim=0) for part in squares)).sqrt()
     factors = clip_factors(norms, query.clip_norm, query.stability, length=length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,15 +36,6 @@ class Records(Sensitive[tuple[Tensor, Tensor]]):
         super().__init__(content)
         self.copies = copies
         self.present = present
-
-    def chunks(self, size: int | None) -> Iterator[Records]:
-        """Micro-batches of at most `size` records (all at once for None); an empty draw is one empty micro-batch."""
-        inputs, targets = self._open()
-        step = size or max(len(targets), 1)
-        for start in range(0, max(len(targets), 1), step):
-            stop, k = start + step, self.copies
-            present = None if self.present is None else Presence(self.present._open()[start:stop])
-            yield Records((inputs[start * k : stop * k], targets[start:stop]), copies=k, present=present)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, clip_factors
+from adadpigu import kernels
+from adadpigu.bounding import GradientSum, aimed_norm, clip_factors, record_factors
 from adadpigu.errors import InputError
 from adadpigu.kernels import factors as kernel
 from adadpigu.kernels.outer import Blocks, partial_norms
@@ -43,18 +44,20 @@ def test_factors_are_those_of_torch(clip: float, stability: float | None) -> Non
     if stability is not None and math.isinf(clip):
         return
     given = squares()
+    assert kernels.usable(given)
     present = torch.arange(len(given)) % 3 > 0
     query = GradientSum(clip_norm=clip, stability=stability)
     for there in (None, present):
-        found = kernel.record_factors([given], there, clip_norm=clip, stability=stability, length=LENGTH)
-        assert torch.equal(found, by_torch(given, query, there, length=LENGTH))
+        assert torch.equal(
+            record_factors([given], query, there, length=LENGTH), by_torch(given, query, there, length=LENGTH)
+        )
 
 
 @pytest.mark.parametrize("stability", STABILITIES)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_no_record_passes_the_clip_norm(clip: float, stability: float | None) -> None:
     given = squares()
-    found = kernel.record_factors([given], None, clip_norm=clip, stability=stability, length=LENGTH)
+    found = kernel.record_factors([given], None, aim=aimed_norm(clip, LENGTH), stability=stability)
     assert found.isfinite().all()
     finite = given.isfinite() & (given >= 0)
     assert (found[~finite] == 0).all()
@@ -65,7 +68,7 @@ def test_no_record_passes_the_clip_norm(clip: float, stability: float | None) ->
 @pytest.mark.parametrize("stability", [None, 1.0])
 def test_a_factor_below_the_normal_range_is_zero(stability: float | None) -> None:
     given = torch.tensor([1e300, 1e290], dtype=torch.float64)
-    found = kernel.record_factors([given], None, clip_norm=1e-158, stability=stability, length=2)
+    found = kernel.record_factors([given], None, aim=aimed_norm(1e-158, 2), stability=stability)
     assert found[0] == 0
     assert found[1] > 0
 
@@ -76,11 +79,11 @@ def test_squares_of_several_layers_and_parts_are_added_up(count: int) -> None:
     shapes = itertools.islice(itertools.cycle([(21,), (5, 21), (40, 21), (1, 21)]), count)
     each = [torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     whole = torch.cat([part.reshape(-1, 21) for part in each]).sum(dim=0)
-    found = kernel.record_factors(each, None, clip_norm=1.5, length=1000)
+    found = kernel.record_factors(each, None, aim=aimed_norm(1.5, 1000))
     expected = by_torch(whole, GradientSum(clip_norm=1.5), None, length=1000)
     torch.testing.assert_close(found, expected, rtol=1e-15 * 8, atol=0)
     each[-1].view(-1, 21)[-1, 3] = math.nan
-    again = kernel.record_factors(each, None, clip_norm=1.5, length=1000)
+    again = kernel.record_factors(each, None, aim=aimed_norm(1.5, 1000))
     others = torch.arange(21) != 3
     assert again[3] == 0
     assert torch.equal(again[others], found[others])
@@ -91,7 +94,7 @@ def test_partial_norms_are_taken_as_they_come() -> None:
     left, right = torch.randn(3, 5, generator=generator), torch.randn(3, 9, generator=generator)
     parts = partial_norms(left, right, None, None, blocks=Blocks(2, 2, 4))
     assert len(parts) == 9
-    found = kernel.record_factors([parts], None, clip_norm=0.5, length=45)
+    found = kernel.record_factors([parts], None, aim=aimed_norm(0.5, 45))
     rows = (left[:, :, None] * right[:, None, :]).flatten(1).double()
     expected = by_torch(rows.square().sum(dim=1), GradientSum(clip_norm=0.5), None, length=45)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0)
@@ -99,7 +102,7 @@ def test_partial_norms_are_taken_as_they_come() -> None:
 
 def test_no_records_have_no_factors() -> None:
     for empty in (torch.empty(0).double(), torch.empty(3, 0).double()):
-        found = kernel.record_factors([empty], torch.empty(0, dtype=torch.bool), clip_norm=1.0, length=3)
+        found = kernel.record_factors([empty], torch.empty(0, dtype=torch.bool), aim=aimed_norm(1.0, 3))
         assert found.shape == (0,)
         assert found.dtype == torch.float64
 
@@ -108,7 +111,7 @@ def test_what_would_be_misread_is_refused() -> None:
     good = torch.ones(4).double()
     for odd in ([], [torch.ones(4)], [good, good[:3]], [good, good[None, None]], [torch.ones(8).double()[::2]]):
         with pytest.raises(InputError, match="record_factors: squares"):
-            kernel.record_factors(odd, None, clip_norm=1.0, length=1)
+            kernel.record_factors(odd, None, aim=aimed_norm(1.0, 1))
     for present in (torch.ones(4), torch.ones(3, dtype=torch.bool), torch.ones(8, dtype=torch.bool)[::2]):
         with pytest.raises(InputError, match="record_factors: present"):
-            kernel.record_factors([good], present, clip_norm=1.0, length=1)
+            kernel.record_factors([good], present, aim=aimed_norm(1.0, 1))

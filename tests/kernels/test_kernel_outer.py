@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adadpigu.bounding import GradientSum, clip_factors
 from adadpigu.errors import InputError
-from adadpigu.kernels.outer import Blocks, partial_norms, squared_norms, weighted_sum
+from adadpigu.kernels.outer import Blocks, partial_norms, weighted_sum
 from adadpigu.standardising import Standardiser, weighted_total
 
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ class Drawn:
         return Standardiser(self.query, rows.shape[1], device=CPU).widened(rows)
 
     def norms(self, blocks: Blocks | None = None) -> Tensor:
-        return squared_norms(self.left, self.right, *self.parts, copies=self.copies, blocks=blocks)
+        return partial_norms(self.left, self.right, *self.parts, copies=self.copies, blocks=blocks).sum(dim=0)
 
     def total(self, factors: Tensor | None = None, blocks: Blocks | None = None) -> Tensor:
         factors = self.factors if factors is None else factors
@@ -92,7 +92,7 @@ def test_a_product_is_rounded_before_the_centre_is_taken_off() -> None:
     """(1 + 2⁻¹²)² is 1 + 2⁻¹¹ when rounded to float32, and so exactly the centre; unrounded, 2⁻²⁴ would be left."""
     factor = torch.tensor([[1 + 2**-12]])
     center = torch.tensor([1 + 2**-11], dtype=torch.float64)
-    assert squared_norms(factor, factor, center, None).item() == 0
+    assert partial_norms(factor, factor, center, None).item() == 0
     assert weighted_sum(factor, factor, torch.ones(1, dtype=torch.float64), center, None).item() == 0
 
 
@@ -112,7 +112,7 @@ def test_a_missing_centre_is_zero_and_a_missing_weight_is_one(missing: str) -> N
 def test_centre_and_weight_may_be_rounded_beforehand() -> None:
     drawn = Drawn(4, 5, 9)
     rounded = [None if part is None else part.float() for part in drawn.parts]
-    assert torch.equal(drawn.norms(), squared_norms(drawn.left, drawn.right, *rounded))
+    assert torch.equal(drawn.norms(), partial_norms(drawn.left, drawn.right, *rounded).sum(dim=0))
     assert torch.equal(drawn.total(), weighted_sum(drawn.left, drawn.right, drawn.factors, *rounded))
 
 
@@ -169,7 +169,8 @@ def test_a_centre_that_is_not_finite_leaves_nobody_in_the_sum() -> None:
 def test_the_smallest_and_the_largest_products_are_counted() -> None:
     left, right = torch.tensor([[3e38], [1e-30], [1e-22]]), torch.tensor([[1.0], [1.0], [1e-22]])
     z = (left * right).double()
-    torch.testing.assert_close(squared_norms(left, right, None, None), z.square().sum(dim=1), rtol=1e-15, atol=0)
+    norms = partial_norms(left, right, None, None).sum(dim=0)
+    torch.testing.assert_close(norms, z.square().sum(dim=1), rtol=1e-15, atol=0)
     ones = torch.ones(3, dtype=torch.float64)
     for record in range(3):
         its = slice(record, record + 1)
@@ -183,31 +184,32 @@ def test_half_precision_is_widened_first(dtype: torch.dtype) -> None:
     assert torch.equal(drawn.total(torch.tensor([0.0, 1.0]).double()), drawn.z()[1])
 
 
-def test_parts_of_norms_add_up_to_the_norms() -> None:
+def test_norms_come_in_one_part_a_tile() -> None:
     drawn = Drawn(5, 6, 11)
     parts = partial_norms(drawn.left, drawn.right, *drawn.parts, blocks=SMALL)
     assert parts.shape == (2 * 2, 5)
-    assert torch.equal(parts.sum(dim=0), drawn.norms(SMALL))
+    tile = drawn.z().view(5, 6, 11)[:, 4:, :8]
+    torch.testing.assert_close(parts[2], tile.square().sum(dim=(1, 2)), rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize(("b", "m", "n"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)])
 def test_nothing_adds_up_to_zero(b: int, m: int, n: int) -> None:
     left, right, ones = torch.empty(b, m), torch.empty(b, n), torch.ones(b, dtype=torch.float64)
-    assert torch.equal(squared_norms(left, right, None, None), torch.zeros(b, dtype=torch.float64))
+    assert torch.equal(partial_norms(left, right, None, None), torch.zeros(1, b, dtype=torch.float64))
     assert torch.equal(weighted_sum(left, right, ones, None, None), torch.zeros(m * n, dtype=torch.float64))
 
 
 def test_what_would_be_misread_is_refused() -> None:
     left, right = torch.ones(4, 2), torch.ones(4, 3)
     for odd in (torch.ones(2, 4).mT, left.double(), torch.ones(4), torch.ones(3, 2)):
-        with pytest.raises(InputError, match="squared_norms"):
-            squared_norms(odd, right, None, None)
+        with pytest.raises(InputError, match="partial_norms"):
+            partial_norms(odd, right, None, None)
     for copies in (0, 3):
         with pytest.raises(InputError, match=f"copies={copies}"):
-            squared_norms(left, right, None, None, copies=copies)
+            partial_norms(left, right, None, None, copies=copies)
     for part in (torch.ones(5), torch.ones(2, 3), torch.ones(12)[::2]):
         with pytest.raises(InputError, match="center or weight"):
-            squared_norms(left, right, part, None)
+            partial_norms(left, right, part, None)
     for factors in (torch.ones(3).double(), torch.ones(8).double()[::2]):
         with pytest.raises(InputError, match="factors"):
             weighted_sum(left, right, factors, None, None)

@@ -133,13 +133,6 @@ def test_norms_far_beyond_float32_are_counted() -> None:
     torch.testing.assert_close(squared_norms(rows, None, None), rows.double().square().sum(dim=1), rtol=1e-15, atol=0)
 
 
-def test_norms_of_several_parts_add_up() -> None:
-    rows, _ = drawn(6, 50)
-    total = squared_norms(rows[:, :20], None, None)
-    assert squared_norms(rows[:, 20:], None, None, out_add=total) is total
-    torch.testing.assert_close(total, squared_norms(rows, None, None), rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_widened_first(dtype: torch.dtype) -> None:
     rows, parts = drawn(4, 40)

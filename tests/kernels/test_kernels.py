@@ -38,8 +38,8 @@ OUTER: dict[str, Any] = {
     **{"COPIES": 1, "RECORDS": 16, "LEFT": 16, "RIGHT": 32},
 }
 TOP_K: dict[str, Any] = {
-    **{"squares": None, "count": "*i64", "ON_DEVICE": True},
-    **{"THREADS": 128, "CHUNKS": 3, "READ_AGAIN": False},
+    **{"squares": DOUBLE, "count": "*i64", "ON_DEVICE": True},
+    **{"THREADS": 128, "CHUNKS": 3},
 }
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "norms": (rows._norms, {**ROWS, "partial": DOUBLE, "width": "i32", "ROWS": 4, "COLUMNS": 1024}),
@@ -51,10 +51,9 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
         rows._sums,
         {**ROWS, "factors": DOUBLE, "partial": DOUBLE, "height": "i32", "ROWS": 8, "COLUMNS": 256},
     ),
-    "largest": (top_k._narrow, {**ROWS, **TOP_K, "squares": DOUBLE, "count": "i32", "ON_DEVICE": False}),
-    "largest, read again": (top_k._narrow, {**ROWS, **TOP_K, "READ_AGAIN": True}),
+    "largest": (top_k._narrow, {**ROWS, **TOP_K, "count": "i32", "ON_DEVICE": False}),
     "largest, counted on the device": (top_k._narrow, {**ROWS, **TOP_K, "center": None, "weight": None}),
-    "largest of long rows": (top_k._wide, {**ROWS, **TOP_K, "squares": DOUBLE, "COLUMNS": 4096}),
+    "largest of long rows": (top_k._wide, {**ROWS, **TOP_K, "COLUMNS": 4096}),
     "norms of outer products": (outer._norms, OUTER),
     "sums of outer products": (outer._sums, OUTER),
     "factors": (
@@ -69,7 +68,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "convolution": (convolution._gradients, {**CONVOLUTION, "PRECISION": "ieee"}),
     "convolution in parts": (convolution._gradients, {**CONVOLUTION, "PRECISION": "tf32x3"}),
 }
-COMMON = {"out": FLOAT, "b": "i32", "n": "i32", "stride": "i32", "out_stride": "i32"}
+COMMON = {"out": FLOAT, "b": "i32", "n": "i32", "stride": "i32"}
 
 
 @pytest.mark.skipif(interpreted, reason="this is the process it starts")

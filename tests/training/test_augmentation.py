@@ -16,7 +16,6 @@ from adadpigu.methods import DPSGD, AdaDPIGU
 from adadpigu.models import make_model
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.records import Records
-from adadpigu.sensitive import unseal
 from adadpigu.training import Run, placement, train_prepared
 from trials import prepare_small, run_small, small_digits
 
@@ -24,13 +23,6 @@ from trials import prepare_small, run_small, small_digits
 def test_rows_that_do_not_make_whole_records_are_refused() -> None:
     with pytest.raises(PrivacyLineError, match="clipped as several"):
         Records((torch.zeros(6, 2), torch.zeros(6)), copies=2)
-
-
-def test_chunks_keep_the_copies_of_a_record_together() -> None:
-    records = Records((torch.arange(10.0), torch.arange(5.0)), copies=2)
-    parts = [unseal(part) for part in records.chunks(2)]
-    assert [part[0].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [part[1].tolist() for part in parts] == [[0, 1], [2, 3], [4]]
 
 
 def shifted(image: Tensor, down: int, right: int, reach: int) -> Tensor:

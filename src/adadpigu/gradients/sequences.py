@@ -82,7 +82,7 @@ class SequenceLayer:
         return torch.cat(found)
 
     def _by_parts(self) -> Tensor:
-        center, weight = _float(self.center), _float(self.weight)
+        center, weight = (None if part is None else part.float().flatten() for part in (self.center, self.weight))
         found = []
         for part in self._slices(4 * (self.slot.stop - self.slot.start)):
             with exact_products():  # what rounding can hide is reckoned for float32, not for TF32
@@ -101,10 +101,6 @@ class SequenceLayer:
     def _slices(self, bytes_a_record: int) -> list[slice]:
         size = slice_size(bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
         return [slice(start, start + size) for start in range(0, len(self.left), size)]
-
-
-def _float(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.float().flatten()
 
 
 def _power(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     f_i = min(1, C'/‖z_i‖), or C'/(‖z_i‖ + γ) with automatic clipping; 0 where that is not finite or no record is there
 
-C' is C less a margin for rounding. Step by step as `bounding.clip_factors` does it, in float64.
+C' is `bounding.aimed_norm`, C less a margin for rounding. Step by step as `bounding.clip_factors`, in float64.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -28,15 +28,14 @@ def record_factors(
     squares: Sequence[Tensor],
     present: Tensor | None,
     *,
-    clip_norm: float,
+    aim: float,
     stability: float | None = None,
-    length: int,
 ) -> Tensor:
     """f_i for b records, [b] in float64: zero for a norm that is not finite, and where `present` [b] of bool is false.
 
     `squares` are the squared norms of a record's parts, each [b] or itself in parts, [parts, b] (as
-    `outer.partial_norms` gives them), in float64; all of them are added up, in the order given. The record has
-    `length` entries in all; `clip_norm` C and `stability` γ are as in `bounding.GradientSum`.
+    `outer.partial_norms` gives them), in float64; all of them are added up, in the order given. `aim` is C',
+    `stability` γ.
     """
     b = _records(squares, present)
     factors = torch.empty(b, dtype=torch.float64, device=squares[0].device)
@@ -48,7 +47,6 @@ def record_factors(
     given = [*rows, *[None] * (_AT_ONCE - len(rows))]
     counts = [0 if part is None else len(part) for part in given]
     limits = torch.finfo(torch.float64)
-    aim = clip_norm * (1 - (16 + length) * limits.eps)
     _factors[(-(-b // _RECORDS),)](
         *(*given, *counts, present, factors, b, aim, 0.0 if stability is None else stability),
         *(stability is not None, limits.max, limits.tiny, _RECORDS, _PARTS),

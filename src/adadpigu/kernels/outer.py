@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adadpigu.errors import InputError
 from adadpigu.kernels._triton import check_rows, jit, power_of_two, tl
-from adadpigu.kernels.rows import load_column, standardised
+from adadpigu.kernels.rows import added, load_column, standardised
 
 _WARPS = 132 * 8
 """how many warps are wanted at once: some for each multiprocessor of the largest GPUs"""
@@ -48,23 +48,6 @@ class _Sizes(NamedTuple):
         return tiles, -(-self.b // blocks.records)
 
 
-def squared_norms(
-    left: Tensor,
-    right: Tensor,
-    center: Tensor | None,
-    weight: Tensor | None,
-    *,
-    copies: int = 1,
-    blocks: Blocks | None = None,
-) -> Tensor:
-    """‖z_i‖² of each record, as [b] in float64; a record that is not finite gives inf or nan.
-
-    left [b·copies, m] and right [b·copies, n] hold a record's copies side by side, `center` and `weight` are [m·n]
-    (float64, or float32 already), None for 0 and 1. `blocks` is for speed and changes results by rounding alone.
-    """
-    return _added(partial_norms(left, right, center, weight, copies=copies, blocks=blocks))
-
-
 def partial_norms(
     left: Tensor,
     right: Tensor,
@@ -74,8 +57,13 @@ def partial_norms(
     copies: int = 1,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """`squared_norms` before its parts are added up: [parts, b], for `factors.record_factors` to add."""
-    sizes = _sizes("squared_norms", left, right, center, weight, copies)
+    """‖z_i‖² of each record in parts, [parts, b] in float64, for `factors.record_factors` to add up.
+
+    A record that is not finite gives inf or nan. left [b·copies, m] and right [b·copies, n] hold a record's copies side
+    by side, `center` and `weight` are [m·n] (float64, or float32 already), None for 0 and 1. `blocks` is for speed and
+    changes results by rounding alone.
+    """
+    sizes = _sizes("partial_norms", left, right, center, weight, copies)
     if not all(sizes):
         return torch.zeros(1, sizes.b, dtype=torch.float64, device=left.device)
     blocks = blocks or _tile(sizes, 16)
@@ -101,7 +89,7 @@ def weighted_sum(
 ) -> Tensor:
     """Σ_i f_i z_i, as [m·n] in float64; a record whose factor is zero is left out, whatever it holds.
 
-    `factors` are [b] in float64, the others as in `squared_norms`.
+    `factors` are [b] in float64, the others as in `partial_norms`.
     """
     sizes = _sizes("weighted_sum", left, right, center, weight, copies)
     b, m, n = sizes
@@ -119,7 +107,7 @@ def weighted_sum(
         num_warps=blocks.warps,
         enable_fp_fusion=False,
     )
-    return _added(partial)
+    return added(partial)
 
 
 def _sizes(name: str, left: Tensor, right: Tensor, center: Tensor | None, weight: Tensor | None, copies: int) -> _Sizes:
@@ -150,10 +138,6 @@ def _tile(sizes: _Sizes, records: int) -> Blocks:
     right = min(32, power_of_two(sizes.n))
     left = min(_A_WARP // right, power_of_two(sizes.m))
     return Blocks(records, left, min(_A_WARP // left, power_of_two(sizes.n)))
-
-
-def _added(partial: Tensor) -> Tensor:
-    return partial[0] if len(partial) == 1 else partial.sum(dim=0)
 
 
 @jit()

@@ -35,28 +35,24 @@ def squared_norms(
     center: Tensor | None,
     weight: Tensor | None,
     *,
-    out_add: Tensor | None = None,
     blocks: Blocks = Blocks(1, 2048),  # noqa: B008
 ) -> Tensor:
     """‖z_i‖² of rows [b, n], as [b] in float64; a row that is not finite gives inf or nan.
 
-    `center` and `weight` are [n] (float64, or float32 already), None for 0 and 1. With `out_add` the result is added
-    to it in place, and it is returned.
+    `center` and `weight` are [n] (float64, or float32 already), None for 0 and 1.
     """
     check_standardised("squared_norms", rows, center, weight)
     b, n = rows.shape
     if not b or not n:
-        found = torch.zeros(b, dtype=torch.float64, device=rows.device)
-    else:
-        groups = -(-b // blocks.rows)
-        parts = _parts(n, blocks.columns, _PROGRAMS // groups)
-        width = -(-n // (parts * blocks.columns)) * blocks.columns
-        partial = torch.empty(parts, b, dtype=torch.float64, device=rows.device)
-        _norms[(groups, parts)](
-            rows, center, weight, partial, b, n, rows.stride(0), width, *blocks[:2], num_warps=blocks.warps
-        )
-        found = _added(partial)
-    return found if out_add is None else out_add.add_(found)
+        return torch.zeros(b, dtype=torch.float64, device=rows.device)
+    groups = -(-b // blocks.rows)
+    parts = _parts(n, blocks.columns, _PROGRAMS // groups)
+    width = -(-n // (parts * blocks.columns)) * blocks.columns
+    partial = torch.empty(parts, b, dtype=torch.float64, device=rows.device)
+    _norms[(groups, parts)](
+        rows, center, weight, partial, b, n, rows.stride(0), width, *blocks[:2], num_warps=blocks.warps
+    )
+    return added(partial)
 
 
 def weighted_sum(
@@ -84,7 +80,7 @@ def weighted_sum(
     _sums[(groups, parts)](
         rows, factors, center, weight, partial, b, n, rows.stride(0), height, *blocks[:2], num_warps=blocks.warps
     )
-    return _added(partial)
+    return added(partial)
 
 
 def check_standardised(name: str, rows: Tensor, center: Tensor | None, weight: Tensor | None) -> None:
@@ -107,7 +103,8 @@ def _parts(length: int, block: int, wanted: int) -> int:
     return max(1, min(wanted, length // (4 * block)))
 
 
-def _added(partial: Tensor) -> Tensor:
+def added(partial: Tensor) -> Tensor:
+    """The sum of a kernel's parts, [parts, n] -> [n]."""
     return partial[0] if len(partial) == 1 else partial.sum(dim=0)
 
 

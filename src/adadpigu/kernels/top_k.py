@@ -1,8 +1,8 @@
-"""The k largest magnitudes of each row, exactly k of them: `adadpigu.top_k.largest` in one kernel. Sensitive.
+"""The k largest magnitudes of each standardised row, exactly k of them, and their norm. Sensitive in, sensitive out.
 
 The bits of |z| order as the numbers do, so the k-th largest is found bit by bit, counting what lies above. Of the
-entries equal to it the first stay. What is no number is the largest of all and always stays, so that the clip finds
-and drops its record.
+entries equal to it the first stay, as in `adadpigu.top_k.largest`. What is no number is the largest of all and always
+stays, so that the clip finds and drops its record.
 
 A thread holds 32 entries as 32 planes: a word of plane j has bit j of each. So one `popc` counts 32 entries.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from adadpigu.errors import InputError
-from adadpigu.kernels._triton import check_rows, jit, power_of_two, tl
+from adadpigu.kernels._triton import jit, power_of_two, tl
 from adadpigu.kernels.rows import check_standardised, load_column, standardised
 
 WIDEST = 32768
@@ -27,67 +26,33 @@ CHUNK = 4096
 WORDS = 2
 """words of 32 entries that one thread of a shorter row's program holds"""
 
-READ_AGAIN = (False, False)
-"""whether a shorter row is read again to be written, rather than put together again from its bits: if it is only a
-row, and if it is standardised"""
-
-
-def largest(z: Tensor, count: int | Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Zeroes all but the `count` largest magnitudes of each row of z [b, n]; of equal ones the first stay.
-
-    `count` may be an int64 tensor of no dimensions on the rows' device, so that a captured graph can change it. `out`
-    may be z itself.
-    """
-    return _launched("largest", z, None, None, count, torch.empty_like(z) if out is None else out, None)
-
-
-def standardised_largest(
-    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int | Tensor, *, out: Tensor | None = None
-) -> Tensor:
-    """`largest` of z = (g − α) · w, [b, n] in float32, for rows g; center α and weight w as in `rows.squared_norms`."""
-    if out is None:
-        out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
-    return _launched("standardised_largest", rows, center, weight, count, out, None)
-
 
 def measured_largest(
-    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int | Tensor, *, out: Tensor | None = None
+    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`standardised_largest`, and ‖·‖² of each row of it, [b] in float64: inf or nan for one that is not finite."""
-    if out is None:
-        out = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
-    b, n = rows.shape
-    squares = (torch.empty if n else torch.zeros)(b, dtype=torch.float64, device=rows.device)
-    return _launched("measured_largest", rows, center, weight, count, out, squares), squares
+    """z = (g − α) · w for rows g, but for its `count` largest magnitudes zero, [b, n] in float32; and ‖·‖² of that.
 
-
-def _launched(
-    name: str,
-    rows: Tensor,
-    center: Tensor | None,
-    weight: Tensor | None,
-    count: int | Tensor,
-    out: Tensor,
-    squares: Tensor | None,
-) -> Tensor:
-    check_standardised(name, rows, center, weight)
-    check_rows(f"{name}, out", out)
-    if out.shape != rows.shape:
-        raise InputError(f"{name}: out {tuple(out.shape)} for rows {tuple(rows.shape)}; allowed: the same shape")
+    Of equal ones the first stay. `count` may be an int64 tensor of no dimensions on the rows' device, so that a
+    captured graph can change it. The squared norms are [b] in float64: inf or nan for a row that is not finite. center
+    α and weight w are as in `rows.squared_norms`.
+    """
+    check_standardised("measured_largest", rows, center, weight)
     b, n = rows.shape
-    if b and n:
-        if n > WIDEST:
-            kernel, warps = _wide, max(1, min(power_of_two(n) // 1024, 16))
-            blocks: tuple[int | bool, ...] = (min(power_of_two(n), CHUNK),)
-        else:
-            threads, warps = _shape(n)
-            again = READ_AGAIN[center is not None or weight is not None]
-            kernel, blocks = _narrow, (threads, -(-n // (4 * threads)), again)
-        # One row has no other to share them with: as float32 they are half the bytes and registers.
-        center, weight = (None if part is None else part.float() for part in (center, weight))
-        parts = rows, center, weight, out, squares, count
-        kernel[(b,)](*parts, n, rows.stride(0), out.stride(0), isinstance(count, Tensor), *blocks, num_warps=warps)
-    return out
+    kept = torch.empty(rows.shape, dtype=torch.float32, device=rows.device)
+    if not b or not n:
+        return kept, torch.zeros(b, dtype=torch.float64, device=rows.device)
+    squares = torch.empty(b, dtype=torch.float64, device=rows.device)
+    if n > WIDEST:
+        kernel, warps = _wide, max(1, min(power_of_two(n) // 1024, 16))
+        blocks: tuple[int, ...] = (min(power_of_two(n), CHUNK),)
+    else:
+        threads, warps = _shape(n)
+        kernel, blocks = _narrow, (threads, -(-n // (4 * threads)))
+    # One row has no other to share them with: as float32 they are half the bytes and registers.
+    center, weight = (None if part is None else part.float() for part in (center, weight))
+    parts = rows, center, weight, kept, squares, count
+    kernel[(b,)](*parts, n, rows.stride(0), isinstance(count, Tensor), *blocks, num_warps=warps)
+    return kept, squares
 
 
 def _shape(n: int) -> tuple[int, int]:
@@ -115,7 +80,7 @@ def _wanted(count, n, ON_DEVICE: tl.constexpr):
 
 
 # Nothing is specialised for its alignment: a thread reads entries far apart, and wider reads would have it hold others.
-@jit("rows", "center", "weight", "out", "count", "n", "stride", "out_stride")
+@jit("rows", "center", "weight", "out", "count", "n", "stride")
 def _narrow(
     rows,
     center,
@@ -125,45 +90,36 @@ def _narrow(
     count,
     n,
     stride,
-    out_stride,
     ON_DEVICE: tl.constexpr,
     THREADS: tl.constexpr,
     CHUNKS: tl.constexpr,
-    READ_AGAIN: tl.constexpr,
 ):
     """One row, held in registers: entry THREADS · i + t is bit i of word t of each plane, i below 4 · CHUNKS."""
     row = tl.program_id(0).to(tl.int64)
-    here, there = rows + row * stride, out + row * out_stride
+    here, there = rows + row * stride, out + row * n
     wanted = _wanted(count, n, ON_DEVICE)
     words = ()
     for chunk in tl.static_range(8):
         if chunk < CHUNKS:
-            z, _, _ = _chunk(here, center, weight, n, chunk, CHUNKS, THREADS)
-            words = words + _four(z.to(tl.uint32, bitcast=True))
+            columns, inside = _places(n, chunk, CHUNKS, THREADS)
+            z, _ = _standardised(here, center, weight, columns, inside)
+            words = words + _four(tl.where(inside, z, 0.0).to(tl.uint32, bitcast=True))
         else:
             words = words + (tl.zeros((THREADS,), tl.uint32),) * 4
     planes = _transposed(words)
     kept = _kept(planes, wanted)
-    if not READ_AGAIN:
-        kept_planes = ()
-        for j in tl.static_range(32):
-            kept_planes = kept_planes + (planes[j] & kept,)  # noqa: RUF005
-        words = _transposed(kept_planes)
+    kept_planes = ()
+    for j in tl.static_range(32):
+        kept_planes = kept_planes + (planes[j] & kept,)  # noqa: RUF005
+    words = _transposed(kept_planes)
     total = tl.zeros((THREADS, 4), tl.float64)
     for chunk in tl.static_range(CHUNKS):
-        if READ_AGAIN:
-            z, columns, inside = _chunk(here, center, weight, n, chunk, CHUNKS, THREADS)
-            place = 4 * chunk + tl.arange(0, 4)[None, :]
-            z = tl.where(((kept[:, None] >> place.to(tl.uint32)) & 1) != 0, z, 0.0)
-        else:
-            columns, inside = _places(n, chunk, CHUNKS, THREADS)
-            z = _joined(words[4 * chunk], words[4 * chunk + 1], words[4 * chunk + 2], words[4 * chunk + 3])
-            z = z.to(tl.float32, bitcast=True)
+        columns, inside = _places(n, chunk, CHUNKS, THREADS)
+        z = _joined(words[4 * chunk], words[4 * chunk + 1], words[4 * chunk + 2], words[4 * chunk + 3])
+        z = z.to(tl.float32, bitcast=True)
         tl.store(there + columns, z, mask=inside)
-        if squares is not None:
-            total += z.to(tl.float64) * z.to(tl.float64)
-    if squares is not None:
-        tl.store(squares + row, tl.sum(total))
+        total += z.to(tl.float64) * z.to(tl.float64)
+    tl.store(squares + row, tl.sum(total))
 
 
 @jit()
@@ -171,14 +127,6 @@ def _places(n, chunk: tl.constexpr, CHUNKS: tl.constexpr, THREADS: tl.constexpr)
     """The columns of four entries of each thread, and which of them there are: only the last chunk need look."""
     columns = 4 * THREADS * chunk + tl.arange(0, 4)[None, :] * THREADS + tl.arange(0, THREADS)[:, None]
     return columns, columns < n if chunk == CHUNKS - 1 else tl.full((THREADS, 4), True, tl.int1)
-
-
-@jit()
-def _chunk(here, center, weight, n, chunk: tl.constexpr, CHUNKS: tl.constexpr, THREADS: tl.constexpr):
-    """z of one chunk of a row, zero beyond it."""
-    columns, inside = _places(n, chunk, CHUNKS, THREADS)
-    z, _ = _standardised(here, center, weight, columns, inside)
-    return tl.where(inside, z, 0.0), columns, inside
 
 
 @jit()
@@ -303,9 +251,7 @@ def _digits(open_, high, low):
 
 
 @jit("count")
-def _wide(
-    rows, center, weight, out, squares, count, n, stride, out_stride, ON_DEVICE: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _wide(rows, center, weight, out, squares, count, n, stride, ON_DEVICE: tl.constexpr, COLUMNS: tl.constexpr):
     """One row, read chunk by chunk for each round; a round counts above three thresholds, so that there are half."""
     row = tl.program_id(0).to(tl.int64)
     here = rows + row * stride
@@ -342,10 +288,9 @@ def _wide(
         z, sizes = _standardised(here, center, weight, columns, columns < n)
         kept = (sizes > low) | ((sizes == low) & (columns < cut)) | (sizes > 0x7F800000)
         z = tl.where(kept, z, 0.0)
-        tl.store(out + row * out_stride + columns, z, mask=columns < n)
+        tl.store(out + row * n + columns, z, mask=columns < n)
         total += z.to(tl.float64) * z.to(tl.float64)
-    if squares is not None:
-        tl.store(squares + row, tl.sum(total))
+    tl.store(squares + row, tl.sum(total))
 
 
 @jit()

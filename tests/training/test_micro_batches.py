@@ -1,0 +1,42 @@
+"""A draw in micro-batches: how it is parted. Its sums and what becomes of it without memory: `test_memory.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from adadpigu.bounding import ClippedSum, GradientSum
+from adadpigu.methods import DPSGD
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.records import Records
+from adadpigu.sampling import Drawn
+from adadpigu.sensitive import unseal
+from adadpigu.training.micro_batches import MicroBatches
+from trials import prepare_small
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize(("count", "size", "parts"), [(10, 4, [4, 4, 2]), (4, None, [4]), (0, 4, [0]), (0, None, [0])])
+def test_every_record_is_in_one_part_with_its_copies_and_an_empty_draw_is_one_empty_part(
+    count: int, size: int | None, parts: list[int], copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare_small(DPSGD(), copies=copies, flip=copies > 1)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    genuine = prepared.engine.clipped_sum
+
+    def watched(records: Records, query: GradientSum) -> ClippedSum:
+        seen.append(unseal(records))
+        return genuine(records, query)
+
+    monkeypatch.setattr(prepared.engine, "clipped_sum", watched)
+    shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
+    batches = MicroBatches(
+        population=prepared.data.train, randomness=ReproducibleRandomness(0), at_once=size, diagnostics=None, **shared
+    )
+    drawn = torch.arange(7, 7 + count)
+    batches.sums(Drawn(drawn), None, (GradientSum(clip_norm=1.0),), size)
+    assert [len(targets) for _, targets in seen] == parts
+    assert [len(inputs) for inputs, _ in seen] == [copies * part for part in parts]
+    assert torch.equal(torch.cat([targets for _, targets in seen]), prepared.data.train.take(drawn)[1])
