@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,9 @@ def parse(text: str, name: str) -> dict[str, object]:
     """The keys that a TOML config sets, checked by name and type; errors tell the line."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise InputError(f"config {name}: it nests too deep") from None
+    except ValueError as error:  # no TOML, or a number of thousands of digits
         raise InputError(f"config {name}: {error}") from None
     method = table.pop("method", {})
     found: dict[str, object] = {}
@@ -134,6 +137,8 @@ def _types() -> dict[str, Any]:
 def _checked(value: object, hint: Any, where: str) -> object:
     kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > sys.float_info.max:
+            raise InputError(f"{where} has {len(str(abs(value)))} digits; allowed: numbers of type float")
         return float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(f"{where}={value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")

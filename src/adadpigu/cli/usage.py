@@ -15,15 +15,20 @@ Folder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
 ]
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-model-code", help="Import and run the code of a run whose model is package.module:function."),
+]
 
-def evaluate(run: Folder, as_json: Json = False) -> None:
+
+def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False) -> None:
     """Measures a run's model on the test records of its data set."""
     import torch
 
     from adadpigu.report.loading import load_run
     from adadpigu.training.evaluation import accuracy
 
-    loaded = load_run(run)
+    loaded = load_run(run, trust_code=trust_model_code)
     data = loaded.data()
     if data.test is None:
         raise InputError(f"run={str(run)!r}: its data set {data.name!r} has no test records")
@@ -42,6 +47,7 @@ def predict(
             metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.", show_default=False
         ),
     ],
+    trust_model_code: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Predicts a class for each record of a file: .npy, .npz, or .csv, .parquet or a folder as in training."""
@@ -51,7 +57,7 @@ def predict(
     from adadpigu.report.loading import load_run
     from adadpigu.training.evaluation import predict as outputs
 
-    loaded = load_run(run)
+    loaded = load_run(run, trust_code=trust_model_code)
     declared = loaded.description
     found = read_inputs(file, declared)
     inputs, shape = found.values, loaded.facts.shape

@@ -17,6 +17,8 @@ from adadpigu.errors import InputError, unknown
 
 DESCRIPTION = "description.toml"
 """the name of a description inside a folder of images"""
+MOST_CLASSES = 1 << 20
+"""that a description, or a run folder, may speak of"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +254,8 @@ def read_description(path: Path) -> Description:
 def _classes(file: _Section) -> tuple[str, ...]:
     count = file.values.get("classes")
     allowed = "a list of at least 2 names, in the order of the labels (a label to be predicted as a number is not)"
+    if isinstance(count, int) and not isinstance(count, bool) and count > MOST_CLASSES:
+        raise file.error("classes", f"up to {MOST_CLASSES}")
     if isinstance(count, int) and not isinstance(count, bool) and count >= 2:
         return tuple(str(number) for number in range(count))
     return file.names("classes", allowed, least=2)
