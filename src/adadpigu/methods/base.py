@@ -180,7 +180,7 @@ def _coerce(what: str, value: object, hint: Any) -> object:
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     text = value.strip() if isinstance(value, str) else None
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):  # "none" is nothing before it is a text
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             return _READERS[kind](value, text) if kind in _READERS else _one_of(kind, text)
     raise InputError(f"{what} is not allowed; allowed: {allowed_values(hint)}")
 
