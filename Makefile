@@ -1,15 +1,17 @@
 # Two commands: `make train` and `make test`. Each sets up what it needs first; a second call installs nothing.
 PYTHON ?= python3
 VENV   := .venv
+AUDIT  := .venv-audit
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
 ARGS   ?=
 
-.PHONY: help train test lint types unit clean
+.PHONY: help train test lint types unit audit-dependencies clean
 help:
 	@echo "make train   train a private model on the embedded digits (ARGS='--epsilon 2' passes flags on)"
 	@echo "make test    ruff, mypy --strict, doctests and pytest"
+	@echo "make audit-dependencies   look the pinned versions up in a database of known vulnerabilities (needs the network)"
 	@echo "make clean   remove the environment and caches"
 
 $(READY): pyproject.toml constraints.txt
@@ -35,5 +37,10 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/pytest $(ARGS)
 
+# pip-audit has an environment of its own, unpinned: the newest knows most. Exit 1: vulnerable, 2: not looked up (.ci/audit_dependencies.py).
+audit-dependencies:
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --no-input pip-audit; } 2>/dev/null || { echo "pip-audit cannot be installed: nothing was looked up" >&2; exit 2; }
+	@$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --progress-spinner off --format json 2>/dev/null | $(PYTHON) .ci/audit_dependencies.py constraints.txt
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(AUDIT) .mypy_cache .ruff_cache .pytest_cache .hypothesis

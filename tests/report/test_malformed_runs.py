@@ -330,6 +330,8 @@ def test_predict_opens_the_folder_and_the_users_file_and_no_path_that_the_folder
         ('["no", "yes"]', '["no", "\\u001b[2J"]', r"has a class '\x1b[2J'; allowed: printable names"),
         ("range = [0, 10]", 'categories = ["a", "b"]', "tells of records of shape (2,) in 2 classes"),
         ("records = 60", "records = " + "[" * 50_000, "it nests too deep"),
+        ("records = 60", "records = " + "9" * 5_000, "is not TOML"),
+        ("[0, 10]", "[0, 1" + "0" * 400 + "]", "columns.age.range=[0, 1000"),
     ],
 )
 def test_a_description_that_does_not_fit_the_model_is_refused(

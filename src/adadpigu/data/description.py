@@ -7,7 +7,7 @@ declared, and what the records hold beyond it is clamped or refused, record by r
 
 from __future__ import annotations
 
-import math
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -223,7 +223,7 @@ class _Section:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def read_description(path: Path) -> Description:
@@ -234,7 +234,7 @@ def read_description(path: Path) -> Description:
         raise InputError(f"description={str(path)!r} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"description={str(path)!r} cannot be read: it is not UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # no TOML, or a number of thousands of digits
         raise InputError(f"description={str(path)!r} is not TOML: {error}") from None
     except RecursionError:
         raise InputError(f"description={str(path)!r} cannot be read: it nests too deep") from None
