@@ -26,6 +26,10 @@ class BudgetError(InputError):
     """A step that would exceed the budget; raised before anything is drawn or charged."""
 
 
+class LedgerError(InputError):
+    """A ledger that cannot be read, trusted or written: nothing is drawn that it does not hold."""
+
+
 class PrivacyLineError(AdaDPIGUError, TypeError):
     """A sensitive value reached code that may only see releases, or a release was made outside the mechanism."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release, look
+from adadpigu.state import State
 
 Score = Literal["absolute", "signed", "energy"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
@@ -43,6 +44,13 @@ class Importance:
         """Takes the release of one stage-1 step."""
         self._sum += self._term(look(gradient)[0].double().to(self._sum.device))
         self._count += 1
+
+    def state(self) -> State:
+        return {"sum": self._sum, "count": self._count}
+
+    def load(self, state: State) -> None:
+        self._sum.copy_(state["sum"])
+        self._count.copy_(state["count"])
 
     @property
     def scores(self) -> Tensor:

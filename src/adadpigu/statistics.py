@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release, look
+from adadpigu.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,13 @@ class Statistics:
         if not self.mean_held:
             _set(self.mean, active, torch.lerp(self.mean, gradient, 1 - options.mean_decay))
 
+    def state(self) -> State:
+        return {"mean": self.mean, "variance": self.variance}
+
+    def load(self, state: State) -> None:
+        self.mean.copy_(state["mean"])
+        self.variance.copy_(state["variance"])
+
     def welcome(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
 
@@ -132,6 +140,13 @@ class LayerPower:
         squares = look(gradient)[0].double().square() - noise_variance
         self._sum += _layer_means(squares, self._layers, self._layer_count)
         self._count += 1
+
+    def state(self) -> State:
+        return {"sum": self._sum, "count": self._count}
+
+    def load(self, state: State) -> None:
+        self._sum.copy_(state["sum"])
+        self._count.copy_(state["count"])
 
     def variance(self) -> Tensor:
         """β_l with √β_l ∝ P_l^(1/4), geometric mean 1 over the layers, spread over the coordinates, [d].

@@ -135,7 +135,7 @@ def test_the_statement_names_the_numbers_the_assumptions_and_what_is_not_covered
         "importance 16, training 500",
         "test records",
         "hyper-parameters",
-        "ledger.jsonl",
+        "ledger.log",
         "keyed by the operating system",
     ):
         assert part in words, part

@@ -31,7 +31,7 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     assert told["method"] == "adadpigu"
     assert 3.99 < told["epsilon"] <= 4 < told["epsilon_rdp"]
     files = {p.relative_to(tmp_path / "run").as_posix() for p in (tmp_path / "run").rglob("*") if p.is_file()}
-    assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.jsonl", "model.safetensors"} <= files
+    assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.log", "model.safetensors"} <= files
     assert {"statement.txt", "figures/progress.png", "figures/mask.png"} <= files
 
     code, out, _ = call("evaluate", "run", "--json")
@@ -285,7 +285,7 @@ def test_python_m_is_the_same_program_and_ctrl_c_reports_what_was_spent(tmp_path
         env={**os.environ, "COLUMNS": "200"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job inherits it as ignored
     )
-    ledger = tmp_path / "run" / "ledger.jsonl"
+    ledger = tmp_path / "run" / "ledger.log"
     for _ in range(1200):
         if ledger.exists() and len(ledger.read_text().splitlines()) > 10:
             break

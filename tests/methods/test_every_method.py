@@ -102,7 +102,7 @@ def private(method: Method) -> Method:
 @pytest.fixture(scope="module")
 def plain(method: Method, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """A run with momentum and weight decay, its ledger on disk."""
-    return tried(method, path=tmp_path_factory.mktemp("run") / "ledger.jsonl")
+    return tried(method, path=tmp_path_factory.mktemp("run") / "ledger.log")
 
 
 class Tape(Recorder):
@@ -270,7 +270,7 @@ def test_everything_planned_is_charged_once_and_a_calibrated_run_keeps_its_budge
     private: Method, plain: Trial, tmp_path: Path
 ) -> None:
     cost = plain.prepared.epsilons["pld"]
-    trial = tried(private, path=tmp_path / "ledger.jsonl", sigma=None, epsilon=cost)
+    trial = tried(private, path=tmp_path / "ledger.log", sigma=None, epsilon=cost)
     assert Counter(event_from_json(line["event"]) for line in trial.charges) == trial.prepared.plan.charges()
     assert trial.ledger.count == len(trial.draws) == len(trial.tape.calls)
     assert trial.prepared.plan.steps == trial.run.steps == STEPS

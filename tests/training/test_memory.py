@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import adadpigu as ad
+from adadpigu.accounting import read_ledger
 from adadpigu.bounding import ClippedSum, GradientSum
 from adadpigu.cli.app import run as command
 from adadpigu.config import read_config
@@ -322,7 +323,7 @@ def test_a_draw_that_ran_out_of_memory_is_released_as_if_it_had_not(
     assert [size for size in engine.sizes if size > 8] == [max(engine.sizes), 16]
 
     def events(name: str) -> list[Any]:
-        return [json.loads(line) for line in (tmp_path / name / "ledger.jsonl").read_text().splitlines()[1:-1]]
+        return list(read_ledger(tmp_path / name / "ledger.log").charges)
 
     assert events("hit") == events("calm")
     found, expected = hit.privacy.to_json(), calm.privacy.to_json()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import adadpigu as ad
+from adadpigu.accounting import read_ledger
 from adadpigu.isolation import isolated
 from adadpigu.methods import DPSGD, AdaDPIGU
 from adadpigu.randomness import ReproducibleRandomness
@@ -53,8 +54,7 @@ def test_two_runs_on_neighbours_write_the_same_public_facts(tmp_path: Path) -> N
     assert both[0] == both[1]
 
     def charges(name: str) -> list[dict[str, Any]]:
-        lines = (tmp_path / name / "ledger.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines[1:-1]]
+        return list(read_ledger(tmp_path / name / "ledger.log").charges)
 
     assert charges("whole") == charges("without")
 

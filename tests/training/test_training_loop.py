@@ -41,9 +41,9 @@ def test_a_run_in_python_reports_accuracy_epsilon_and_a_statement(tmp_path: Path
     assert 3.99 < run.epsilon <= 4
     assert "0.00001" in run.privacy.statement() or "1e-05" in run.privacy.statement()
     files = {p.name for p in (tmp_path / "run").iterdir()}
-    assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.jsonl", "model.safetensors"} <= files
+    assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.log", "model.safetensors"} <= files
     assert (tmp_path / "run").stat().st_mode & 0o077 == 0
-    assert len(read_ledger(tmp_path / "run" / "ledger.jsonl").charges) == 6
+    assert len(read_ledger(tmp_path / "run" / "ledger.log").charges) == 6
 
 
 def test_a_map_style_dataset_trains_like_its_tensors() -> None:
@@ -155,7 +155,7 @@ def test_a_failure_mid_run_is_reported_and_leaves_the_initial_weights(tmp_path: 
     assert torch.equal(weights(model), weights(small_net()))
     stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert 0 < stored["epsilon_spent"] < stored["epsilon_pld"]
-    assert "failed" in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[-1]
+    assert [note["note"] for note in read_ledger(tmp_path / "run" / "ledger.log").notes] == ["failed"]
 
 
 def test_a_model_that_was_trained_before_is_warned_about() -> None:

@@ -1,36 +1,34 @@
 """The record of what was spent: a charge stands on disk before the mechanism may draw its noise.
 
-`ledger.jsonl` is append-only: a header, then one line a charge, now and then a note. It holds names, counts and public
-constants, never a value that depends on a record; charges carry no time, since a step's duration tells how many records
-it drew. What the plan does not hold cannot be charged, so it cannot happen.
+It is a journal (`journal.py`): a header, then charges, now and then a note. It holds names, counts and public
+constants, never a value that depends on a record; charges carry no time, since a step's duration tells how many
+records it drew. What the plan does not hold cannot be charged, so it cannot happen; a process that dies leaves more
+charged than drawn, never less.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.budget import Budget
+from adadpigu.accounting.journal import Journal
+from adadpigu.accounting.ledger_reading import FORMAT, LedgerRecord, Life, record_of
 from adadpigu.accounting.plan import Plan
 from adadpigu.errors import BudgetError, InputError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-FORMAT = "adadpigu-ledger-1"
 RELATION = "add or remove one record"
 _SLACK = 1e-9
 
@@ -46,11 +44,11 @@ class Released:
 
 
 class Ledger:
-    """Holds a run to its plan.
+    """Holds a run to its plan, through crashes too.
 
-    Formal guarantee: the composition of all charges that ever returned is covered by the plan, whatever the caller
-    does, because each one is taken out of the plan first; and the plan is within the budget, if one is given. After a
-    failed write nothing more can be charged.
+    Formal guarantee: the composition of all charges that ever returned, in this process or in one before it on the same
+    file, is covered by the plan, whatever the caller does, because each one is taken out of the plan first; and the
+    plan is within the budget, if one is given. After a failed write nothing more can be charged.
 
     >>> from adadpigu.accounting import draw_event, plan_for
     >>> ledger = Ledger(plan_for(0.1, steps=1)(2.0))
@@ -68,32 +66,70 @@ class Ledger:
         budget: Budget | None = None,
         path: Path | None = None,
         facts: Mapping[str, object] | None = None,
+        delta: float = 1e-5,
+        reserve: int = 1,
     ) -> None:
+        """`reserve`: how many steps `cover` charges at once, for steps that are fast beside a disk."""
         _check_within(plan, budget)
-        self._plan = plan
-        self._remaining = plan.charges()
-        self._planned = sum(self._remaining.values())
-        self._charged: Counter[DpEvent] = Counter()
+        if reserve < 1:
+            raise InputError(f"reserve={reserve} is not at least 1")
+        header: dict[str, object] = {
+            "ledger": FORMAT,
+            "relation": RELATION,
+            "time": _now(),
+            "plan": plan.to_json(),
+            "budget": None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta},
+            "delta": delta if budget is None else budget.delta,
+            "reserve": reserve,
+            "facts": dict(facts or {}),
+        }
+        self._begin(LedgerRecord(header=header, lines=()), None if path is None else Journal(path, new=True))
+        self._write(header)
+
+    @classmethod
+    def resume(cls, path: Path) -> Self:
+        """Goes on with the ledger of a run whose process has ended; refuses one that is damaged or in use."""
+        journal = Journal(path, new=False)
+        try:
+            record = record_of(journal.chain, path)
+            ledger = cls.__new__(cls)
+            ledger._begin(record, journal)
+            if record.torn:
+                ledger._charge_unfinished(record)
+        except BaseException:
+            journal.close()
+            raise
+        return ledger
+
+    def _begin(self, record: LedgerRecord, journal: Journal | None) -> None:
+        self._plan = record.plan
+        self._earlier = record
+        self._journal = journal
+        self._charged = LedgerRecord(header=record.header, lines=record.lines).spent()
+        self._planned = sum(self._plan.charges().values())
+        self._remaining = self._plan.charges()
+        self._remaining.subtract(self._charged)
+        self._steps_ahead = int(record.header["reserve"])
+        self._reserved: dict[tuple[str, int, str], DpEvent] = {}
         self._keys: set[tuple[str, int, str]] = set()
         self._released: dict[str, Released] = {}
+        for line in record.lines:
+            for release in line.get("releases", ()):
+                self._note_release(release)
+        self._lines: list[dict[str, object]] = []
         self._lock = threading.Lock()
         self._refusal = ""
-        self._file = None if path is None else _create(path)
-        self._write(
-            {
-                "format": FORMAT,
-                "relation": RELATION,
-                "time": _now(),
-                "plan": plan.to_json(),
-                "budget": None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta},
-                "facts": dict(facts or {}),
-            }
-        )
 
     @property
     def plan(self) -> Plan:
         """What may be spent."""
         return self._plan
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What the header says of the run."""
+        facts: Mapping[str, object] = self._earlier.header["facts"]
+        return facts
 
     @property
     def count(self) -> int:
@@ -104,6 +140,20 @@ class Ledger:
     def released(self) -> tuple[Released, ...]:
         """What was released so far, by name."""
         return tuple(self._released.values())
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """Records written so far and the digest of the last one; of a ledger without a file, nothing."""
+        return (0, "") if self._journal is None else (self._journal.count, self._journal.digest)
+
+    def holds(self, count: int, digest: str) -> bool:
+        """Whether its record number `count` had this digest when the ledger was opened."""
+        digests = () if self._journal is None else self._journal.chain.digests
+        return 0 < count <= len(digests) and digests[count - 1] == digest
+
+    def lives(self) -> tuple[Life, ...]:
+        """The processes that have worked on the run; this one as if it ended now."""
+        return LedgerRecord(header=self._earlier.header, lines=(*self._earlier.lines, *self._lines)).lives()
 
     def events(self) -> DpEvent:
         """Everything charged so far, composed."""
@@ -118,10 +168,11 @@ class Ledger:
         draw: str,
         releases: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """Takes one draw out of the plan and writes it down; returns only when the line is on disk.
+        """Takes one draw out of the plan and writes it down; returns only when it is on disk.
 
-        `event` covers all `releases` made from the draw (each with `name`, `sensitivity`, `noise_multiplier`). More
-        noise than planned is charged as planned. Anything else is a `BudgetError`, and nothing is written.
+        A draw that `cover` has written down already costs no second write. `event` covers all `releases` made from the
+        draw (each with `name`, `sensitivity`, `noise_multiplier`). More noise than planned is charged as planned.
+        Anything else is a `BudgetError`, and nothing is written.
         """
         with self._lock:
             self._check_open()
@@ -132,12 +183,20 @@ class Ledger:
                     "of a draw"
                 )
             _check_covers(event, releases)
-            planned = self._match(event, self._remaining)
+            reserved = self._reserved.get(key)
+            if reserved is not None and not _covered(event, reserved):
+                rate, sigma = dp_events.sampled_gaussian(event)
+                raise BudgetError(f"sample_rate={rate}, noise_multiplier={sigma}: another draw was reserved here")
+            planned = self._match(event, self._remaining) if reserved is None else reserved
+            self._keys.add(key)
+            news = [release for release in releases if self._note_release(release)]
+            if reserved is not None:
+                del self._reserved[key]
+                if news:
+                    self._write({"releases": [_public(release) for release in news]})
+                return
             self._remaining[planned] -= 1
             self._charged[planned] += 1
-            self._keys.add(key)
-            for release in releases:
-                self._note_release(release)
             self._write(
                 {
                     "charge": self.count - 1,
@@ -148,6 +207,32 @@ class Ledger:
                     "releases": [_public(release) for release in releases],
                 }
             )
+
+    def cover(self, stage: str, step: int, draws: Mapping[str, DpEvent], *, left: int) -> None:
+        """Called before each step, with what it will draw; `left` such steps the stage has, this one included.
+
+        Raises a `BudgetError` unless the plan still holds all draws together. Where several steps are charged at once,
+        they are written down here, so that `charge` finds them on disk.
+        """
+        with self._lock:
+            self._check_open()
+            if any((stage, step, draw) in self._reserved for draw in draws):
+                return
+            remaining = self._remaining.copy()
+            matched = {}
+            for draw, event in draws.items():
+                matched[draw] = self._match(event, remaining)
+                remaining[matched[draw]] -= 1
+            if self._steps_ahead == 1 or self._journal is None or not draws:
+                return
+            need = Counter(matched.values())
+            steps = min(self._steps_ahead, left, *(self._remaining[event] // count for event, count in need.items()))
+            for event, count in need.items():
+                self._remaining[event] -= steps * count
+                self._charged[event] += steps * count
+            self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
+            events = {draw: dp_events.event_to_json(event) for draw, event in matched.items()}
+            self._write({"reserve": steps, "stage": stage, "step": step, "draws": events})
 
     def ensure_affordable(self, events: Iterable[DpEvent]) -> None:
         """Raises a `BudgetError` unless the plan still holds all of these together; charges nothing."""
@@ -161,16 +246,21 @@ class Ledger:
         """A line about the run's life, such as "finished" or "interrupted"; public facts only."""
         with self._lock:
             self._check_open()
+            self._settle()
             self._write({"note": kind, "time": _now(), **facts})
 
     def close(self) -> None:
         """Ends the record: nothing can be charged afterwards."""
         with self._lock:
-            self._refusal = self._refusal or "the ledger is closed"
-            if self._file is not None:
-                self._file.close()
+            try:
+                if not self._refusal:
+                    self._settle()
+            finally:
+                self._refusal = self._refusal or "the ledger is closed"
+                if self._journal is not None:
+                    self._journal.close()
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -178,17 +268,46 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _note_release(self, release: Mapping[str, object]) -> None:
-        """Keeps the widest facts of each named release: an adaptive bound changes from step to step."""
+    def _settle(self) -> None:
+        """Gives back the reserved steps of which nothing was drawn; they will not be."""
+        reserved, self._reserved = self._reserved, {}
+        begun = {(stage, step) for stage, step, _ in self._keys}
+        unbegun = {key: event for key, event in reserved.items() if key[:2] not in begun}
+        if not unbegun:
+            return
+        self._write(
+            {
+                "settle": len({step for _, step, _ in unbegun}),
+                "stage": next(iter(unbegun))[0],
+                "step": min(step for _, step, _ in unbegun),
+            }
+        )
+        for event in unbegun.values():
+            self._remaining[event] += 1
+            self._charged[event] -= 1
+
+    def _charge_unfinished(self, record: LedgerRecord) -> None:
+        """A record that was never finished is charged as the largest one it can have been."""
+        found = record.unfinished(self._charged)
+        self._charged.update(found)
+        self._remaining.subtract(found)
+        charged = [[dp_events.event_to_json(event), count] for event, count in found.items()]
+        steps = min(self._steps_ahead, max(found.values(), default=0))
+        self._write({"torn": record.torn, "steps": steps, "charged": charged})
+
+    def _note_release(self, release: Mapping[str, object]) -> bool:
+        """Keeps the widest facts of each named release (an adaptive bound changes), and says whether they changed."""
         name, size = str(release["name"]), release.get("size")
-        sensitivity, sigma = float(str(release["sensitivity"])), float(str(release["noise_multiplier"]))
+        sensitivity, sigma = _number(release, "sensitivity"), _number(release, "noise_multiplier")
         old = self._released.get(name)
-        self._released[name] = Released(
+        new = Released(
             name=name,
             size=int(str(size)) if size is not None else None,
             sensitivity=sensitivity if old is None else max(sensitivity, old.sensitivity),
             noise_multiplier=sigma if old is None else min(sigma, old.noise_multiplier),
         )
+        self._released[name] = new
+        return new != old
 
     def _check_open(self) -> None:
         if self._refusal:
@@ -198,44 +317,32 @@ class Ledger:
         """The planned event this one is charged as: itself, or else the cheapest planned one that costs no less."""
         if remaining.get(event, 0) > 0:
             return event
-        rate, sigma = dp_events.sampled_gaussian(event)
-        candidates = []
-        for planned, left in remaining.items():
-            planned_rate, planned_sigma = dp_events.sampled_gaussian(planned)
-            same_rate = planned_rate == rate or planned_sigma == 0
-            if left > 0 and same_rate and sigma >= planned_sigma * (1 - _SLACK):
-                candidates.append((planned_sigma, planned))
+        candidates = [planned for planned, left in remaining.items() if left > 0 and _covered(event, planned)]
         if not candidates:
+            rate, sigma = dp_events.sampled_gaussian(event)
             raise BudgetError(
                 f"sample_rate={rate}, noise_multiplier={sigma}: the plan holds no such draw "
                 f"({self.count} of {self._planned} charged)"
             )
-        return max(candidates, key=lambda candidate: candidate[0])[1]
+        return max(candidates, key=lambda planned: dp_events.sampled_gaussian(planned)[1])
 
-    def _write(self, line: Mapping[str, object]) -> None:
-        if self._file is None:
+    def _write(self, line: dict[str, object]) -> None:
+        if self._lines or "ledger" not in line:
+            self._lines.append(line)
+        if self._journal is None:
             return
         try:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._journal.append(line)
         except BaseException:
             self._refusal = "a line could not be written"
             raise
 
 
-def _create(path: Path) -> TextIOWrapper:
-    try:
-        file = path.open("x", encoding="utf-8")
-    except FileExistsError as error:
-        raise InputError(f"path={path}: a ledger stands there already; each run has its own") from error
-    with contextlib.suppress(OSError):  # some systems cannot open a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    return file
+def _covered(event: DpEvent, planned: DpEvent) -> bool:
+    """Whether an event costs no more than a planned one."""
+    rate, sigma = dp_events.sampled_gaussian(event)
+    planned_rate, planned_sigma = dp_events.sampled_gaussian(planned)
+    return (planned_rate == rate or planned_sigma == 0) and sigma >= planned_sigma * (1 - _SLACK)
 
 
 def _check_within(plan: Plan, budget: Budget | None) -> None:
@@ -260,6 +367,12 @@ def _check_covers(event: DpEvent, releases: Sequence[Mapping[str, object]]) -> N
     claimed = dp_events.sampled_gaussian(event)[1]
     if claimed > together * (1 + _SLACK):
         raise BudgetError(f"noise_multiplier={claimed}: the releases of this draw together have only {together}")
+
+
+def _number(release: Mapping[str, object], key: str) -> float:
+    """A release's number; null, as the file has it, is infinite."""
+    value = release[key]
+    return math.inf if value is None else float(str(value))
 
 
 def _public(release: Mapping[str, object]) -> dict[str, object]:

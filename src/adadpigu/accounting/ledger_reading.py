@@ -1,98 +1,203 @@
-"""Reading a ledger back: line by line, refusing the first line that is not what it should be."""
+"""Reading a ledger back: what was charged, in how many lives of the process, and whether the record is whole.
+
+    header -> (charge | reserve | settle | releases | torn | note)*
+
+A reservation charges several steps at once; `settle` gives back those at its end that the process knows it never began.
+A record that was never finished counts as the largest reservation that the header allows, because a flipped bit at the
+end looks the same.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from adadpigu.accounting import events as dp_events
-from adadpigu.accounting.ledger import FORMAT
+from adadpigu.accounting.accountants import epsilon
+from adadpigu.accounting.budget import check_delta
+from adadpigu.accounting.journal import Chain, read_journal
 from adadpigu.accounting.plan import Plan
-from adadpigu.errors import InputError
+from adadpigu.errors import AdaDPIGUError, LedgerError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-Line = dict[str, object]
+FORMAT = "adadpigu-ledger-2"
+NAME = "ledger.log"
+"""of a run's ledger, in its folder"""
+Line = dict[str, Any]
 
-_CHARGE_FIELDS = {"stage": str, "step": int, "draw": str, "event": dict, "releases": list}
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One process that worked on a run."""
+
+    first_step: int
+    """the step it began with, of the whole run"""
+    steps: int
+    """steps it charged"""
+    end: str
+    """finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so"""
+    randomness: str
+    """what drew its coins and noise"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRecord:
-    """A ledger as it was written: its header, its charges in order, and its notes."""
+    """A ledger as it was written."""
 
-    header: Mapping[str, object]
-    charges: tuple[Line, ...]
-    notes: tuple[Line, ...]
+    header: Mapping[str, Any]
+    lines: tuple[Line, ...]
+    """all after the header, in order"""
+    torn: int = 0
+    """bytes of a record that was never finished"""
+    damage: str = ""
+    """why it cannot be trusted; empty where it can"""
 
     @property
     def plan(self) -> Plan:
-        """What the run was allowed to spend."""
-        return Plan.from_json(self.header["plan"])  # type: ignore[arg-type]
+        """What the run may spend."""
+        return Plan.from_json(self.header["plan"])
+
+    @property
+    def delta(self) -> float:
+        """δ of the run."""
+        return float(self.header["delta"])
+
+    @property
+    def charges(self) -> tuple[Line, ...]:
+        """The draws that were charged one at a time."""
+        return tuple(line for line in self.lines if "charge" in line)
+
+    @property
+    def notes(self) -> tuple[Line, ...]:
+        """What was noted of the run's life."""
+        return tuple(line for line in self.lines if "note" in line)
+
+    def spent(self) -> Counter[DpEvent]:
+        """How often each event was charged."""
+        found: Counter[DpEvent] = Counter()
+        last: Line = {}
+        for line in self.lines:
+            if "charge" in line:
+                found[dp_events.event_from_json(line["event"])] += 1
+            elif "reserve" in line:
+                last = line
+                for event in line["draws"].values():
+                    found[dp_events.event_from_json(event)] += line["reserve"]
+            elif "settle" in line:
+                for event in last["draws"].values():
+                    found[dp_events.event_from_json(event)] -= line["settle"]
+            elif "torn" in line:
+                for event, count in line["charged"]:
+                    found[dp_events.event_from_json(event)] += count
+        if self.torn:
+            found.update(self.unfinished(found))
+        return found
+
+    def unfinished(self, spent: Counter[DpEvent]) -> Counter[DpEvent]:
+        """The most that a record which was never finished can have charged, beside what was spent before it."""
+        found: Counter[DpEvent] = Counter()
+        for draws in {stage.draws for stage in self.plan.stages if stage.steps}:
+            for draw in draws:
+                found[draw.event()] += int(self.header["reserve"])
+        left = self.plan.charges() - spent
+        return Counter({event: min(count, left[event]) for event, count in found.items() if left[event] > 0})
 
     def events(self) -> DpEvent:
         """Everything charged, composed: what an accountant replays."""
-        spent: Counter[DpEvent] = Counter(dp_events.event_from_json(line["event"]) for line in self.charges)  # type: ignore[arg-type]
-        return dp_events.compose(spent)
+        return dp_events.compose(self.spent())
+
+    def epsilon(self) -> float:
+        """ε of what was charged, by PLD at the run's δ; of a damaged ledger, that of the whole plan."""
+        return epsilon(self.plan.event() if self.damage else self.events(), self.delta)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were charged, those that were repeated after a crash counted again."""
+        return sum(life.steps for life in self.lives())
+
+    def lives(self) -> tuple[Life, ...]:
+        """The processes that worked on the run, in order."""
+        return tuple(self._life(begin, part) for begin, part in self._parts())
+
+    def _parts(self) -> Iterator[tuple[Mapping[str, Any], list[Line]]]:
+        begin, part = cast(Mapping[str, Any], {"randomness": self.header["facts"].get("randomness", "")}), []
+        for line in self.lines:
+            if line.get("note") == "resumed":
+                yield begin, part
+                begin, part = line, []
+            part.append(line)
+        yield begin, part
+
+    def _life(self, begin: Mapping[str, Any], part: list[Line]) -> Life:
+        charged: set[tuple[str, int]] = set()
+        end = "crashed"
+        for line in part:
+            if "charge" in line:
+                charged.add((line["stage"], line["step"]))
+            elif "reserve" in line:
+                charged |= {(line["stage"], line["step"] + n) for n in range(line["reserve"])}
+            elif "settle" in line:
+                charged -= {(line["stage"], line["step"] + n) for n in range(line["settle"])}
+            elif "note" in line and line["note"] != "resumed":
+                end = line["note"]
+        torn = sum(line["steps"] for line in part if "torn" in line)
+        return Life(
+            first_step=int(begin.get("step", 0)),
+            steps=len(charged) + torn,
+            end=end,
+            randomness=str(begin.get("randomness", "")),
+        )
 
 
 def read_ledger(path: Path) -> LedgerRecord:
-    """The record in a `ledger.jsonl`; a malformed line is refused with its number."""
+    """The record in a run's ledger; refuses one that is not whole."""
+    record = inspect_ledger(path)
+    if record.damage:
+        raise LedgerError(f"ledger={str(path)!r} is damaged: {record.damage}")
+    return record
+
+
+def inspect_ledger(path: Path) -> LedgerRecord:
+    """The record in a run's ledger, or what can be read of it."""
+    return record_of(read_journal(path), path)
+
+
+def record_of(chain: Chain, path: Path) -> LedgerRecord:
+    """The record that a journal's lines make; refuses what is no ledger of a run."""
+    if not chain.bodies:
+        what = chain.damage or "it has no header, so nothing was charged yet"
+        raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
+    header, lines = chain.bodies[0], chain.bodies[1:]
+    if header.get("ledger") != FORMAT:
+        raise LedgerError(f"ledger={str(path)!r} is not the ledger of a run ({FORMAT})")
+    record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"path={path}: not a readable ledger ({error})") from error
-    header: Line | None = None
-    charges: list[Line] = []
-    notes: list[Line] = []
-    for number, raw in enumerate(text.splitlines(keepends=True), start=1):
-        try:
-            line = _parse(raw)
-            if header is None:
-                header = _checked_header(line)
-            elif "note" in line:
-                notes.append(line)
-            else:
-                charges.append(_checked_charge(line, len(charges)))
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}") from error
-    if header is None:
-        raise InputError(f"{path}, line 1: the ledger is empty")
-    return LedgerRecord(header=header, charges=tuple(charges), notes=tuple(notes))
+        _check(record)
+    except (AdaDPIGUError, KeyError, TypeError, ValueError, AttributeError):
+        raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
+    return record
 
 
-def _parse(raw: str) -> Line:
-    if not raw.endswith("\n"):
-        raise ValueError("the line was not written to its end")
-    try:
-        line = json.loads(raw)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from error
-    if not isinstance(line, dict):
-        raise ValueError("not a JSON object")
-    return line
-
-
-def _checked_header(line: Line) -> Line:
-    if line.get("format") != FORMAT:
-        raise ValueError(f"format={line.get('format')!r}: must be {FORMAT!r}")
-    plan = line.get("plan")
-    if not isinstance(plan, dict):
-        raise ValueError("the header holds no plan")
-    Plan.from_json(plan)
-    return line
-
-
-def _checked_charge(line: Line, expected: int) -> Line:
-    if line.get("charge") != expected:
-        raise ValueError(f"charge={line.get('charge')!r}: must be {expected}")
-    for name, kind in _CHARGE_FIELDS.items():
-        if not isinstance(line.get(name), kind):
-            raise ValueError(f"{name}={line.get(name)!r}: must be a {kind.__name__}")
-    dp_events.sampled_gaussian(dp_events.event_from_json(line["event"]))  # type: ignore[arg-type]
-    return line
+def _check(record: LedgerRecord) -> None:
+    """Raises some error unless every line says what such a line says, and no count is turned round."""
+    left = 0
+    for line in record.lines:
+        if "reserve" in line:
+            left = line["reserve"]
+        elif "settle" in line:
+            left -= line["settle"]
+        counts = [line[key] for key in ("reserve", "settle", "torn", "steps", "step") if key in line]
+        counts += [count for _, count in line.get("charged", ())]
+        if left < 0 or not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError
+    if not (type(record.header["reserve"]) is int and record.header["reserve"] >= 1):
+        raise ValueError
+    check_delta(record.delta)
+    for event in record.spent():
+        dp_events.sampled_gaussian(event)
+    record.lives()

@@ -60,12 +60,18 @@ class Plan:
     (25, [25])
     >>> [(stage.name, stage.steps) for stage in plan.prefix(7).stages]
     [('importance', 5), ('training', 2)]
+    >>> list(Plan(stages=plan.stages, spare=3).charges().values())
+    [28]
     """
 
     stages: tuple[PlannedStage, ...]
+    spare: int = 0
+    """steps of each kind that may be repeated after a crash, on top of those above"""
 
     def __post_init__(self) -> None:
         _check_unique("stage", [stage.name for stage in self.stages])
+        if isinstance(self.spare, bool) or not isinstance(self.spare, int) or self.spare < 0:
+            raise InputError(f"spare_steps={self.spare!r}: must be a whole number of 0 or more")
 
     @property
     def steps(self) -> int:
@@ -75,10 +81,17 @@ class Plan:
     def charges(self) -> Counter[DpEvent]:
         """How many of each event the whole plan holds."""
         found: Counter[DpEvent] = Counter()
+        for draws, steps in self._kinds().items():
+            for draw in draws:
+                found[draw.event()] += steps + min(steps, self.spare)
+        return found
+
+    def _kinds(self) -> Counter[tuple[PlannedDraw, ...]]:
+        """How many steps there are of each kind: equal draws are one kind, whatever their stage."""
+        found: Counter[tuple[PlannedDraw, ...]] = Counter()
         for stage in self.stages:
-            for draw in stage.draws:
-                if stage.steps:
-                    found[draw.event()] += stage.steps
+            if stage.steps:
+                found[stage.draws] += stage.steps
         return found
 
     def event(self) -> DpEvent:
@@ -86,7 +99,7 @@ class Plan:
         return events.compose(self.charges())
 
     def prefix(self, steps: int) -> Plan:
-        """The plan of the first so many steps, across stages."""
+        """The plan of the first so many steps, across stages, none of them repeated."""
         if not 0 <= steps <= self.steps:
             raise InputError(f"steps={steps}: must lie in [0, {self.steps}], the steps of the plan")
         kept, left = [], steps
@@ -98,18 +111,18 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """The plan as plain JSON."""
-        return {
-            "stages": [
-                {"name": stage.name, "steps": stage.steps, "draws": [vars(draw).copy() for draw in stage.draws]}
-                for stage in self.stages
-            ]
-        }
+        stages = [
+            {"name": stage.name, "steps": stage.steps, "draws": [vars(draw).copy() for draw in stage.draws]}
+            for stage in self.stages
+        ]
+        return {"stages": stages, **({"spare": self.spare} if self.spare else {})}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Plan:
         """The inverse of `to_json`."""
         try:
-            return cls(stages=tuple(_stage_from_json(stage) for stage in data["stages"]))  # type: ignore[attr-defined]
+            stages = tuple(_stage_from_json(stage) for stage in data["stages"])  # type: ignore[attr-defined]
+            return cls(stages=stages, spare=data.get("spare", 0))  # type: ignore[arg-type]
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"plan={data!r}: not a plan ({error})") from error
 

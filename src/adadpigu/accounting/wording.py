@@ -122,7 +122,7 @@ def _not_covered(report: PrivacyReport) -> list[str]:
 
 def _checking(report: PrivacyReport) -> list[str]:
     return _wrap(
-        "How to check: privacy.json lists every planned event and ledger.jsonl every draw that was made; any "
+        "How to check: privacy.json lists every planned event and ledger.log every draw that was made; any "
         "accountant that knows these events can replay them. Here: "
         f"{number(report.epsilon_pld)} by privacy loss distributions (the claim), "
         f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "

@@ -18,6 +18,7 @@ from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_positive, register
+from adadpigu.state import State
 from adadpigu.statistics import Statistics, StatisticsOptions
 
 
@@ -92,6 +93,12 @@ class _Running(Running):
 
     def record(self, stage: Stage) -> Hashable:
         return stage.name
+
+    def state(self) -> State:
+        return self._statistics.state()
+
+    def load(self, state: State) -> None:
+        self._statistics.load(state)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         statistics = self._statistics

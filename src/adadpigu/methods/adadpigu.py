@@ -23,6 +23,7 @@ from adadpigu.errors import InputError
 from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_choices, check_positive, register
+from adadpigu.state import State, named, number, part
 from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
 
 Mode = Literal["freeze", "prune"]
@@ -165,6 +166,23 @@ class _Running(Running):
             variance = torch.full((len(self._layers),), options.beta, device=self._layers.device)
         variance = variance.to(self._dtype)
         return Statistics(options._statistics_options(), variance=variance, layers=self._layers)
+
+    def state(self) -> State:
+        found = named("importance", self._importance.state()) | named("power", self._power.state())
+        if self._statistics is not None:
+            found |= {"mask.count": number(self._mask.count)} | named("statistics", self._statistics.state())
+        return found
+
+    def load(self, state: State) -> None:
+        """The ranking follows from the scores, so that it is not kept."""
+        self._importance.load(part("importance", state))
+        self._power.load(part("power", state))
+        if "mask.count" in state:
+            self._statistics = self._begin_training()
+            self._statistics.load(part("statistics", state))
+            self._mask.aim(int(state["mask.count"]))
+            self._mask.move()
+            self._kept.fill_(self._entries_kept(self._mask.count))
 
     def effective(self, parameters: Tensor) -> Tensor:
         active = self._mask.active

@@ -25,6 +25,7 @@ from adadpigu.bounding import GradientSum, Query
 from adadpigu.errors import InputError, unknown
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
+from adadpigu.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,14 @@ class Running(ABC):
     def accept(self, batches: Batches, stage: Stage, before: Tensor, after: Tensor) -> bool:
         """Whether to keep the update from `before` to `after`; a rejected one is undone, momentum included."""
         return True
+
+    def state(self) -> State:
+        """What it has learned, for a checkpoint; nothing for a method that keeps nothing from step to step."""
+        return {}
+
+    def load(self, state: State) -> None:
+        """Takes the `state` of a run that goes on; called once, before the first step."""
+        return
 
     @property
     def active(self) -> Tensor | None:

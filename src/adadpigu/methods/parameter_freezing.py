@@ -33,6 +33,7 @@ from adadpigu.methods.base import (
     mean_gradient,
     register,
 )
+from adadpigu.state import State
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
@@ -113,6 +114,16 @@ class _Running(Running):
     def _choose(self, scores: Tensor) -> Tensor | None:
         """The mask of the largest scores, ties broken by index; None for all."""
         return None if self._count == len(scores) else chosen(rank(scores), self._count)
+
+    def state(self) -> State:
+        return {} if self._active is None else {"active": self._active}
+
+    def load(self, state: State) -> None:
+        """The mask of the weights at the start, which are not there any more."""
+        if "active" in state and self._active is not None:
+            self._active.copy_(state["active"])
+            if self._trained is not None:
+                self._trained = self._setting.layout.touched(self._active)
 
     def record(self, stage: Stage) -> Hashable | None:
         return stage.name if self._options.every == "once" else None

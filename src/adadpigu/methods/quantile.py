@@ -19,6 +19,7 @@ from adadpigu.bounding import GradientSum, Record, RecordSum
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release, require_release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
+from adadpigu.state import State, number
 
 LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 """C stays between these, whatever the noise says: it can neither vanish nor overflow"""
@@ -92,6 +93,12 @@ class _Running(Running):
         made = batches.release(gradient, count)
         self._follow(made[count.name])
         return made[gradient.name].map(lambda value: gradient.restore(value, self._batch_size))
+
+    def state(self) -> State:
+        return {"clip_norm": number(self._clip_norm)}
+
+    def load(self, state: State) -> None:
+        self._clip_norm = float(state["clip_norm"])
 
     def _follow(self, count: Release) -> None:
         """Moves C towards the quantile."""

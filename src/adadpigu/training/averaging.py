@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release, look
+from adadpigu.state import State, number
 
 
 class WeightAverage(Protocol):
@@ -28,6 +29,14 @@ class WeightAverage(Protocol):
 
     def update(self, weights: Release) -> None:
         """Takes the weights after a step: a function of releases, and accepted as such only."""
+        ...
+
+    def state(self) -> State:
+        """What a checkpoint keeps."""
+        ...
+
+    def load(self, state: State) -> None:
+        """Takes it again."""
         ...
 
 
@@ -48,6 +57,13 @@ class _Average(ABC):
 
     def update(self, weights: Release) -> None:
         self.value.lerp_(look(weights)[0], self._weight)
+
+    def state(self) -> State:
+        return {"value": self.value, "steps": number(self._steps)}
+
+    def load(self, state: State) -> None:
+        self.value.copy_(state["value"])
+        self._steps = int(state["steps"])
 
     @abstractmethod
     def _share(self) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from adadpigu.errors import InputError, unknown
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release, look
+from adadpigu.state import State, number
 
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -123,6 +124,25 @@ class MaskedOptimiser:
         """Reads θ from the model."""
         self.weights.copy_(_flat([parameter.detach() for parameter in self._parameters]))
 
+    def state(self) -> State:
+        """Momentum and the like, for a checkpoint."""
+        kept = self._optimiser.state_dict()["state"]
+        found: State = {}
+        for owner, state in kept.items():
+            for key, value in state.items():
+                if value is not None:
+                    found[f"{owner}.{key}"] = value if isinstance(value, Tensor) else number(value)
+        return found
+
+    def load(self, state: State) -> None:
+        """Takes `state` again, on any device; θ is read from the model."""
+        kept: dict[int, dict[str, Any]] = {}
+        for name, value in state.items():
+            owner, key = name.split(".", 1)
+            kept.setdefault(int(owner), {})[key] = value
+        self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": kept})
+        self.refresh()
+
     def snapshot(self) -> dict[str, Any]:
         """The optimiser's state, to undo a rejected update."""
         return copy.deepcopy(self._optimiser.state_dict())
@@ -134,11 +154,11 @@ class MaskedOptimiser:
     def _states(self) -> dict[tuple[str, int], tuple[list[int], list[Tensor]]]:
         """The optimiser's state that has its parameter's shape, by name and how many have it; whose it is, and it."""
         found: dict[str, tuple[list[int], list[Tensor]]] = {}
-        for number, parameter in enumerate(self._parameters):
+        for owner, parameter in enumerate(self._parameters):
             for key, value in self._optimiser.state.get(parameter, {}).items():
                 if _same_shape(value, parameter):
                     owners, kind = found.setdefault(key, ([], []))
-                    owners.append(number)
+                    owners.append(owner)
                     kind.append(value)
         return {(key, len(owners)): (owners, kind) for key, (owners, kind) in found.items()}
 

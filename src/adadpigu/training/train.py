@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,7 +18,7 @@ from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.randomness import DeviceRandomness, Randomness, SystemRandomness
+from adadpigu.randomness import Randomness, choose_randomness
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation, prepare, trained_before
@@ -107,24 +106,19 @@ def train_prepared(
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
-        path=None if folder is None else folder.path / "ledger.jsonl",
+        path=None if folder is None else folder.path / "ledger.log",
         facts={"method": prepared.method.name, "dataset": prepared.data.name, "versions": library_versions()},
     )
     with ledger:
         session = Session(
             prepared,
             ledger=ledger,
-            randomness=_default_randomness(prepared.device) if randomness is None else randomness,
+            randomness=choose_randomness(None, prepared.device) if randomness is None else randomness,
             observers=observers,
             tape=tape,
             store=folder,
         )
         return session.run()
-
-
-def _default_randomness(device: torch.device) -> Randomness:
-    """Numbers drawn where they are used."""
-    return DeviceRandomness(device) if device.type == "cuda" else SystemRandomness()
 
 
 def _facts(data: DataSet) -> str:

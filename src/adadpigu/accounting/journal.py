@@ -1,0 +1,257 @@
+"""An append-only file of JSON records, chained by hashes, each of them on disk before `append` returns.
+
+    length  CRC-32  SHA-256(digest before ‖ body)  body                            one line a record, in `ledger.log`
+    count   digest  CRC-32                                                         in `ledger.head`, written after it
+
+The head makes a file visible that was cut at the end of a record: records are never fewer than it counts, and at most
+one more. It has two places that take turns, so that a write which fails half-way leaves the other one.
+
+| found | taken as |
+| --- | --- |
+| bytes after as many records as the head counts | a record that was never finished (`Chain.torn`): the writer died |
+| anything else that is not as it was written | damage: nobody may write on |
+
+Not visible to anybody who has the two files alone: both rewritten together, both replaced by an older copy, two copies
+continued apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adadpigu.errors import LedgerError
+
+START = "0" * 64
+"""the digest before the first record"""
+_PLACES = (0, 512)
+_LEAST = 8 + 1 + 8 + 1 + 64 + 1 + 2 + 1
+"""bytes of the shortest record"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """What a journal holds."""
+
+    bodies: tuple[dict[str, Any], ...]
+    digests: tuple[str, ...]
+    end: int
+    """bytes of the whole records"""
+    torn: int
+    """bytes after them, of a record that was never finished"""
+    damage: str
+    """why the journal cannot be trusted; empty where it can"""
+    head: int = -1
+    """records that the head counts"""
+
+    @property
+    def digest(self) -> str:
+        """Of the last record."""
+        return self.digests[-1] if self.digests else START
+
+
+def head_path(path: Path) -> Path:
+    """Where the head of a journal stands: beside it."""
+    return path.with_suffix(".head")
+
+
+def read_journal(path: Path) -> Chain:
+    """All that can be read of a journal, and what is wrong with it; refuses a file that is not there."""
+    try:
+        head_bytes = _bytes_or_none(head_path(path))  # first: a writer that is at work brings the journal forward first
+        data = path.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"ledger={str(path)!r} cannot be read: {error.strerror}") from None
+    return _chain(data, head_bytes)
+
+
+def _bytes_or_none(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _chain(data: bytes, head_bytes: bytes | None) -> Chain:
+    bodies: list[dict[str, Any]] = []
+    digests: list[str] = []
+    end, digest = 0, START
+    while end < len(data):
+        found = _decode(data, end, digest)
+        if found is None:
+            break
+        end, digest, body = found
+        bodies.append(body)
+        digests.append(digest)
+    torn, head = len(data) - end, _read_head(head_bytes)
+    count = -1 if head is None else head[0]
+    damage = _damage(digests, torn, head, missing=head_bytes is None)
+    return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage, head=count)
+
+
+def _damage(digests: list[str], torn: int, head: tuple[int, str] | None, *, missing: bool) -> str:
+    whole = len(digests)
+    if head is None:
+        return "its head is missing" if missing else "its head is damaged"
+    count, digest = head
+    if whole < count:
+        kind = "damaged" if torn else "missing: the file was cut"
+        return f"record {whole} of {count} is {kind}"
+    if digest != (digests[count - 1] if count else START):
+        return f"its head belongs to another record {count - 1}"
+    if whole > count + 1 or (torn and whole > count):
+        return f"it has more records than its head counts ({count})"
+    return ""
+
+
+def _encode(digest: str, body: Mapping[str, object]) -> tuple[bytes, str]:
+    text = json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=True).encode()
+    new = hashlib.sha256(digest.encode() + text).hexdigest()
+    return b"%08x %08x %s %s\n" % (len(text), zlib.crc32(text), new.encode(), text), new
+
+
+def _decode(data: bytes, start: int, digest: str) -> tuple[int, str, dict[str, Any]] | None:
+    """The record at `start`: where it ends, its digest and body; None unless it is exactly as `_encode` writes it."""
+    line_end = data.find(b"\n", start)
+    line = data[start : line_end + 1] if line_end >= 0 else b""
+    if len(line) < _LEAST:
+        return None
+    text = line[83:-1]
+    new = hashlib.sha256(digest.encode() + text).hexdigest()
+    if line[:83] != b"%08x %08x %s " % (len(text), zlib.crc32(text), new.encode()):
+        return None
+    body = json.loads(text)
+    return (line_end + 1, new, body) if isinstance(body, dict) else None
+
+
+def _place(count: int, digest: str) -> bytes:
+    text = b"%012d %s" % (count, digest.encode())
+    return b"%s %08x\n" % (text, zlib.crc32(text))
+
+
+def _read_head(data: bytes | None) -> tuple[int, str] | None:
+    """The newest place that is whole."""
+    found = []
+    for start in _PLACES:
+        place = (data or b"")[start : start + len(_place(0, START))]
+        with contextlib.suppress(ValueError):
+            count, digest = int(place[:12]), place[13:77].decode("ascii")
+            if place == _place(count, digest):
+                found.append((count, digest))
+    return max(found, default=None)
+
+
+class Journal:
+    """The one writer of a journal; a second one is refused at once, here or in another process."""
+
+    def __init__(self, path: Path, *, new: bool) -> None:
+        """`new`: no file may stand there. Else it is read, and refused where it is damaged."""
+        self.path = path
+        self._owner = os.getpid()
+        self._file = self._head = -1
+        try:
+            if new and path.exists():
+                raise FileExistsError
+            flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | (os.O_CREAT | os.O_EXCL if new else 0)
+            self._head = os.open(head_path(path), flags, 0o600)
+            self._file = os.open(path, flags, 0o600)
+            _lock(self._file)
+            if new:
+                self._write_head(0, START)
+                _sync_folder(path.parent)
+            self.chain = read_journal(path)
+            if self.chain.damage:
+                raise LedgerError(f"ledger={str(path)!r} is damaged: {self.chain.damage}; it is not written on")
+        except FileExistsError:
+            self.close()
+            raise LedgerError(f"ledger={str(path)!r} stands there already; each run has its own") from None
+        except BlockingIOError:
+            self.close()
+            raise LedgerError(f"ledger={str(path)!r} is in use by another process; allowed: one writer") from None
+        except OSError as error:
+            self.close()
+            raise LedgerError(f"ledger={str(path)!r} cannot be written: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+        self._count, self._digest, self._end = len(self.chain.bodies), self.chain.digest, self.chain.end
+        self._mended = new
+
+    @property
+    def count(self) -> int:
+        """How many records there are."""
+        return self._count
+
+    @property
+    def digest(self) -> str:
+        """Of the last record."""
+        return self._digest
+
+    def append(self, body: Mapping[str, object]) -> None:
+        """Writes a record and returns when it is on disk, its head too. After an error nothing can be appended."""
+        if self._file < 0:
+            raise LedgerError(f"ledger={str(self.path)!r} is closed")
+        if os.getpid() != self._owner:
+            raise LedgerError(f"ledger={str(self.path)!r} belongs to another process: a fork may not write to it")
+        record, digest = _encode(self._digest, body)
+        try:
+            if not self._mended:  # what a writer before this one left unfinished
+                os.ftruncate(self._file, self._end)
+                self._write_head(self._count, self._digest)
+                self._mended = True
+            _write_all(self._file, record, self._end)
+            _sync(self._file)
+            self._write_head(self._count + 1, digest)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, OSError):
+                raise
+            raise LedgerError(f"ledger={str(self.path)!r} cannot be written: {error.strerror}") from None
+        self._count, self._digest, self._end = self._count + 1, digest, self._end + len(record)
+
+    def _write_head(self, count: int, digest: str) -> None:
+        _write_all(self._head, _place(count, digest), _PLACES[count % 2])
+        _sync(self._head)
+
+    def close(self) -> None:
+        """Lets another writer in."""
+        for descriptor in (self._file, self._head):
+            if descriptor >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._file = self._head = -1
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _sync(descriptor: int) -> None:
+    getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    with contextlib.suppress(OSError):  # some systems cannot open a folder
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Raises `BlockingIOError` where another writer has it; the system gives it up with the process."""
+    try:
+        import fcntl
+    except ImportError:
+        raise LedgerError("this system cannot lock files: a second writer would not be noticed") from None
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
