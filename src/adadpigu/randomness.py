@@ -1,23 +1,29 @@
 """The one source of privacy randomness: inclusion coins and noise, keyed by the operating system.
 
 A user's seed never reaches it. `ReproducibleRandomness` exists for tests and for debugging; a run that used it says
-"not private" in its statement. A cryptographic generator plugs in here as another `Randomness`.
+"not private" in its statement. A discrete Gaussian, which has no last bits to attack, would be another `Randomness`.
 
-| tier | generator | where |
-| --- | --- | --- |
-| `SystemRandomness` | numpy's Philox, 256-bit key | CPU; a device waits for its numbers |
-| `DeviceRandomness` (`fast`) | torch's Philox, 64-bit key | on the device itself, also within a recorded step |
+| tier | class | generator | where |
+| --- | --- | --- | --- |
+| `secure` | `SystemRandomness` | ChaCha20, 256-bit key | CPU; a device waits for its numbers |
+| `fast` | `DeviceRandomness` | torch's own for the device | on the device itself, also within a recorded step |
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import torch
+from randomgen import ChaCha
 from torch import Tensor
+
+from adadpigu.errors import unknown
+
+Tier = Literal["secure", "fast"]
+"""what a user may choose; `reproducible` is not private, so it is not among them"""
 
 MT19937_WORDS = 624
 """what the state of torch's (and numpy's) generator on the CPU holds"""
@@ -41,6 +47,9 @@ class Randomness(Protocol):
     def description(self) -> str: ...
 
     @property
+    def tier(self) -> Tier | Literal["reproducible"]: ...
+
+    @property
     def private(self) -> bool:
         """Whether nobody outside the process can know the key."""
         ...
@@ -59,10 +68,9 @@ class Randomness(Protocol):
 
 
 class _Generated:
-    """Float64 draws from a counter-based generator (Philox)."""
+    """Float64 draws of numpy from a counter-based generator."""
 
-    def __init__(self, key: np.random.SeedSequence) -> None:
-        self._generator = np.random.Generator(np.random.Philox(key))
+    _generator: np.random.Generator
 
     def uniform(self, count: int) -> Tensor:
         return torch.from_numpy(self._generator.random(count))
@@ -77,14 +85,9 @@ class _Generated:
         raise TypeError("the state of a privacy generator is never stored: noise is re-keyed, not restored")
 
 
-class SystemRandomness(_Generated):
-    """Keyed with 256 bits from the operating system at construction, and again in every forked process.
+class _SystemKeyed(_Generated):
+    """ChaCha20 with a key from the operating system at construction, and another in every forked process."""
 
-    The generator is statistical (Philox), not cryptographic: its key cannot be guessed, but no security proof covers an
-    observer of long raw noise output.
-    """
-
-    description = "Philox generator keyed with 256 bits from the operating system, float64"
     private = True
 
     def __init__(self) -> None:
@@ -92,29 +95,48 @@ class SystemRandomness(_Generated):
         _alive.add(self)
 
     def _rekey(self) -> None:
-        super().__init__(np.random.SeedSequence(int.from_bytes(os.urandom(32), "little")))
+        # `key` is the cipher's key as it stands; `seed` would be hashed first.
+        self._generator = np.random.Generator(ChaCha(key=int.from_bytes(os.urandom(32), "little"), rounds=20))
 
 
-_alive: weakref.WeakSet[SystemRandomness] = weakref.WeakSet()
+_alive: weakref.WeakSet[_SystemKeyed] = weakref.WeakSet()
 
 
 def _rekey_all() -> None:
     for generator in _alive:
-        generator._rekey()
+        try:
+            generator._rekey()
+        except Exception:  # a GPU refuses forked processes, say: better no numbers than the parent's again
+            vars(generator).clear()
 
 
 os.register_at_fork(after_in_child=_rekey_all)
 
 
-class DeviceRandomness(SystemRandomness):
-    """Coins and noise drawn where they are used, by torch's own generators for the device; words as on the CPU.
+class SystemRandomness(_SystemKeyed):
+    """Numbers that nobody can tell from independent ones without the key, which never leaves the process.
 
-    Each key has 64 bits from the operating system, which is all that torch's generator takes. Coins have a generator of
-    their own, because a device tosses them while the step before still draws its noise, and a generator's position is
-    kept in one place on the device for all recordings that use it.
+    Not covered:
+    - floating point: noise and sums are float64, not real numbers, and the last bits of a noisy sum can tell one sum
+      from another (Mironov 2012; Haney et al. 2022). A discrete tier would be another `Randomness`;
+    - memory: whoever reads this process's has the key, and with it every number drawn so far;
+    - timing: how long a normal number takes depends a little on its value.
     """
 
-    description = "torch's Philox generator on the device, keyed with 64 bits from the operating system, float64 (fast)"
+    description = "ChaCha20, 256-bit key from the operating system, float64 (tier secure)"
+    tier: Tier = "secure"
+
+
+class DeviceRandomness(_SystemKeyed):
+    """Coins and noise drawn where they are used, by torch's own generators for the device; words by ChaCha20.
+
+    A device's generator (Philox) takes a key of 64 bits, which is all that torch lets it have; a CPU's (Mersenne
+    Twister) has its whole state filled. Neither is made to withstand an attacker. Coins have a generator of their own,
+    because a device tosses them while the step before still draws its noise, and a generator's position is kept in one
+    place on the device for all recordings that use it.
+    """
+
+    tier: Tier = "fast"
 
     coins: torch.Generator
     noise: torch.Generator
@@ -122,6 +144,11 @@ class DeviceRandomness(SystemRandomness):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        generator = "Mersenne Twister, whole state" if device.type == "cpu" else "Philox, 64-bit key"
+        self.description = (
+            f"torch's {generator} from the operating system, float64 (tier fast: no protection against someone who "
+            "can guess or recover a generator's state)"
+        )
         super().__init__()
 
     def _rekey(self) -> None:
@@ -141,7 +168,21 @@ class ReproducibleRandomness(_Generated):
     """Fixed by a seed, so that a test can repeat a run. Never private."""
 
     description = "reproducible noise fixed by a seed: not private"
+    tier: Literal["reproducible"] = "reproducible"
     private = False
 
     def __init__(self, seed: int) -> None:
-        super().__init__(np.random.SeedSequence(seed))
+        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+
+
+def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
+    """The generator of a tier; unless one is asked for, `secure` on a CPU and `fast` on a GPU, which need not wait.
+
+    >>> choose_randomness(None, torch.device("cpu")).description
+    'ChaCha20, 256-bit key from the operating system, float64 (tier secure)'
+    """
+    if tier is None:
+        tier = "fast" if device.type == "cuda" else "secure"
+    if tier not in get_args(Tier):
+        raise unknown("tier of randomness", tier, get_args(Tier))
+    return SystemRandomness() if tier == "secure" else DeviceRandomness(device)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -120,6 +121,7 @@ class RecordedCoins:
     """Randomness whose inclusion coins are kept, for the run on D; the record at `always` is in every batch."""
 
     description = "recorded coins: not private"
+    tier: Literal["reproducible"] = "reproducible"
     private = False
 
     def __init__(self, inner: Randomness, always: int | None = None) -> None:
@@ -150,6 +152,7 @@ class NeighbourCoins:
     """
 
     description = "replayed coins: not private"
+    tier: Literal["reproducible"] = "reproducible"
     private = False
 
     def __init__(self, recorded: RecordedCoins, removed: int | None) -> None:
