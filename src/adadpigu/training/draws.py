@@ -6,6 +6,7 @@ charge, one noise, however often its micro-batches are processed.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -221,11 +222,17 @@ class Draws:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return work()
-        except AdaDPIGUError:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, AdaDPIGUError) and _is_ours(error):
+                raise
             withheld = ModelError(
                 "an error amid private records; its message is withheld, since it may quote them; reproduce it on "
                 "synthetic records, or with diagnostics on"
             )
         raise withheld  # outside the except block, so that no traceback keeps the records
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the package itself raised an error: its messages hold nothing private, whatever class others borrow."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(places[-1]).split(".")[0] == "adadpigu"
