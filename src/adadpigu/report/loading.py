@@ -76,11 +76,8 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
     texts = {name: _text(folder, name) for name in ("config.toml", "data.json")}
     stored = _inside(folder, "model.safetensors")
     config, facts = merge(parse(texts["config.toml"], str(folder / "config.toml"))), _facts(folder, texts["data.json"])
-    if _is_code(config) and not trust_code:
-        raise InputError(
-            f"run={str(folder)!r}: its model={config.model!r} would import and run code; allowed only if you trust "
-            "whoever made the folder: --trust-model-code, in Python load_run(folder, trust_code=True)"
-        )
+    if not trust_code:
+        refuse_code(config, folder)
     description = _description(folder, facts)
     header = read_header(stored, "model").tensors
     if not _is_code(config):
@@ -92,6 +89,15 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
         raise InputError(f"run={str(folder)!r}: model.safetensors has {name!r}, which the model does not have")
     _fill(own, read_tensors(stored, "model"))
     return LoadedRun(folder, config, model.eval(), facts, description)
+
+
+def refuse_code(config: RunConfig, folder: Path) -> None:
+    """Refuses a config whose model is code; a folder may be a stranger's."""
+    if _is_code(config):
+        raise InputError(
+            f"run={str(folder)!r}: its model={config.model!r} would import and run code; allowed only if you trust "
+            "whoever made the folder: --trust-model-code, in Python load_run(folder, trust_code=True)"
+        )
 
 
 def _is_code(config: RunConfig) -> bool:
