@@ -79,7 +79,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-SHORT: dict[str, Any] = {"batch_size": 40, "steps": 6, "lr": 0.5}
+SHORT: dict[str, Any] = {"batch_size": 40, "steps": 6, "lr": 0.5, "reserve": 1}
 
 
 def arrays() -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,6 +63,11 @@ class RunConfig:
     device: str = "auto"
     seed: int | None = None
     diagnostics: bool = False
+    spare_steps: int = 0
+    checkpoint_every: int | None = None
+    reserve: int | None = None
+    randomness: str | None = None
+    reproducible_noise: bool = False
     method: str = "adadpigu"
     method_options: Mapping[str, object] = field(default_factory=dict)
 

@@ -175,7 +175,7 @@ def test_a_draw_without_noise_is_charged_as_non_private(path: Path) -> None:
         charge(ledger, event=draw_event(0.5, [0.0]), sensitivity=math.inf, noise_multiplier=0.0)
     record = read_ledger(path)
     assert epsilon(record.events(), 1e-5) == math.inf
-    assert record.charges[0]["releases"][0]["sensitivity"] is None  # type: ignore[index]
+    assert record.charges[0]["releases"][0]["sensitivity"] is None
 
 
 def test_in_memory_it_counts_and_refuses_just_the_same() -> None:

@@ -83,7 +83,7 @@ def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str)
     assert active.sum() == int(0.4 * len(weights(run.model)))
     assert torch.equal(weights(run.model)[~active], weights(start.model)[~active])
     assert (weights(run.model)[active] != weights(start.model)[active]).float().mean() > 0.99
-    assert short.steps == 3
+    assert short.steps_done == 3
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "steps"])

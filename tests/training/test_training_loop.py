@@ -94,7 +94,7 @@ def test_an_interrupted_run_says_what_was_spent_and_still_claims_the_whole_budge
         **(SHORT | {"steps": 40}),
     )
     assert run.interrupted
-    assert run.steps == 3
+    assert run.steps_done == 3
     assert watcher.ended is run
     stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert 0 < stored["epsilon_spent"] < stored["epsilon_pld"] <= 4

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adadpigu.durable import sync_folder
 from adadpigu.errors import LedgerError
 
 START = "0" * 64
@@ -165,7 +166,7 @@ class Journal:
             _lock(self._file)
             if new:
                 self._write_head(0, START)
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
             self.chain = read_journal(path)
             if self.chain.damage:
                 raise LedgerError(f"ledger={str(path)!r} is damaged: {self.chain.damage}; it is not written on")
@@ -237,15 +238,6 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 def _sync(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    with contextlib.suppress(OSError):  # some systems cannot open a folder
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _lock(descriptor: int) -> None:

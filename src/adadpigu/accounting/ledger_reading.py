@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
@@ -43,6 +43,8 @@ class Life:
     """finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so"""
     randomness: str
     """what drew its coins and noise"""
+    secret: bool
+    """whether nobody could repeat them"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class LedgerRecord:
         return tuple(self._life(begin, part) for begin, part in self._parts())
 
     def _parts(self) -> Iterator[tuple[Mapping[str, Any], list[Line]]]:
-        begin, part = cast(Mapping[str, Any], {"randomness": self.header["facts"].get("randomness", "")}), []
+        begin, part = self.header["facts"], list[Line]()
         for line in self.lines:
             if line.get("note") == "resumed":
                 yield begin, part
@@ -151,6 +153,7 @@ class LedgerRecord:
             steps=len(charged) + torn,
             end=end,
             randomness=str(begin.get("randomness", "")),
+            secret=begin.get("secret", True) is True,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from adadpigu.accounting import accountants
 from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.ledger_reading import Life
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.wording import render
 from adadpigu.errors import InputError
@@ -80,12 +81,19 @@ class PrivacyReport:
     randomness_private: bool
     diagnostics_exposed: bool = False
     interrupted: bool = False
+    lives: tuple[Life, ...] = ()
+    """the processes that worked on the run: more than one where it was resumed"""
     not_covered: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unit_of_privacy: str = "one record"
     relation: str = "add or remove one"
     sampler: str = "Poisson"
+
+    @property
+    def steps_charged(self) -> int:
+        """All steps that were ever charged, those that were repeated after a crash counted again."""
+        return sum(life.steps for life in self.lives)
 
     def event(self) -> DpEvent:
         """The planned events as one composition, for any accountant to replay."""
@@ -97,17 +105,19 @@ class PrivacyReport:
 
     def to_json(self) -> dict[str, object]:
         """Strict JSON: an infinite number (no guarantee at all) becomes null."""
-        return {"format": FORMAT, **_plain(dataclasses.asdict(self))}  # type: ignore[dict-item]
+        fields = {**dataclasses.asdict(self), "steps_charged": self.steps_charged}
+        return {"format": FORMAT, **_plain(fields)}  # type: ignore[dict-item]
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
         """The inverse of `to_json`; null in a number becomes infinity again."""
         if data.get("format") != FORMAT:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
-        fields = {key: value for key, value in data.items() if key != "format"}
+        fields = {key: value for key, value in data.items() if key not in ("format", "steps_charged")}
         try:
-            for name, kind in (("stages", StageSteps), ("events", EventCount), ("releases", ReleaseSummary)):
-                fields[name] = tuple(_record(kind, entry) for entry in fields[name])  # type: ignore[attr-defined]
+            kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": Life}
+            for name, kind in kinds.items():
+                fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))  # type: ignore[attr-defined]
             for name in ("not_covered", "warnings"):
                 fields[name] = tuple(fields[name])  # type: ignore[arg-type]
             report: PrivacyReport = _record(cls, fields)
@@ -133,6 +143,7 @@ def privacy_report(
     randomness_private: bool,
     diagnostics_exposed: bool = False,
     interrupted: bool = False,
+    lives: Sequence[Life] = (),
     not_covered: Sequence[str] = (),
     warnings: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
@@ -168,6 +179,7 @@ def privacy_report(
         randomness_private=randomness_private,
         diagnostics_exposed=diagnostics_exposed,
         interrupted=interrupted,
+        lives=tuple(lives),
         not_covered=_not_covered(diagnostics_exposed, not_covered),
         warnings=_unique([*delta_warnings(delta, records), *warnings]),
         versions=library_versions() if versions is None else versions,

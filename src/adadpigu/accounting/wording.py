@@ -26,6 +26,7 @@ def render(report: PrivacyReport) -> str:
         _protected(report),
         _strength(report),
         *([_interruption(report)] if report.interrupted else []),
+        *([_history(report)] if len(report.lives) > 1 else []),
         *([_diagnostics()] if report.diagnostics_exposed else []),
         *(_wrap(f"Warning: {warning}.") for warning in report.warnings),
         _assumptions(report),
@@ -86,6 +87,29 @@ def _interruption(report: PrivacyReport) -> list[str]:
     )
 
 
+_ENDS = {
+    "crashed": "it ended without notice (a crash, a kill or a power cut)",
+    "interrupted": "it was interrupted, and saved what it had",
+    "failed": "it failed",
+    "exhausted": "it stopped before the budget would have been exceeded",
+    "finished": "it finished",
+}
+
+
+def _history(report: PrivacyReport) -> list[str]:
+    """Every process that worked on the run, and what the crashes among them have cost."""
+    done, planned = sum(s.done for s in report.stages), sum(s.planned for s in report.stages)
+    lines = _wrap(
+        f"Resumed: {len(report.lives)} processes worked on this run, one after the other, each with fresh noise. "
+        f"Together {report.steps_charged} steps were charged for {done} of {planned} that the model has seen; those "
+        "charged and lost are counted in full."
+    )
+    for number, life in enumerate(report.lives, start=1):
+        text = f"{number}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="     ")
+    return lines
+
+
 def _diagnostics() -> list[str]:
     return _wrap(
         "Diagnostics were exposed: somebody looked at un-noised values (losses, norms, batch sizes) during the run. "
@@ -122,8 +146,9 @@ def _not_covered(report: PrivacyReport) -> list[str]:
 
 def _checking(report: PrivacyReport) -> list[str]:
     return _wrap(
-        "How to check: privacy.json lists every planned event and ledger.log every draw that was made; any "
-        "accountant that knows these events can replay them. Here: "
+        "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
+        "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
+        "whole. Here: "
         f"{number(report.epsilon_pld)} by privacy loss distributions (the claim), "
         f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
         "conversion."

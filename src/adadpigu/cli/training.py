@@ -9,7 +9,7 @@ import sys
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,6 +23,7 @@ from adadpigu.training.run import check_free
 
 if TYPE_CHECKING:
     from adadpigu.cli.progress import Progress
+    from adadpigu.randomness import Randomness, Tier
     from adadpigu.training import Preparation, Run
 
 
@@ -111,6 +112,26 @@ def train(
         str | None, typer.Option(help="auto: a GPU records a step once and replays it; eager: never. [auto]")
     ] = None,
     evaluate_every: Annotated[int | None, typer.Option(help="Steps between looks at the test set.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped or crashed: its folder.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between checkpoints. [about once a minute]")
+    ] = None,
+    spare_steps: Annotated[
+        int | None, typer.Option(help="Calibrate for so many steps more, to be repeated after a crash. [0]")
+    ] = None,
+    reserve: Annotated[
+        int | None, typer.Option(help="Steps charged at once. [1, or more where the ledger would cost over 2 %]")
+    ] = None,
+    randomness: Annotated[
+        str | None,
+        typer.Option(help="Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"),
+    ] = None,
+    reproducible_noise: Annotated[
+        bool | None,
+        typer.Option("--reproducible-noise", help="Fix noise by --seed, for debugging: the run is NOT PRIVATE."),
+    ] = None,
     diagnostics: Annotated[
         bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")
     ] = None,
@@ -127,13 +148,16 @@ def train(
         raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
     if out is not None:
         check_free(out)
-    settings = configure(flags, preset=preset, config=config)
-    _refuse_idle(flags, settings)
+    if resume is None:
+        settings = configure(flags, preset=preset, config=config)
+        _refuse_idle(flags, settings)
+    else:
+        settings = _settings_of(resume, flags, out=out, preset=preset, config=config)
     prepared = ready(settings)
-    folder = out or Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    taken = default_preset(merge(flags)) if preset is None and config is None else None
+    folder = resume or out or _new_folder(prepared, settings)
+    taken = default_preset(merge(flags)) if preset is None and config is None and resume is None else None
     observers = [] if as_json and not sys.stderr.isatty() else [Progress(notes(), preset=taken)]
-    run = _execute(prepared, settings, folder, observers)
+    run = _execute(prepared, settings, folder, observers, resuming=resume is not None)
     if as_json:
         print_json(run.summary())
     else:
@@ -245,7 +269,43 @@ def ready(settings: RunConfig) -> Preparation:
         return configured(settings, progress=progress)
 
 
-def _execute(prepared: Preparation, settings: RunConfig, folder: Path, observers: list[Progress]) -> Run:
+def _new_folder(prepared: Preparation, settings: RunConfig) -> Path:
+    return Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def _settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
+    """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
+    from adadpigu.training.resuming import FREE, noise_of, spent_by
+
+    for key, value in others.items():
+        if value is not None:
+            raise InputError(f"{key}={str(value)!r} with --resume: a run goes on in its own folder, as it began")
+    stored = merge(read_config(run / "config.toml"))
+    settings = merge(read_config(run / "config.toml"), flags)
+    if settings.epsilon is not None and settings.epsilon < (spent := spent_by(run)):
+        raise InputError(f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({spent:.4g})")
+    for key in vars(settings):
+        if getattr(settings, key) != getattr(stored, key) and key not in FREE | {"randomness"}:
+            was = getattr(stored, key)
+            raise InputError(f"{key}={getattr(settings, key)!r} is not what the run began with; allowed: {was!r}")
+    return replace(settings, noise_multiplier=noise_of(run))
+
+
+def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
+    from adadpigu.randomness import ReproducibleRandomness
+
+    if not settings.reproducible_noise:
+        return cast("Tier | None", settings.randomness)
+    if settings.randomness is not None:
+        raise InputError(f"randomness={settings.randomness!r} with reproducible_noise: give one of them, not both")
+    if settings.seed is None:
+        raise InputError("reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
+    return ReproducibleRandomness(settings.seed)
+
+
+def _execute(
+    prepared: Preparation, settings: RunConfig, folder: Path, observers: list[Progress], *, resuming: bool
+) -> Run:
     from adadpigu.report.figures import draw_figures
     from adadpigu.report.loading import DESCRIPTION
     from adadpigu.training import train_prepared
@@ -261,7 +321,13 @@ def _execute(prepared: Preparation, settings: RunConfig, folder: Path, observers
     for warning in prepared.warnings:
         notes().print(f"[yellow]warning:[/] {warning}")
     run = train_prepared(
-        prepared, out=folder, config=resolved(settings, prepared).to_toml(), files=files, observers=observers
+        prepared,
+        out=folder,
+        config=resolved(settings, prepared).to_toml(),
+        files=files,
+        observers=observers,
+        randomness=_chosen_randomness(settings),
+        resuming=resuming,
     )
     if run.interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table
@@ -280,9 +346,12 @@ def _conclude(run: Run) -> None:
         ["ε (RDP)", rounded_up(privacy.epsilon_rdp)],
         ["δ", f"{privacy.delta:g}"],
         ["noise multiplier σ", number(privacy.noise_multiplier)],
-        ["steps", f"{run.steps}"],
+        ["steps", f"{run.steps}" if run.steps_done == run.steps else f"{run.steps_done} of {run.steps}"],
         ["seconds", f"{run.seconds:.1f}"],
     ]
+    if run.steps_done < run.steps and not run.interrupted:
+        told = f"{privacy.steps_charged} steps were charged"
+        rows.insert(1, ["STOPPED before the budget: steps that a crash had cost could not be repeated", told])
     if run.interrupted:
         rows.insert(1, ["INTERRUPTED: ε spent so far (the claim stays the plan's)", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
@@ -293,6 +362,7 @@ def _conclude(run: Run) -> None:
         f"  {folder}/statement.txt  what the model gives away, in plain words",
         *(f"  {path}" for path in sorted((folder or Path()).glob("figures/*.png"))),
         f"  {program} evaluate {folder}",
+        *([f"  {program} train --resume {folder}  to go on"] if run.interrupted else []),
     ):
         screen().print(line, soft_wrap=True)
 

@@ -1,9 +1,9 @@
 """The training loop: it knows no method, engine or accountant by name.
 
     ask the ledger -> let the method ask for releases -> optimiser -> (method may reject) -> average -> look at the
-    test set
+    test set -> (now and then) checkpoint
 
-Weights are functions of releases, so they are public at every moment.
+Weights are functions of releases, so they are public at every moment, and so is a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
+from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.beside import join
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.diagnostics import Diagnostics
@@ -28,16 +30,22 @@ from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running
 from adadpigu.randomness import DeviceRandomness, Randomness
 from adadpigu.recorder import Recorder
-from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
+from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.draws import Draws
 from adadpigu.training.evaluation import accuracy
-from adadpigu.training.normalising import STAGE, release_normalisation
-from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.learned import Learned
+from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.preparation import Preparation, trained_models
 from adadpigu.training.recording import CudaGraphs, RecordedSteps
 from adadpigu.training.reporting import report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
+from adadpigu.training.stopping import StopRequest
+
+_CHECKPOINT_SECONDS = 60.0
+"""between checkpoints, where no number of steps was given"""
+
+End = Literal["finished", "interrupted", "exhausted"]
 
 
 class Session:
@@ -52,9 +60,10 @@ class Session:
         observers: Sequence[Observer] = (),
         tape: Tape | None = None,
         store: RunFolder | None = None,
+        checkpoint: Checkpoint | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """`recorder` is for tests; a GPU has its own."""
+        """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own."""
         self._p = prepared
         self._ledger = ledger
         self._randomness = randomness
@@ -75,15 +84,21 @@ class Session:
             stability=prepared.options.stability,
             diagnostics=self._diagnostics,
         )
-        self._optimiser = MaskedOptimiser(prepared.model, self._layout, prepared.options.factory())
+        self._learned = Learned(prepared, None if checkpoint is None else checkpoint.state)
+        self._optimiser, self._running = self._learned.optimiser, self._learned.running
         self._parameters = self._optimiser.weights
+        self._average = self._learned.average
         self._start = self._parameters.clone()
-        self._running = prepared.method.begin(prepared.setting())
         self._untrained = Untrained(prepared.model)
-        self._average = _average(prepared, self._parameters)
         self._steps = self._recorded_steps(recorder)
         self._metrics: list[Metrics] = []
         self._done = 0
+        self._resumed = len(ledger.lives()) > 1
+        self._stop = StopRequest()
+        self._checkpoints = None if store is None else Checkpoints(store.path)
+        self._saved = time.monotonic()
+        if checkpoint is not None:
+            self._go_on(checkpoint)
 
     def run(self) -> Run:
         """Trains to the end of the plan, or until interrupted; either way what was spent is reported.
@@ -93,11 +108,12 @@ class Session:
         start = time.perf_counter()
         self._tell_begin()
         self._p.model.train()
-        interrupted = False
+        end: End
         try:
-            self._train()
+            with self._stop:
+                end = self._train()
         except KeyboardInterrupt:
-            interrupted = True
+            end = "interrupted"
         except BaseException as error:
             self._note("failed", error=type(error).__name__)
             self._report(interrupted=True, failed=True)
@@ -108,11 +124,12 @@ class Session:
                     self._p.released_norm.reset()
             raise
         with _undisturbed():
-            return self._finish(interrupted, start)
+            return self._finish(end, start)
 
-    def _finish(self, interrupted: bool, start: float) -> Run:
+    def _finish(self, end: End, start: float) -> Run:
         """Writes down what was spent first, then looks at the model that is kept."""
-        self._note("interrupted" if interrupted else "finished")
+        interrupted = end == "interrupted"
+        self._note(end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
         refusal = self._untrained.put_back()
@@ -126,7 +143,8 @@ class Session:
             dataset=self._p.data.name,
             privacy=privacy,
             accuracy=self._accuracy(),
-            steps=self._done,
+            steps=self._p.plan.steps,
+            steps_done=self._done,
             seconds=time.perf_counter() - start,
             metrics=tuple(self._metrics),
             interrupted=interrupted,
@@ -157,14 +175,15 @@ class Session:
         with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
             self._ledger.note(kind, steps_done=self._done, **facts)
 
-    def _train(self) -> None:
-        looks = self._looks()
+    def _train(self) -> End:
+        looks, before = self._looks(), 0
         for number, stage in enumerate(self._p.stages):
-            planned = self._p.samplers(number)
-            events = [sampler.event([sigma]) for sampler, sigma in planned.values()]
-            for index in range(stage.steps):
-                self._ledger.ensure_affordable(events)
-                self._draws.begin_step(stage.name, self._done, planned)
+            for index in range(max(0, self._done - before), stage.steps):
+                if self._stop.asked:
+                    self._save()
+                    return "interrupted"
+                if not self._pay_for(number, index):
+                    return "exhausted"
                 if number == 0 and self._p.released_norm is not None:
                     self._normalise()
                 else:
@@ -172,6 +191,48 @@ class Session:
                     self._step(number, index)
                 self._done += 1
                 self._tell_step(stage.name, looks)
+                self._save_if_due()
+            before += stage.steps
+        return "finished"
+
+    def _pay_for(self, number: int, index: int) -> bool:
+        """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
+        stage, planned = self._p.stages[number], self._p.samplers(number)
+        events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
+        try:
+            self._ledger.cover(stage.name, self._done, events, left=stage.steps - index)
+        except BudgetError:
+            if not self._resumed:
+                raise
+            return False
+        self._draws.begin_step(stage.name, self._done, planned)
+        return True
+
+    def _save_if_due(self) -> None:
+        every = self._p.options.checkpoint_every
+        due = time.monotonic() - self._saved >= _CHECKPOINT_SECONDS if every is None else self._done % every == 0
+        if due and self._done < self._p.plan.steps:
+            self._save()
+
+    def _save(self) -> None:
+        """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
+        if self._checkpoints is None:
+            return
+        self._checkpoints.save(
+            Checkpoint(
+                step=self._done,
+                run=str(self._ledger.facts["run"]),
+                ledger=self._ledger.head,
+                metrics=tuple(asdict(metrics) for metrics in self._metrics),
+                state=self._learned.state(),
+            )
+        )
+        self._saved = time.monotonic()
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        """Takes how far the run was; what it had learned is there already."""
+        self._metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
+        self._done = checkpoint.step
 
     def _normalise(self) -> None:
         """The stage before the method's: the front's constants are released."""
@@ -281,7 +342,7 @@ class Session:
             step=self._done,
             steps=self._p.plan.steps,
             stage=stage,
-            epsilon=looks.get(self._done),
+            epsilon=self._spent(looks) if look else None,
             test_accuracy=test,
             active=self._running.active_share,
             mask=self._mask_by_layer() if look else {},
@@ -290,6 +351,13 @@ class Session:
             self._metrics.append(metrics)
         for observer in self._observers:
             observer.update(metrics)
+
+    def _spent(self, looks: dict[int, float | None]) -> float | None:
+        """ε so far; of a run that was resumed, with what was charged for steps that were repeated."""
+        planned = looks[self._done]
+        if not self._resumed or planned is None:
+            return planned
+        return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])
 
     def _mask_by_layer(self) -> dict[str, float]:
         active = self._running.active
@@ -313,15 +381,6 @@ def _undisturbed() -> Iterator[None]:
     finally:
         if before is not None:  # None: the handler was not installed from Python, and cannot be put back
             signal.signal(signal.SIGINT, before)
-
-
-def _average(prepared: Preparation, start: Tensor) -> WeightAverage | None:
-    options = prepared.options
-    if options.ema is not None:
-        return ExponentialAverage(options.ema, start)
-    if options.tail is not None:
-        return TailAverage(options.tail, sum(s.steps for s in prepared.stages if s.name != STAGE), start)
-    return None
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:

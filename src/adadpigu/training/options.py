@@ -66,12 +66,20 @@ class TrainingOptions:
     evaluate_every: int | None = None
     """steps between looks at the test set; None: twenty looks a run"""
     diagnostics: bool = False
+    spare_steps: int = 0
+    """steps that may be repeated after a crash: the noise is calibrated for so many more"""
+    checkpoint_every: int | None = None
+    """steps between checkpoints, in a run that has a folder; None: about once a minute"""
+    reserve: int | None = None
+    """steps that are charged at once; None: 1, or as many as keep the ledger under 2 % of a step's time"""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "steps", "evaluate_every"):
+        for name in ("batch_size", "steps", "evaluate_every", "checkpoint_every", "reserve"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name}={value} is not at least 1")
+        if self.spare_steps < 0:
+            raise InputError(f"spare_steps={self.spare_steps} is not at least 0")
         self._settle_memory()
         if self.steps is None and self.epochs is None:
             raise InputError("steps=None and epochs=None: give one of them")

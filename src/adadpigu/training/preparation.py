@@ -228,8 +228,9 @@ def _classes(output: Tensor, data: DataSet) -> int:
     return output.shape[1]
 
 
-def _plan(stages: tuple[Stage, ...], records: int, batch_size: int, sigma: float) -> Plan:
+def _plan(stages: tuple[Stage, ...], records: int, options: TrainingOptions, sigma: float) -> Plan:
     return Plan(
+        spare=options.spare_steps,
         stages=tuple(
             PlannedStage(
                 name=stage.name,
@@ -237,14 +238,14 @@ def _plan(stages: tuple[Stage, ...], records: int, batch_size: int, sigma: float
                 draws=tuple(
                     PlannedDraw(
                         name=draw.name,
-                        sample_rate=(draw.batch_size or batch_size) / records,
+                        sample_rate=(draw.batch_size or options.batch_size) / records,
                         noise_multiplier=sigma if draw.noise_multiplier is None else draw.noise_multiplier,
                     )
                     for draw in stage.draws
                 ),
             )
             for stage in stages
-        )
+        ),
     )
 
 
@@ -257,7 +258,7 @@ def _fix_noise(
     options: TrainingOptions,
 ) -> tuple[float, Plan]:
     def plan_at(sigma: float) -> Plan:
-        return _plan(stages, data.records, options.batch_size, sigma)
+        return _plan(stages, data.records, options, sigma)
 
     fixed = options.noise_multiplier
     if not method.private:

@@ -21,6 +21,7 @@ def report_on(
     ran_out: bool = False,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
+    lives = ledger.lives()
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
     return privacy_report(
         plan=prepared.plan,
@@ -34,10 +35,11 @@ def report_on(
         clip_norm=max((bound for bound in bounds if math.isfinite(bound)), default=None),
         steps_done=_steps_done(prepared, done),
         releases=_released(ledger),
-        randomness=randomness.description,
-        randomness_private=randomness.private,
+        randomness="; ".join(dict.fromkeys([*(life.randomness for life in lives), randomness.description])),
+        randomness_private=randomness.private and all(life.secret for life in lives),
         diagnostics_exposed=exposed,
         interrupted=interrupted,
+        lives=lives,
         not_covered=[
             *(["that the run failed, and when: an error amid private records is not noised"] if failed else []),
             *(["that the GPU ran out of memory over a draw, and when: that is not noised"] if ran_out else []),

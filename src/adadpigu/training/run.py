@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from adadpigu.accounting import PrivacyReport
+from adadpigu.durable import write_text
 from adadpigu.errors import InputError
 from adadpigu.tensors import write_tensors
 
@@ -71,6 +73,9 @@ class Run:
     accuracy: float | None
     """test accuracy of the kept weights, 0 to 1"""
     steps: int
+    """that were planned"""
+    steps_done: int
+    """fewer where the run was interrupted, or where steps that a crash has cost could not be paid for again"""
     seconds: float
     metrics: tuple[Metrics, ...]
     interrupted: bool = False
@@ -97,6 +102,7 @@ class Run:
             "delta": self.privacy.delta,
             "noise_multiplier": self.privacy.noise_multiplier,
             "steps": self.steps,
+            "steps_done": self.steps_done,
             "seconds": round(self.seconds, 3),
             "private": self.privacy.private,
             "interrupted": self.interrupted,
@@ -119,11 +125,18 @@ class RunFolder:
         self.write_text("config.toml", config)
         self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
 
+    @classmethod
+    def reopen(cls, path: Path, metrics: Sequence[Mapping[str, object]]) -> RunFolder:
+        """The folder of a run that goes on; of its metrics, those until its checkpoint stay."""
+        folder = cls.__new__(cls)
+        folder.path = path
+        folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
+        folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        return folder
+
     def write_text(self, name: str, text: str) -> None:
         """Writes a whole file or none of it."""
-        target, part = self.path / name, self.path / f".{name}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        write_text(self.path / name, text)
 
     def begin(self, facts: Facts) -> None:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -12,16 +13,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
+from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.data.datasets import DataSet, Source, declare
 from adadpigu.errors import InputError, unknown
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.randomness import Randomness, choose_randomness
+from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
+from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
+from adadpigu.training.resuming import noise_of, settings_of
+from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.run import Observer, Run, RunFolder, check_free
 
 
@@ -39,7 +44,8 @@ def train(
     seed: int | None = None,
     out: Path | str | None = None,
     observers: Sequence[Observer] = (),
-    randomness: Randomness | None = None,
+    randomness: Randomness | Tier | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> Run:
     """Trains `model` in place on private records and reports what that leaks.
@@ -49,7 +55,9 @@ def train(
     AdaDPIGU, `privacy` to `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields
     of `TrainingOptions`: batch_size, steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch
     dimension. `front` (`make_front`) puts fixed features or a normaliser before the model; `run.model` then is both.
-    `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there.
+    `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
+    `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
+    tests, a source of one's own.
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
@@ -66,7 +74,11 @@ def train(
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
     folder = None if out is None else Path(out)
-    if folder is not None:
+    if folder is None and resume:
+        raise InputError("resume=True without out; allowed: with the folder of the run that goes on")
+    if folder is not None and resume and chosen.noise_multiplier is None:
+        chosen = replace(chosen, noise_multiplier=noise_of(folder))
+    elif folder is not None and not resume:
         check_free(folder)
     prepared = prepare(
         model,
@@ -79,7 +91,7 @@ def train(
         front=front,
         seed=seed,
     )
-    return train_prepared(prepared, out=folder, observers=observers, randomness=randomness)
+    return train_prepared(prepared, out=folder, observers=observers, randomness=randomness, resuming=resume)
 
 
 def train_prepared(
@@ -89,34 +101,57 @@ def train_prepared(
     config: str = "",
     files: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
-    randomness: Randomness | None = None,
+    randomness: Randomness | Tier | None = None,
     tape: Tape | None = None,
+    resuming: bool = False,
 ) -> Run:
     """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn.
 
-    `files` are further texts for the run folder, all of them public.
+    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`.
     """
+    source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
+    drawn_by = {"randomness": source.description, "secret": source.private}
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
-    folder = None if out is None else RunFolder(out, config or _describe(prepared))
-    if folder is not None:
-        for name, text in {"data.json": _facts(prepared.data), **(files or {})}.items():
-            folder.write_text(name, text)
-    ledger = Ledger(
-        prepared.plan,
-        budget=prepared.budget,
-        path=None if folder is None else folder.path / "ledger.log",
-        facts={"method": prepared.method.name, "dataset": prepared.data.name, "versions": library_versions()},
-    )
+    checkpoint = None
+    if resuming:
+        assert out is not None
+        found = resume_run(prepared, out)
+        prepared, ledger, checkpoint = found.prepared, found.ledger, found.checkpoint
+        folder: RunFolder | None = found.folder
+    else:
+        folder = None if out is None else RunFolder(out, config or _describe(prepared))
+        if folder is not None:
+            for name, text in {"data.json": _facts(prepared.data), **(files or {})}.items():
+                folder.write_text(name, text)
+        ledger = Ledger(
+            prepared.plan,
+            budget=prepared.budget,
+            path=None if folder is None else folder.path / NAME,
+            delta=prepared.delta,
+            reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
+            facts={
+                "run": uuid.uuid4().hex,
+                "method": prepared.method.name,
+                "dataset": prepared.data.name,
+                "settings": settings_of(prepared),
+                "seed": prepared.seed,
+                "versions": library_versions(),
+                **drawn_by,
+            },
+        )
     with ledger:
+        if resuming:
+            ledger.note("resumed", step=0 if checkpoint is None else checkpoint.step, **drawn_by)
         session = Session(
             prepared,
             ledger=ledger,
-            randomness=choose_randomness(None, prepared.device) if randomness is None else randomness,
+            randomness=source,
             observers=observers,
             tape=tape,
             store=folder,
+            checkpoint=checkpoint,
         )
         return session.run()
 

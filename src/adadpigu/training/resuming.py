@@ -1,0 +1,130 @@
+"""A run that goes on after its process has ended: its folder, ledger and newest checkpoint, and whether they agree.
+
+The guarantee is the ledger's: steps that are repeated are charged again, coins and noise come from a new key, and where
+the plan holds no further step the run ends there. What is compared here keeps the *model* sound: same settings, a
+checkpoint of the same run, a ledger that is not older than it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+from adadpigu.accounting import Ledger
+from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.errors import InputError
+from adadpigu.training.checkpoints import Checkpoint, Checkpoints
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.run import RunFolder
+
+FREE = frozenset(
+    {
+        "device",
+        "physical_batch_size",
+        "memory_limit",
+        "engine",
+        "execution",
+        "evaluate_every",
+        "checkpoint_every",
+        "reserve",
+    }
+)
+"""options that change neither the guarantee nor what is computed, so that a run may go on with others"""
+_ENDS = {"finished": "it is finished", "exhausted": "its budget is spent"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """A run that is ready to go on."""
+
+    prepared: Preparation
+    folder: RunFolder
+    ledger: Ledger
+    checkpoint: Checkpoint | None
+    """None where the process ended before the first one: then it begins again, and what was charged stays charged"""
+
+
+def settings_of(prepared: Preparation) -> dict[str, object]:
+    """What a run is defined by, as its ledger keeps it."""
+    options = {key: value for key, value in vars(prepared.options).items() if key not in FREE}
+    options |= {"noise_multiplier": prepared.noise_multiplier}
+    method = {f"method.{key}": value for key, value in prepared.method.options().items()}
+    slots = [(slot.name, tuple(slot.shape)) for slot in prepared.engine.layout.slots]
+    settings = {
+        "dataset": prepared.data.name,
+        "records": prepared.data.records,
+        "model": f"{prepared.engine.layout.size} parameters, {sha256(repr(slots).encode()).hexdigest()[:16]}",
+        "epsilon": None if prepared.budget is None else prepared.budget.epsilon,
+        "delta": prepared.delta,
+        **options,
+        "method": prepared.method.name,
+        **method,
+    }
+    return {key: _plain(value) for key, value in settings.items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, str | int | float | bool) else "an object"
+
+
+def noise_of(folder: Path) -> float | None:
+    """σ of the run in a folder, which goes on with it whatever a calibration would find today; None: no guarantee."""
+    header = read_ledger(_ledger_path(folder)).header
+    sigma = float(header["facts"]["settings"]["noise_multiplier"])
+    return sigma if sigma > 0 else None
+
+
+def spent_by(folder: Path) -> float:
+    """ε that the run in a folder has spent so far."""
+    return read_ledger(_ledger_path(folder)).epsilon()
+
+
+def resume(prepared: Preparation, out: Path) -> Resumed:
+    """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
+    ledger = Ledger.resume(_ledger_path(out))
+    try:
+        _refuse_ended(ledger, out)
+        _refuse_changed(prepared, ledger)
+        checkpoint, problems = Checkpoints(out).newest()
+        if checkpoint is not None:
+            _refuse_foreign(checkpoint, ledger, out)
+        prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
+        folder = RunFolder.reopen(out, () if checkpoint is None else checkpoint.metrics)
+    except BaseException:
+        ledger.close()
+        raise
+    return Resumed(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
+
+
+def _ledger_path(folder: Path) -> Path:
+    if not (folder / NAME).is_file():
+        raise InputError(f"resume={str(folder)!r} has no {NAME}; allowed: a folder that `adadpigu train` wrote")
+    return folder / NAME
+
+
+def _refuse_ended(ledger: Ledger, out: Path) -> None:
+    end = ledger.lives()[-1].end
+    if end in _ENDS:
+        raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
+
+
+def _refuse_changed(prepared: Preparation, ledger: Ledger) -> None:
+    before, now = cast(Mapping[str, object], ledger.facts["settings"]), settings_of(prepared)
+    for key in [*before, *now]:
+        if before.get(key) != now.get(key):
+            raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
+    if ledger.plan != prepared.plan:
+        raise InputError("the plan is not the one that the run began with: its stages or draws have changed")
+
+
+def _refuse_foreign(checkpoint: Checkpoint, ledger: Ledger, out: Path) -> None:
+    if checkpoint.run != ledger.facts["run"]:
+        raise InputError(f"resume={str(out)!r}: the ledger belongs to another run than the checkpoint")
+    if not ledger.holds(*checkpoint.ledger):
+        raise InputError(f"resume={str(out)!r}: the ledger is older than the checkpoint, or another copy of it")
