@@ -66,6 +66,7 @@ class RunConfig:
     spare_steps: int = 0
     checkpoint_every: int | None = None
     reserve: int | None = None
+    ledger: str | None = None
     randomness: str | None = None
     reproducible_noise: bool = False
     method: str = "adadpigu"

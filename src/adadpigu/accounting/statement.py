@@ -18,6 +18,7 @@ from adadpigu.accounting import accountants
 from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
 from adadpigu.accounting.ledger_reading import Life
 from adadpigu.accounting.plan import Plan
+from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
 from adadpigu.errors import InputError
 
@@ -83,6 +84,8 @@ class PrivacyReport:
     interrupted: bool = False
     lives: tuple[Life, ...] = ()
     """the processes that worked on the run: more than one where it was resumed"""
+    shared: SharedTotal | None = None
+    """what all runs on the same shared ledger may have spent, this one included"""
     not_covered: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -118,6 +121,8 @@ class PrivacyReport:
             kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": Life}
             for name, kind in kinds.items():
                 fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))  # type: ignore[attr-defined]
+            if fields.get("shared") is not None:
+                fields["shared"] = _record(SharedTotal, fields["shared"])  # type: ignore[arg-type]
             for name in ("not_covered", "warnings"):
                 fields[name] = tuple(fields[name])  # type: ignore[arg-type]
             report: PrivacyReport = _record(cls, fields)
@@ -144,6 +149,7 @@ def privacy_report(
     diagnostics_exposed: bool = False,
     interrupted: bool = False,
     lives: Sequence[Life] = (),
+    shared: SharedTotal | None = None,
     not_covered: Sequence[str] = (),
     warnings: Sequence[str] = (),
     versions: Mapping[str, str] | None = None,
@@ -180,6 +186,7 @@ def privacy_report(
         diagnostics_exposed=diagnostics_exposed,
         interrupted=interrupted,
         lives=tuple(lives),
+        shared=shared,
         not_covered=_not_covered(diagnostics_exposed, not_covered),
         warnings=_unique([*delta_warnings(delta, records), *warnings]),
         versions=library_versions() if versions is None else versions,

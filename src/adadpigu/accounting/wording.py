@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from adadpigu.accounting.shared import SharedTotal
     from adadpigu.accounting.statement import EventCount, PrivacyReport
 
 _WIDTH = 100
@@ -27,6 +28,7 @@ def render(report: PrivacyReport) -> str:
         _strength(report),
         *([_interruption(report)] if report.interrupted else []),
         *([_history(report)] if len(report.lives) > 1 else []),
+        *([_shared(report.shared)] if report.shared is not None else []),
         *([_diagnostics()] if report.diagnostics_exposed else []),
         *(_wrap(f"Warning: {warning}.") for warning in report.warnings),
         _assumptions(report),
@@ -108,6 +110,15 @@ def _history(report: PrivacyReport) -> list[str]:
         text = f"{number}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
         lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="     ")
     return lines
+
+
+def _shared(total: SharedTotal) -> list[str]:
+    return _wrap(
+        f"All runs on this data: {total.runs} runs share a ledger, and together they spend at most epsilon = "
+        f"{number(total.epsilon)} at delta = {total.delta:g}, of a budget of {total.budget:g} that was fixed before "
+        f"the first of them (Rényi accounting at order {total.order:g}, valid although later runs were chosen because "
+        "of earlier ones). Whoever knows all of them has learned no more than that."
+    )
 
 
 def _diagnostics() -> list[str]:

@@ -124,6 +124,14 @@ def train(
     reserve: Annotated[
         int | None, typer.Option(help="Steps charged at once. [1, or more where the ledger would cost over 2 %]")
     ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="That several runs on one data set share; see `adadpigu ledger`."),
+    ] = None,
+    trust_model_code: Annotated[
+        bool,
+        typer.Option("--trust-model-code", help="With --resume: the run's model may be code of your own."),
+    ] = False,
     randomness: Annotated[
         str | None,
         typer.Option(help="Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"),
@@ -139,6 +147,7 @@ def train(
 ) -> int:
     """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
     from adadpigu.cli.progress import Progress
+    from adadpigu.report.loading import refuse_code
 
     keys = {field.name for field in fields(RunConfig)}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
@@ -153,6 +162,8 @@ def train(
         _refuse_idle(flags, settings)
     else:
         settings = _settings_of(resume, flags, out=out, preset=preset, config=config)
+        if not trust_model_code:
+            refuse_code(settings, resume)
     prepared = ready(settings)
     folder = resume or out or _new_folder(prepared, settings)
     taken = default_preset(merge(flags)) if preset is None and config is None and resume is None else None
@@ -246,6 +257,8 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     if preset is not None:
         base = read_preset(preset)
     settings = merge(base, file, flags)
+    if settings.ledger is not None:
+        settings = replace(settings, ledger=str(Path(settings.ledger).resolve()))
     if is_named(settings.dataset) or not is_own(settings.dataset):
         return settings
     found = None if settings.describe is None else str(Path(settings.describe).resolve())
@@ -328,6 +341,7 @@ def _execute(
         observers=observers,
         randomness=_chosen_randomness(settings),
         resuming=resuming,
+        shared=None if settings.ledger is None else Path(settings.ledger),
     )
     if run.interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table

@@ -21,6 +21,7 @@ import torch
 
 from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
 from adadpigu.accounting.accountants import quick_epsilon
+from adadpigu.accounting.shared import SharedTotal
 from adadpigu.beside import join
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.diagnostics import Diagnostics
@@ -61,10 +62,12 @@ class Session:
         tape: Tape | None = None,
         store: RunFolder | None = None,
         checkpoint: Checkpoint | None = None,
+        shared: SharedTotal | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own."""
         self._p = prepared
+        self._shared = shared
         self._ledger = ledger
         self._randomness = randomness
         self._observers = observers if store is None else [*observers, store]
@@ -166,6 +169,7 @@ class Session:
             exposed=self._exposed,
             failed=failed,
             ran_out=self._draws.ran_out,
+            shared=self._shared,
         )
         if self._store is not None:
             self._store.write_privacy(privacy)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 
 from adadpigu.accounting import Ledger, PrivacyReport, ReleaseSummary, privacy_report
+from adadpigu.accounting.shared import SharedTotal
 from adadpigu.randomness import Randomness
 from adadpigu.training.preparation import Preparation
+
+_COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
 
 
 def report_on(
@@ -19,6 +22,7 @@ def report_on(
     exposed: bool,
     failed: bool = False,
     ran_out: bool = False,
+    shared: SharedTotal | None = None,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
     lives = ledger.lives()
@@ -40,7 +44,9 @@ def report_on(
         diagnostics_exposed=exposed,
         interrupted=interrupted,
         lives=lives,
+        shared=shared,
         not_covered=[
+            *([_COMPARED] if shared is not None else []),
             *(["that the run failed, and when: an error amid private records is not noised"] if failed else []),
             *(["that the GPU ran out of memory over a draw, and when: that is not noised"] if ran_out else []),
             *_declared(prepared),

@@ -31,6 +31,7 @@ FREE = frozenset(
         "evaluate_every",
         "checkpoint_every",
         "reserve",
+        "ledger",
     }
 )
 """options that change neither the guarantee nor what is computed, so that a run may go on with others"""
@@ -38,14 +39,14 @@ _ENDS = {"finished": "it is finished", "exhausted": "its budget is spent"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """A run that is ready to go on."""
+class Begun:
+    """A run whose ledger is open: a new one, or one that goes on."""
 
     prepared: Preparation
-    folder: RunFolder
+    folder: RunFolder | None
     ledger: Ledger
-    checkpoint: Checkpoint | None
-    """None where the process ended before the first one: then it begins again, and what was charged stays charged"""
+    checkpoint: Checkpoint | None = None
+    """None of a new run, and where the process ended before the first one: what was charged stays charged"""
 
 
 def settings_of(prepared: Preparation) -> dict[str, object]:
@@ -85,7 +86,7 @@ def spent_by(folder: Path) -> float:
     return read_ledger(_ledger_path(folder)).epsilon()
 
 
-def resume(prepared: Preparation, out: Path) -> Resumed:
+def resume(prepared: Preparation, out: Path) -> Begun:
     """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
     ledger = Ledger.resume(_ledger_path(out))
     try:
@@ -99,7 +100,7 @@ def resume(prepared: Preparation, out: Path) -> Resumed:
     except BaseException:
         ledger.close()
         raise
-    return Resumed(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
+    return Begun(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
 
 
 def _ledger_path(folder: Path) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.data.datasets import DataSet, Source, declare
-from adadpigu.errors import InputError, unknown
+from adadpigu.errors import InputError, LedgerError, unknown
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
@@ -25,7 +28,7 @@ from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
-from adadpigu.training.resuming import noise_of, settings_of
+from adadpigu.training.resuming import Begun, noise_of, settings_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.run import Observer, Run, RunFolder, check_free
 
@@ -46,6 +49,7 @@ def train(
     observers: Sequence[Observer] = (),
     randomness: Randomness | Tier | None = None,
     resume: bool = False,
+    ledger: Path | str | None = None,
     **options: Any,
 ) -> Run:
     """Trains `model` in place on private records and reports what that leaks.
@@ -57,7 +61,7 @@ def train(
     dimension. `front` (`make_front`) puts fixed features or a normaliser before the model; `run.model` then is both.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
-    tests, a source of one's own.
+    tests, a source of one's own. `ledger` is a file that several runs on one data set share (`create_shared`).
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
@@ -73,7 +77,7 @@ def train(
         raise InputError(f"delta={delta} contradicts the budget's {privacy.delta}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
-    folder = None if out is None else Path(out)
+    folder, shared = (None if path is None else Path(path) for path in (out, ledger))
     if folder is None and resume:
         raise InputError("resume=True without out; allowed: with the folder of the run that goes on")
     if folder is not None and resume and chosen.noise_multiplier is None:
@@ -91,7 +95,9 @@ def train(
         front=front,
         seed=seed,
     )
-    return train_prepared(prepared, out=folder, observers=observers, randomness=randomness, resuming=resume)
+    return train_prepared(
+        prepared, out=folder, observers=observers, randomness=randomness, resuming=resume, shared=shared
+    )
 
 
 def train_prepared(
@@ -104,44 +110,27 @@ def train_prepared(
     randomness: Randomness | Tier | None = None,
     tape: Tape | None = None,
     resuming: bool = False,
+    shared: Path | None = None,
 ) -> Run:
     """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn.
 
-    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`.
+    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
+    is a ledger that it shares with other runs on the same data.
     """
-    source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
-    drawn_by = {"randomness": source.description, "secret": source.private}
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
-    checkpoint = None
+    source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
+    drawn_by = {"randomness": source.description, "secret": source.private}
     if resuming:
         assert out is not None
-        found = resume_run(prepared, out)
-        prepared, ledger, checkpoint = found.prepared, found.ledger, found.checkpoint
-        folder: RunFolder | None = found.folder
+        begun = resume_run(prepared, out)
     else:
-        folder = None if out is None else RunFolder(out, config or _describe(prepared))
-        if folder is not None:
-            for name, text in {"data.json": _facts(prepared.data), **(files or {})}.items():
-                folder.write_text(name, text)
-        ledger = Ledger(
-            prepared.plan,
-            budget=prepared.budget,
-            path=None if folder is None else folder.path / NAME,
-            delta=prepared.delta,
-            reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
-            facts={
-                "run": uuid.uuid4().hex,
-                "method": prepared.method.name,
-                "dataset": prepared.data.name,
-                "settings": settings_of(prepared),
-                "seed": prepared.seed,
-                "versions": library_versions(),
-                **drawn_by,
-            },
-        )
-    with ledger:
+        if shared is not None:  # before anything is written
+            SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records).check(prepared.plan.event())
+        begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
+    prepared, ledger, checkpoint = begun.prepared, begun.ledger, begun.checkpoint
+    with ledger, _shared(begun, shared, again=resuming) as total:
         if resuming:
             ledger.note("resumed", step=0 if checkpoint is None else checkpoint.step, **drawn_by)
         session = Session(
@@ -150,10 +139,60 @@ def train_prepared(
             randomness=source,
             observers=observers,
             tape=tape,
-            store=folder,
+            store=begun.folder,
             checkpoint=checkpoint,
+            shared=total,
         )
         return session.run()
+
+
+def _begin(
+    prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
+) -> Begun:
+    """The folder and the ledger of a new run."""
+    folder = None if out is None else RunFolder(out, config or _describe(prepared))
+    if folder is not None:
+        for name, text in {"data.json": _facts(prepared.data), **files}.items():
+            folder.write_text(name, text)
+    ledger = Ledger(
+        prepared.plan,
+        budget=prepared.budget,
+        path=None if folder is None else folder.path / NAME,
+        delta=prepared.delta,
+        reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
+        facts={
+            "run": uuid.uuid4().hex,
+            "method": prepared.method.name,
+            "dataset": prepared.data.name,
+            "settings": settings_of(prepared),
+            "seed": prepared.seed,
+            "versions": library_versions(),
+            **facts,
+        },
+    )
+    return Begun(prepared=prepared, folder=folder, ledger=ledger)
+
+
+@contextlib.contextmanager
+def _shared(begun: Begun, path: Path | None, *, again: bool) -> Iterator[SharedTotal | None]:
+    """Within it the whole plan is reserved on a shared ledger, if any; what was never charged is then given back."""
+    ledger, plan, method = begun.ledger, begun.prepared.plan, begun.prepared.method.name
+    if path is None:
+        if ledger.facts["shared"]:
+            raise InputError("ledger=None: the run began on a shared ledger; allowed: the file it began with")
+        yield None
+        return
+    data = begun.prepared.data
+    place = SharedLedger(path, dataset=data.name, records=data.records, run=str(ledger.facts["run"]))
+    total = place.reserve(plan.event(), method, again=again)
+    try:
+        yield total
+    finally:
+        ledger.close()
+        try:
+            place.settle(ledger.events(), method)
+        except LedgerError as error:
+            warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
 
 
 def _facts(data: DataSet) -> str:

@@ -1,0 +1,230 @@
+"""One ledger for several runs on one data set, so that tuning adds up: an RDP filter.
+
+    Σ_runs ρ_run(α) ≤ ρ_max(α),   ρ_max = ε − ln((α−1)/α) + (ln δ + ln α)/(α−1)
+
+Later runs choose their noise and length from what earlier ones gave, so composing all of them after the fact by privacy
+loss distributions would not be valid. ε, δ and the order α are fixed when the file is created; a run reserves what its
+whole plan costs before its first draw, and at its end gives back what it never charged. A run that crashes keeps its
+reservation, so the total is never too low.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from adadpigu.accounting.budget import Budget
+from adadpigu.accounting.closed_forms import rdp_to_epsilon_improved
+from adadpigu.accounting.journal import Chain, Journal, read_journal
+from adadpigu.accounting.rdp import WHOLE_ORDERS, rdp_values
+from adadpigu.accounting.spending import spending_of
+from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, LedgerError
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+FORMAT = "adadpigu-shared-ledger-1"
+_PATIENCE = 10.0
+"""seconds that a run waits for another one to have written its line"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedTotal:
+    """What all runs on a shared ledger may have spent together."""
+
+    epsilon: float
+    """of all runs, at the ledger's order"""
+    budget: float
+    delta: float
+    order: float
+    runs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRecord:
+    """A shared ledger as it was written."""
+
+    budget: Budget
+    order: float
+    dataset: str
+    records: int
+    runs: Mapping[str, Mapping[str, Any]]
+    """the latest line of each run"""
+    damage: str = ""
+
+    @property
+    def rdp(self) -> float:
+        """ρ(α) of all runs together."""
+        return math.fsum(float(line["rdp"]) for line in self.runs.values())
+
+    def total(self) -> SharedTotal:
+        """What they amount to; of a damaged ledger, its whole budget at least."""
+        spent = rdp_to_epsilon_improved(self.order, self.rdp, self.budget.delta) if self.rdp else 0.0
+        spent = max(spent, self.budget.epsilon) if self.damage else max(spent, 0.0)
+        budget = self.budget
+        return SharedTotal(
+            epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=self.order, runs=len(self.runs)
+        )
+
+
+def rdp_limit(budget: Budget, order: float) -> float:
+    """ρ_max(α): what may be spent at an order; not above zero where that order cannot give the budget.
+
+    >>> round(rdp_limit(Budget(epsilon=4), 6.0), 4)
+    2.2381
+    """
+    return budget.epsilon - rdp_to_epsilon_improved(order, 0.0, budget.delta)
+
+
+def best_order(budget: Budget) -> float:
+    """The whole order at which a plain Gaussian gets the most out of a budget."""
+    return max(WHOLE_ORDERS, key=lambda order: rdp_limit(budget, order) / order)
+
+
+def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, order: float | None = None) -> None:
+    """Makes a shared ledger, with what is fixed for good."""
+    order = best_order(budget) if order is None else float(order)
+    if not (order > 1 and order.is_integer()):
+        raise InputError(f"order={order:g} is not a whole number of at least 2")
+    if records < 1:
+        raise InputError(f"records={records} is not at least 1")
+    if rdp_limit(budget, order) <= 0:
+        best = best_order(budget)
+        raise InputError(f"order={order:g} cannot give epsilon={budget.epsilon:g}; allowed: larger, such as {best:g}")
+    journal = Journal(path, new=True)
+    try:
+        journal.append(
+            {
+                "shared": FORMAT,
+                "time": _now(),
+                "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+                "order": order,
+                "dataset": dataset,
+                "records": records,
+            }
+        )
+    finally:
+        journal.close()
+
+
+def read_shared(path: Path) -> SharedRecord:
+    """What a shared ledger holds, damage included."""
+    if not path.is_file():
+        raise LedgerError(
+            f"ledger={str(path)!r} does not exist; its total budget is fixed when it is created: "
+            "`adadpigu ledger create FILE --epsilon E --dataset D --records N`"
+        )
+    return _record(read_journal(path), path)
+
+
+def _record(chain: Chain, path: Path) -> SharedRecord:
+    header = chain.bodies[0] if chain.bodies else {}
+    if header.get("shared") != FORMAT:
+        raise LedgerError(f"ledger={str(path)!r} is not a shared ledger ({FORMAT})")
+    torn = "its last record was never finished, so what it reserved is not known" if chain.torn else ""
+    try:
+        record = SharedRecord(
+            budget=Budget(**header["budget"]),
+            order=float(header["order"]),
+            dataset=str(header["dataset"]),
+            records=int(header["records"]),
+            runs={str(line["run"]): line for line in chain.bodies[1:]},
+            damage=chain.damage or torn,
+        )
+        if not all(float(line["rdp"]) >= 0 for line in record.runs.values()):
+            raise ValueError
+    except (AdaDPIGUError, KeyError, TypeError, ValueError):
+        raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
+    return record
+
+
+class SharedLedger:
+    """A run's place on a shared ledger."""
+
+    def __init__(self, path: Path, *, dataset: str, records: int, run: str = "") -> None:
+        self._path, self._run = path, run
+        record = read_shared(path)
+        for key, here, there in (("dataset", dataset, record.dataset), ("records", records, record.records)):
+            if here != there:
+                raise InputError(
+                    f"{key}={here!r}: ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
+                )
+
+    def reserve(self, event: DpEvent, method: str, *, again: bool = False) -> SharedTotal:
+        """Reserves what a run's whole plan costs, or says how much is left; returns the total.
+
+        `again`: for a run that goes on, and has to be there already.
+        """
+        journal = self._open()
+        try:
+            record = self._whole(journal)
+            if again and self._run not in record.runs:
+                raise InputError(f"ledger={str(self._path)!r} does not know this run; allowed: the one it began with")
+            cost = self._cost(record, event)
+            line = {"run": self._run, "rdp": cost, "method": method, "state": "reserved", "time": _now()}
+            journal.append(line)
+        finally:
+            journal.close()
+        return read_shared(self._path).total()
+
+    def check(self, event: DpEvent) -> None:
+        """Refuses what `reserve` would refuse now; writes nothing."""
+        self._cost(read_shared(self._path), event)
+
+    def _cost(self, record: SharedRecord, event: DpEvent) -> float:
+        cost = rdp_at(event, record.order)
+        others = math.fsum(float(line["rdp"]) for run, line in record.runs.items() if run != self._run)
+        if not others + cost <= rdp_limit(record.budget, record.order):
+            raise BudgetError(_too_dear(record, others, cost))
+        return cost
+
+    def settle(self, event: DpEvent, method: str) -> None:
+        """Gives back what the plan held and was never charged; `event` is all that ever was."""
+        journal = self._open()
+        try:
+            cost = rdp_at(event, self._whole(journal).order)
+            journal.append({"run": self._run, "rdp": cost, "method": method, "state": "settled", "time": _now()})
+        finally:
+            journal.close()
+
+    def _open(self) -> Journal:
+        """Waits a while for another run to have written its line."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return Journal(self._path, new=False)
+            except LedgerError as error:
+                if "in use" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
+
+    def _whole(self, journal: Journal) -> SharedRecord:
+        record = _record(journal.chain, self._path)
+        if record.damage:
+            raise LedgerError(f"ledger={str(self._path)!r} is damaged: {record.damage}; it is not written on")
+        return record
+
+
+def rdp_at(event: DpEvent, order: float) -> float:
+    """ρ(α) of an event; infinite for one without noise."""
+    spending = spending_of(event)
+    return rdp_values(spending, (order,))[0] if spending.private else math.inf
+
+
+def _too_dear(record: SharedRecord, others: float, cost: float) -> str:
+    budget = record.budget
+    spent = max(rdp_to_epsilon_improved(record.order, others, budget.delta), 0.0) if others else 0.0
+    together = rdp_to_epsilon_improved(record.order, others + cost, budget.delta) if math.isfinite(cost) else math.inf
+    return (
+        f"epsilon={budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent {spent:.4g}, and with "
+        f"this one it would be {together:.4g} (at order {record.order:g}); allowed: fewer steps or more noise"
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

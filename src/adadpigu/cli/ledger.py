@@ -1,0 +1,189 @@
+"""`adadpigu ledger`: what was spent, and whether the record is whole; and the ledger that several runs share."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.cli.output import Json, print_error, print_json, screen, table
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from adadpigu.accounting.ledger_reading import LedgerRecord
+    from adadpigu.accounting.shared import SharedRecord
+
+Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of a shared ledger.")]
+
+app = typer.Typer(help="What was spent, and whether the record is whole.", rich_markup_mode=None)
+
+
+@app.command()
+def verify(run: Where, as_json: Json = False) -> int:
+    """Checks every record against the chain and the head. Exits 1 where the ledger was edited, cut or damaged.
+
+    Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
+    continued apart.
+    """
+    record = _read(run)
+    if as_json:
+        print_json(_facts(record))
+    elif record.damage:
+        print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}")
+    else:
+        screen().print(f"whole: {_in_words(record)}", soft_wrap=True)
+    return 1 if record.damage else 0
+
+
+@app.command()
+def show(run: Where, as_json: Json = False) -> int:
+    """Prints ε so far, every process that worked on the run, and every charge."""
+    record = _read(run)
+    lines = _lines(record)
+    if as_json:
+        print_json({**_facts(record), "lines": lines})
+        return 1 if record.damage else 0
+    screen().print(_in_words(record), soft_wrap=True)
+    for title, rows in _tables(record):
+        screen().print(f"\n{title}")
+        screen().print(table(*rows))
+    if record.damage:
+        print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}; nothing after that is shown")
+    return 1 if record.damage else 0
+
+
+@app.command()
+def create(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it shall stand; a new file.")],
+    epsilon: Annotated[float, typer.Option(help="ε that all runs together may spend.")],
+    dataset: Annotated[str, typer.Option(help="The data set that they are trained on, by its name.")],
+    records: Annotated[int, typer.Option(help="N, its public record count.")],
+    delta: Annotated[float, typer.Option(help="δ of the total.")] = 1e-5,
+    order: Annotated[
+        float | None, typer.Option(help="RDP order α at which runs are added up. [the best for ε, δ]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Makes a ledger that several runs share (`adadpigu train --ledger FILE`); its budget is fixed from here on."""
+    from adadpigu.accounting import Budget
+    from adadpigu.accounting.shared import create_shared, read_shared
+
+    create_shared(file, Budget(epsilon=epsilon, delta=delta), dataset=dataset, records=records, order=order)
+    record = read_shared(file)
+    if as_json:
+        print_json(_facts(record))
+    else:
+        screen().print(_in_words(record), soft_wrap=True)
+
+
+def _read(where: Path) -> LedgerRecord | SharedRecord:
+    from adadpigu.accounting.journal import read_journal
+    from adadpigu.accounting.ledger_reading import NAME, record_of
+    from adadpigu.accounting.shared import read_shared
+
+    path = where / NAME if where.is_dir() else where
+    if not path.is_file():
+        raise InputError(f"run={str(where)!r} has no {NAME}; allowed: a run folder, or the file of a shared ledger")
+    chain = read_journal(path)
+    if chain.bodies and "shared" in chain.bodies[0]:
+        return read_shared(path)
+    return record_of(chain, path)
+
+
+def _facts(record: LedgerRecord | SharedRecord) -> dict[str, object]:
+    from adadpigu.accounting.shared import SharedRecord
+
+    if isinstance(record, SharedRecord):
+        total = record.total()
+        return {
+            "ok": not record.damage,
+            "epsilon": total.epsilon,
+            "delta": total.delta,
+            "budget": total.budget,
+            "order": total.order,
+            "dataset": record.dataset,
+            "runs": total.runs,
+            "damage": record.damage,
+        }
+    epsilon = record.epsilon()
+    return {
+        "ok": not record.damage,
+        "epsilon": epsilon if math.isfinite(epsilon) else None,
+        "delta": record.delta,
+        "steps": record.steps,
+        "planned_steps": record.plan.steps,
+        "lives": [vars(life) for life in record.lives()],
+        "torn": record.torn > 0,
+        "damage": record.damage,
+    }
+
+
+def _in_words(record: LedgerRecord | SharedRecord) -> str:
+    from adadpigu.accounting.shared import SharedRecord
+
+    if isinstance(record, SharedRecord):
+        total = record.total()
+        return (
+            f"{total.runs} runs on {record.dataset!r} have spent ε = {rounded_up(total.epsilon)} of {total.budget:g} "
+            f"at δ = {total.delta:g}, added up at RDP order {total.order:g}"
+        )
+    torn = "; a record that was never finished is counted as charged" if record.torn else ""
+    return (
+        f"ε = {rounded_up(record.epsilon())} at δ = {record.delta:g}, {record.steps} steps charged of "
+        f"{record.plan.steps} planned{torn}"
+    )
+
+
+def _lines(record: LedgerRecord | SharedRecord) -> list[dict[str, object]]:
+    from adadpigu.accounting.shared import SharedRecord
+
+    if isinstance(record, SharedRecord):
+        return [dict(line) for line in record.runs.values()]
+    return [dict(line) for line in record.lines]
+
+
+def _tables(record: LedgerRecord | SharedRecord) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
+    from adadpigu.accounting.shared import SharedRecord
+
+    if isinstance(record, SharedRecord):
+        rows = [[str(line[key]) for key in ("run", "method", "state", "rdp", "time")] for line in record.runs.values()]
+        return [("Runs", (["run", "method", "state", "ρ(α)", "time"], rows))]
+    lives = [
+        [str(number), str(life.first_step), str(life.steps), life.end, life.randomness]
+        for number, life in enumerate(record.lives(), start=1)
+    ]
+    return [
+        ("Processes", (["", "began at step", "steps charged", "end", "randomness"], lives)),
+        ("Records", (["what", "stage", "step", "steps", "events"], [_row(line) for line in record.lines])),
+    ]
+
+
+def _row(line: dict[str, object]) -> list[str]:
+    kind = next(key for key in ("charge", "reserve", "settle", "torn", "releases", "note", "ledger") if key in line)
+    events = line.get("draws") or line.get("event") or line.get("charged") or line.get("releases") or ""
+    steps = (
+        {"charge": 1, "torn": line.get("steps")}.get(kind, line.get(kind)) if kind not in ("note", "releases") else ""
+    )
+    what = f"note: {line['note']}" if kind == "note" else kind
+    return [what, str(line.get("stage", "")), str(line.get("step", "")), str(steps), _short(events)]
+
+
+def _short(events: object) -> str:
+    """Events in a few characters each."""
+    if isinstance(events, dict) and events.get("event") == "PoissonSampled":
+        return f"q = {events['sample_rate']:.6g}, σ = {events['of']['noise_multiplier']:.6g}"
+    if isinstance(events, dict) and "event" in events:
+        return str(events["event"])
+    if isinstance(events, dict):
+        return "; ".join(f"{name}: {_short(event)}" for name, event in events.items())
+    if isinstance(events, list):
+        return "; ".join(_short(item) if isinstance(item, dict) else str(item) for item in events)
+    return str(events)
+
+
+def add_to(program: typer.Typer) -> None:
+    """Adds the commands of this file."""
+    program.add_typer(app, name="ledger")
