@@ -41,6 +41,7 @@ def bench(
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="Measure peak memory too.")] = True,
     markdown: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: our step against B, d and T.")] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Instead: what the ledger takes of a step.")] = False,
     counts: Annotated[bool, typer.Option("--counts", help="Instead: operations and bytes of each net's step.")] = False,
     as_json: Json = False,
 ) -> int:
@@ -69,6 +70,8 @@ def bench(
         return _show_counts(options, as_json)
     if growth:
         return _show_growth(options, as_json)
+    if ledger:
+        return _show_ledger(options, as_json)
     return _show_bench(options, markdown, as_json)
 
 
@@ -122,6 +125,29 @@ def _show_growth(options: BenchOptions, as_json: bool) -> int:
         verdict = ("level" if growth.against == "T" else "linear") if growth.linear else "NOT linear"
         screen().print(f"ms against {growth.against}: {points}", soft_wrap=True)
         screen().print(f"  {verdict}: off by {growth.worst:.0%} at most", soft_wrap=True)
+    return 0
+
+
+def _show_ledger(options: BenchOptions, as_json: bool) -> int:
+    from adadpigu.bench.ledger_cost import measure_ledger
+    from adadpigu.bench.report import device_name, versions
+
+    device, method, engine = options.place(), options.methods[-1], options.engines[0]
+    with _told(notes()) as tell:
+        found = [
+            measure_ledger(net=net, batch=batch, method=method, engine=engine, device=device, tell=tell)
+            for net, batch in options.tasks()
+        ]
+    if as_json:
+        facts = {"engine": engine, "versions": versions(), "device": device_name(device)}
+        print_json({"ledger": [cost.to_json() for cost in found], **facts})
+        return 0
+    columns = ["net", "B", "method", "ms a step", "steps charged at once", "ms a record", "share of a step"]
+    rows = [
+        [c.net, str(c.batch), c.method, *_rounded(c.ms_step), str(c.reserve), *_rounded(c.ms_record), f"{c.share:.2%}"]
+        for c in found
+    ]
+    screen().print(table(columns, rows))
     return 0
 
 

@@ -12,10 +12,10 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -28,7 +28,7 @@ from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
-from adadpigu.methods.base import Running
+from adadpigu.methods.base import Running, Stage
 from adadpigu.randomness import DeviceRandomness, Randomness
 from adadpigu.recorder import Recorder
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
@@ -42,6 +42,9 @@ from adadpigu.training.reporting import report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
 from adadpigu.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _CHECKPOINT_SECONDS = 60.0
 """between checkpoints, where no number of steps was given"""
@@ -182,12 +185,15 @@ class Session:
     def _train(self) -> End:
         looks, before = self._looks(), 0
         for number, stage in enumerate(self._p.stages):
+            planned = self._p.samplers(number)
+            events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
             for index in range(max(0, self._done - before), stage.steps):
                 if self._stop.asked:
                     self._save()
                     return "interrupted"
-                if not self._pay_for(number, index):
+                if not self._affordable(stage, events, left=stage.steps - index):
                     return "exhausted"
+                self._draws.begin_step(stage.name, self._done, planned)
                 if number == 0 and self._p.released_norm is not None:
                     self._normalise()
                 else:
@@ -199,17 +205,14 @@ class Session:
             before += stage.steps
         return "finished"
 
-    def _pay_for(self, number: int, index: int) -> bool:
+    def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
         """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
-        stage, planned = self._p.stages[number], self._p.samplers(number)
-        events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
         try:
-            self._ledger.cover(stage.name, self._done, events, left=stage.steps - index)
+            self._ledger.cover(stage.name, self._done, events, left=left)
         except BudgetError:
             if not self._resumed:
                 raise
             return False
-        self._draws.begin_step(stage.name, self._done, planned)
         return True
 
     def _save_if_due(self) -> None:
