@@ -74,7 +74,7 @@ class Stand:
 
     def close(self) -> None:
         """Ends the process."""
-        self._process.terminate()
+        self._process.kill()  # a run of ours would take SIGTERM as a wish to end after a step that is never ordered
         self._process.join()
         self._pipe.close()
 
