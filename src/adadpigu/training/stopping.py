@@ -15,7 +15,7 @@ _REPLACED: dict[int, tuple[Any, ...]] = {
 
 
 class StopRequest:
-    """Within it a first signal is only noted (`asked`); a second Ctrl-C interrupts wherever the program is."""
+    """Within it a first signal is only noted (`asked`); a second one interrupts wherever the program is."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -29,7 +29,7 @@ class StopRequest:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT:
+        if self.asked:
             raise KeyboardInterrupt
         self.asked = True
 
