@@ -50,7 +50,7 @@ def prepare_small(
     **options: Any,
 ) -> Preparation:
     """A short run; `sigma` None calibrates the noise to `epsilon`."""
-    chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8} | options
+    chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8, "reserve": 1} | options
     return prepare(
         net(),
         data or small_digits(),

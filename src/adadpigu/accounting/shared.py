@@ -125,7 +125,8 @@ def read_shared(path: Path) -> SharedRecord:
 def _record(chain: Chain, path: Path) -> SharedRecord:
     header = chain.bodies[0] if chain.bodies else {}
     if header.get("shared") != FORMAT:
-        raise LedgerError(f"ledger={str(path)!r} is not a shared ledger ({FORMAT})")
+        what = chain.damage if not chain.bodies and chain.damage else f"it is not a shared ledger ({FORMAT})"
+        raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
     torn = "its last record was never finished, so what it reserved is not known" if chain.torn else ""
     try:
         record = SharedRecord(

@@ -25,8 +25,11 @@ SHARE = 0.02
 _MOST = 128
 _RECORDS = 256
 """on which a step is rehearsed on a CPU; one of more records takes longer in proportion"""
-_FASTER = 8.0
-"""how much faster a GPU is, at most, at a step that was recorded than at the gradients of an eager one"""
+_FEW = 8
+"""records that fit wherever the size is left to the machine"""
+_FASTER = 16.0
+"""how much faster a GPU may be at a step that was recorded than at the gradients of an eager one, and how much longer a
+record may take amid training"""
 
 
 def steps_to_reserve(prepared: Preparation, folder: Path) -> int:
@@ -56,6 +59,8 @@ def step_seconds(prepared: Preparation) -> float:
     """About the least that a step takes, from the gradients of synthetic records."""
     batch, model, on_gpu = prepared.options.batch_size, prepared.model, prepared.device.type == "cuda"
     size = batch if on_gpu else min(batch, _RECORDS)
+    if (at_once := prepared.options.at_once) is not None:
+        size = min(size, at_once if isinstance(at_once, int) else _FEW)
     rehearsal, query = Rehearsal(prepared.data.train, prepared.view), GradientSum(clip_norm=1.0)
 
     def once() -> None:
