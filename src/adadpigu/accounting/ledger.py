@@ -230,9 +230,10 @@ class Ledger:
             for event, count in need.items():
                 self._remaining[event] -= steps * count
                 self._charged[event] += steps * count
-            self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
             events = {draw: dp_events.event_to_json(event) for draw, event in matched.items()}
             self._write({"reserve": steps, "stage": stage, "step": step, "draws": events})
+            # only now: what is not on the file must never be given back there
+            self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
 
     def ensure_affordable(self, events: Iterable[DpEvent]) -> None:
         """Raises a `BudgetError` unless the plan still holds all of these together; charges nothing."""

@@ -173,7 +173,8 @@ def inspect_ledger(path: Path) -> LedgerRecord:
 def record_of(chain: Chain, path: Path) -> LedgerRecord:
     """The record that a journal's lines make; refuses what is no ledger of a run."""
     if not chain.bodies:
-        what = chain.damage or "it has no header, so nothing was charged yet"
+        begun = chain.torn or chain.head > 0  # else a process that ended while it made the two files leaves them so
+        what = (begun and chain.damage) or "it has no header, so nothing was charged yet"
         raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
     header, lines = chain.bodies[0], chain.bodies[1:]
     if header.get("ledger") != FORMAT:
@@ -188,12 +189,14 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
 
 def _check(record: LedgerRecord) -> None:
     """Raises some error unless every line says what such a line says, and no count is turned round."""
-    left = 0
+    left, end = 0, ("", 0)
     for line in record.lines:
         if "reserve" in line:
-            left = line["reserve"]
+            left, end = line["reserve"], (line["stage"], line["step"] + line["reserve"])
         elif "settle" in line:
             left -= line["settle"]
+            if (line["stage"], line["step"] + line["settle"]) != end:  # it gives back the last ones of a reservation
+                raise ValueError
         counts = [line[key] for key in ("reserve", "settle", "torn", "steps", "step") if key in line]
         counts += [count for _, count in line.get("charged", ())]
         if left < 0 or not all(type(count) is int and count >= 0 for count in counts):

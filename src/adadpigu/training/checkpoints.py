@@ -49,9 +49,23 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint) -> None:
         """Puts a checkpoint on disk; one that is half written is never taken for one."""
         name = f"step-{checkpoint.step:08d}"
-        part, target = self._folder / f".{name}.part", self._folder / name
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
+        part = self._folder / f".{name}.part"
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            for left in self._folder.glob(".step-*.part"):  # by a process that was killed here
+                shutil.rmtree(left, ignore_errors=True)
+            self._write(checkpoint, part, self._folder / name)
+        except OSError as error:
+            raise InputError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        every = self._all()
+        older = [folder for folder in every if folder.name < name]
+        newer = [folder for folder in every if folder.name > name]  # damaged: the run went on from before them
+        for folder in [*older[: len(older) + 1 - _KEPT], *newer]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _write(self, checkpoint: Checkpoint, part: Path, target: Path) -> None:
         part.mkdir(mode=0o700)
         tensors = {key: value.detach().cpu().contiguous().clone() for key, value in checkpoint.state.items()}
         write_tensors(part / _TENSORS, tensors)
@@ -68,8 +82,6 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)  # the same step, reached again after a resume
         part.rename(target)
         sync_folder(self._folder)
-        for old in self._all()[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def newest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """The newest whole checkpoint, and what is wrong with those that are newer."""

@@ -12,6 +12,7 @@ import contextlib
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,7 @@ from adadpigu.accounting.shared import SharedTotal
 from adadpigu.beside import join
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.diagnostics import Diagnostics
-from adadpigu.errors import BudgetError
+from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running, Stage
@@ -102,7 +103,12 @@ class Session:
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
         self._checkpoints = None if store is None else Checkpoints(store.path)
+        if self._checkpoints is not None and (name := self._running.unstated()) is not None:
+            self._checkpoints = None
+            told = f"method {prepared.method.name!r} does not say how {name!r} is stored: this run has no checkpoints"
+            warnings.warn(told, stacklevel=2)
         self._saved = time.monotonic()
+        self._kept = -1 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
             self._go_on(checkpoint)
 
@@ -121,8 +127,10 @@ class Session:
         except KeyboardInterrupt:
             end = "interrupted"
         except BaseException as error:
-            self._note("failed", error=type(error).__name__)
-            self._report(interrupted=True, failed=True)
+            with contextlib.suppress(LedgerError):  # a disk that takes no more: what was spent stands there already
+                self._note("failed", error=type(error).__name__)
+            with contextlib.suppress(InputError):
+                self._report(interrupted=True, failed=True)
             with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
                 self._layout.write(self._p.model, self._start)
                 self._untrained.put_back()
@@ -192,6 +200,7 @@ class Session:
                     self._save()
                     return "interrupted"
                 if not self._affordable(stage, events, left=stage.steps - index):
+                    self._save()
                     return "exhausted"
                 self._draws.begin_step(stage.name, self._done, planned)
                 if number == 0 and self._p.released_norm is not None:
@@ -203,6 +212,7 @@ class Session:
                 self._tell_step(stage.name, looks)
                 self._save_if_due()
             before += stage.steps
+        self._save()  # before the ledger says that it is finished: all that is written after it can be written again
         return "finished"
 
     def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
@@ -223,7 +233,7 @@ class Session:
 
     def _save(self) -> None:
         """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
-        if self._checkpoints is None:
+        if self._checkpoints is None or self._done == self._kept:
             return
         self._checkpoints.save(
             Checkpoint(
@@ -234,7 +244,7 @@ class Session:
                 state=self._learned.state(),
             )
         )
-        self._saved = time.monotonic()
+        self._saved, self._kept = time.monotonic(), self._done
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Takes how far the run was; what it had learned is there already."""
@@ -378,16 +388,17 @@ class Session:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """While the end of a run is written down, Ctrl-C is ignored (in the main thread, the only one that gets it)."""
+    """While the end of a run is written down, Ctrl-C and SIGTERM are ignored (the main thread alone gets them)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        if before is not None:  # None: the handler was not installed from Python, and cannot be put back
-            signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            if handler is not None:  # None: the handler was not installed from Python, and cannot be put back
+                signal.signal(number, handler)
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:

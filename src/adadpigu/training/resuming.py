@@ -19,7 +19,7 @@ from adadpigu.accounting.ledger_reading import NAME, read_ledger
 from adadpigu.errors import InputError
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import RunFolder
+from adadpigu.training.run import SUMMARY, RunFolder
 
 FREE = frozenset(
     {
@@ -111,7 +111,7 @@ def _ledger_path(folder: Path) -> Path:
 
 def _refuse_ended(ledger: Ledger, out: Path) -> None:
     end = ledger.lives()[-1].end
-    if end in _ENDS:
+    if end in _ENDS and (out / SUMMARY).exists():  # else it was killed while its end was written: that can be repeated
         raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
 
 

@@ -5,9 +5,10 @@ Nothing here has seen a sensitive value: metrics are functions of releases, of t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,9 @@ from adadpigu.accounting import PrivacyReport
 from adadpigu.durable import write_text
 from adadpigu.errors import InputError
 from adadpigu.tensors import write_tensors
+
+SUMMARY = "summary.json"
+"""written last: a folder that has it holds a run that has ended, by itself or by an interrupt"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,35 +120,37 @@ class RunFolder:
 
     def __init__(self, path: Path, config: str) -> None:
         check_free(path)
-        try:
+        self.path = path
+        with _writing(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private from its first moment
             path.chmod(0o700)  # one that was there, and was empty
-        except OSError as error:
-            raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
-        self.path = path
-        self.write_text("config.toml", config)
-        self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
+            self.write_text("config.toml", config)
+            self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
 
     @classmethod
     def reopen(cls, path: Path, metrics: Sequence[Mapping[str, object]]) -> RunFolder:
         """The folder of a run that goes on; of its metrics, those until its checkpoint stay."""
         folder = cls.__new__(cls)
         folder.path = path
-        folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
-        folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        with _writing(path):
+            (path / SUMMARY).unlink(missing_ok=True)
+            folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
+            folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         return folder
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a whole file or none of it."""
-        write_text(self.path / name, text)
+        with _writing(self.path):
+            write_text(self.path / name, text)
 
     def begin(self, facts: Facts) -> None:
         return None
 
     def update(self, metrics: Metrics) -> None:
         if metrics.test_accuracy is not None or metrics.mask:
-            self._metrics.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
-            self._metrics.flush()
+            with _writing(self.path):
+                self._metrics.write(json.dumps(asdict(metrics), allow_nan=False) + "\n")
+                self._metrics.flush()
 
     def write_privacy(self, privacy: PrivacyReport) -> None:
         """Stores the privacy report and its statement: the first thing at the end of a run."""
@@ -155,7 +161,16 @@ class RunFolder:
         """Stores the model and the summary."""
         self._metrics.close()
         write_tensors(self.path / "model.safetensors", tensors_of(run.model))
-        self.write_text("summary.json", json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
+        self.write_text(SUMMARY, json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A disk that is full or fails is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
