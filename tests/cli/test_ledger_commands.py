@@ -76,7 +76,7 @@ def test_show_lists_every_process_and_every_charge(folder: Path, capsys: pytest.
 
 def test_a_shared_ledger_is_created_shown_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shared.log"
-    arguments = ["create", file, "--epsilon", "6", "--dataset", "digits", "--records", "1437"]
+    arguments: list[str | Path] = ["create", file, "--epsilon", "6", "--dataset", "digits", "--records", "1437"]
     code, facts = told(capsys, *arguments)
     assert code == 0
     assert (facts["ok"], facts["epsilon"], facts["budget"], facts["runs"]) == (True, 0.0, 6.0, 0)

@@ -102,8 +102,18 @@ class Running(ABC):
         return True
 
     def state(self) -> State:
-        """What it has learned, for a checkpoint; nothing for a method that keeps nothing from step to step."""
+        """What it has learned, for a checkpoint; nothing for a method that keeps nothing from step to step.
+
+        A method that holds tensors has to answer this itself (with nothing, where they follow from public facts): else
+        its runs have no checkpoints, and say so.
+        """
         return {}
+
+    def unstated(self) -> str | None:
+        """The attribute that holds learned tensors of which `state` says nothing; None where there is none."""
+        if type(self).state is not Running.state:
+            return None
+        return next((name for name, value in vars(self).items() if _learns(value)), None)
 
     def load(self, state: State) -> None:
         """Takes the `state` of a run that goes on; called once, before the first step."""
@@ -128,6 +138,11 @@ class Running(ABC):
         happen in Python. It makes one draw a step, with one sum of gradients.
         """
         return None
+
+
+def _learns(value: object) -> bool:
+    """Whether a value is a tensor, or a part that has a state of its own."""
+    return isinstance(value, Tensor) or (hasattr(value, "state") and hasattr(value, "load"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ from adadpigu.methods.base import (
     mean_gradient,
     register,
 )
+from adadpigu.state import State
 
 Rise = Literal["linear", "cosine", "constant"]
 
@@ -95,6 +96,9 @@ class _Running(Running):
         if epoch != self._epoch:
             self._epoch = epoch
             self._active = self._mask(epoch, self._options.rate(epoch, epochs))
+
+    def state(self) -> State:
+        return {}  # the mask follows from seed and epoch
 
     def _mask(self, epoch: int, rate: float) -> Tensor | None:
         """The mask of those that stay free: all but ⌊ρ·d⌋, at least one; None for all."""
