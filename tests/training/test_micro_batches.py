@@ -40,3 +40,33 @@ def test_every_record_is_in_one_part_with_its_copies_and_an_empty_draw_is_one_em
     assert [len(targets) for _, targets in seen] == parts
     assert [len(inputs) for inputs, _ in seen] == [copies * part for part in parts]
     assert torch.equal(torch.cat([targets for _, targets in seen]), prepared.data.train.take(drawn)[1])
+
+
+def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepare_small(DPSGD())
+    sizes: list[int] = []
+    genuine, room = prepared.engine.clipped_sum, [False]
+
+    def cramped(records: Records, query: GradientSum) -> ClippedSum:
+        sizes.append(len(unseal(records)[1]))
+        if not room[0]:
+            raise torch.cuda.OutOfMemoryError("full")
+        return genuine(records, query)
+
+    def relief() -> bool:
+        room[0], held = True, not room[0]
+        return held
+
+    monkeypatch.setattr(prepared.engine, "clipped_sum", cramped)
+    shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
+    batches = MicroBatches(
+        population=prepared.data.train, randomness=ReproducibleRandomness(0), at_once=8, diagnostics=None, **shared
+    )
+    batches.relief = relief
+    query = GradientSum(clip_norm=1.0)
+    (found,) = batches.sums(Drawn(torch.arange(16)), None, (query,), 8)
+    assert sizes == [8, 8, 8]  # once in vain, then both parts as they were
+    assert batches.ran_out
+    room[0] = True
+    (expected,) = batches.sums(Drawn(torch.arange(16)), None, (query,), 8)
+    assert torch.equal(unseal(found), unseal(expected))

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
 from adadpigu.methods import DPSGD
+from adadpigu.sampling import Population
 from adadpigu.training import pace
 from trials import arrays, prepare_small, small_net
 
@@ -41,9 +43,12 @@ def test_both_times_are_taken_without_a_private_record_or_a_trace(
     ready = prepare_small(DPSGD())
     taken: list[int] = []
     take = type(ready.data.train).take
-    monkeypatch.setattr(
-        type(ready.data.train), "take", lambda self, index: (taken.append(len(index)), take(self, index))[1]
-    )
+
+    def watched(self: Population, index: Tensor) -> tuple[Tensor, Tensor]:
+        taken.append(len(index))
+        return take(self, index)
+
+    monkeypatch.setattr(type(ready.data.train), "take", watched)
     before = {name: tensor.clone() for name, tensor in ready.model.state_dict().items()}
     state = torch.get_rng_state()
     assert pace.step_seconds(ready) > 0

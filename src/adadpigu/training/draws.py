@@ -122,6 +122,10 @@ class Draws:
             size = FixedBatch.size_for(self._batch_size, sampler.sample_rate)
             self._fixed = FixedBatch(size, self._view.device, recorder.apart())
 
+    def relieve_with(self, relief: Callable[[], bool]) -> None:
+        """What is called first where a GPU runs out of memory: it frees what it can, and says whether it has."""
+        self._micro_batches.relief = relief
+
     @property
     def ran_out(self) -> bool:
         """Whether a GPU has run out of memory over drawn records."""

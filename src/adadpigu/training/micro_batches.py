@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -45,6 +45,7 @@ class MicroBatches:
     | a GPU is out of memory | what happens |
     | --- | --- |
     | over synthetic records, before a draw of a new kind | the size is halved; nothing private was looked at |
+    | over drawn records, beside recorded steps | these are given up, and the draw is processed anew |
     | over drawn records | the size is halved and the draw processed anew; its sums are those of the smaller size |
     | over one record | an error of one line |
 
@@ -78,11 +79,14 @@ class MicroBatches:
         self._seen: list[PerSampleGradients] = []
         self._diagnostics = diagnostics
         self._host_chance = False
+        self._relieved = False
+        self.relief: Callable[[], bool] = lambda: False
+        """frees memory that can be done without, and says whether there was any"""
 
     @property
     def ran_out(self) -> bool:
         """Whether a GPU has run out of memory over drawn records."""
-        return self._most is not None
+        return self._most is not None or self._relieved
 
     @property
     def draws_on_host(self) -> bool:
@@ -120,7 +124,10 @@ class MicroBatches:
                     self._host_chance = self._host_chance or (present is not None and host_state() != start)
                 if not out_of_memory:
                     break
-                size = self._most = _smaller(size)
+                if self.relief():
+                    self._relieved = True
+                else:
+                    size = self._most = _smaller(size)
         if self._diagnostics is not None:
             for part in self._seen:
                 self._diagnostics.observe(part)

@@ -79,6 +79,7 @@ class RecordedSteps:
         self._seen: dict[Hashable, int] = {}
         self._recordings: dict[Hashable, tuple[Recording, RecordedDraw]] = {}
         self._replayed = self._taken = 0
+        draws.relieve_with(self._free)
 
     @property
     def description(self) -> str:
@@ -131,6 +132,15 @@ class RecordedSteps:
             return
         self._recordings[key] = recording, drawn
         self._replay(key, step)
+
+    def _free(self) -> bool:
+        """A step that runs out of memory gets that of the recorded ones, which is as much as it needs."""
+        held = bool(self._recordings)
+        if held:
+            self._give_up("the GPU has too little memory for recorded steps beside it")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        return held
 
     def _give_up(self, reason: str) -> None:
         self._recorder, self._reason = None, reason
