@@ -20,6 +20,7 @@ from adadpigu.durable import sync_folder, write_text
 from adadpigu.errors import InputError
 from adadpigu.state import State
 from adadpigu.tensors import read_tensors, write_tensors
+from adadpigu.training.run import Metrics
 
 FORMAT = "adadpigu-checkpoint-1"
 FOLDER = "checkpoints"
@@ -106,6 +107,8 @@ def _read(folder: Path) -> Checkpoint:
         if not whole:
             raise ValueError
         count, digest = facts["ledger"]
+        for metrics in facts["metrics"]:
+            Metrics(**metrics)
         return Checkpoint(
             step=facts["step"],
             run=facts["run"],

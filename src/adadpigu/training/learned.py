@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, first_line
 from adadpigu.state import State, named, part
 from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
 from adadpigu.training.normalising import STAGE
@@ -32,10 +32,16 @@ class Learned:
         self.running = prepared.method.begin(prepared.setting())
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
-            self.optimiser.load(part("optimiser", state))
-            self.running.load(part("method", state))
-            if self.average is not None:
-                self.average.load(part("average", state))
+            try:
+                self._load(state)
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+                raise InputError(f"the checkpoint does not fit the run: {first_line(error)}") from None
+
+    def _load(self, state: State) -> None:
+        self.optimiser.load(part("optimiser", state))
+        self.running.load(part("method", state))
+        if self.average is not None:
+            self.average.load(part("average", state))
 
     def state(self) -> State:
         """What a checkpoint keeps."""

@@ -129,3 +129,7 @@ def _refuse_foreign(checkpoint: Checkpoint, ledger: Ledger, out: Path) -> None:
         raise InputError(f"resume={str(out)!r}: the ledger belongs to another run than the checkpoint")
     if not ledger.holds(*checkpoint.ledger):
         raise InputError(f"resume={str(out)!r}: the ledger is older than the checkpoint, or another copy of it")
+    if not 0 <= checkpoint.step <= ledger.plan.steps:
+        raise InputError(
+            f"resume={str(out)!r}: the checkpoint is of step {checkpoint.step}, which the run does not have"
+        )
