@@ -288,20 +288,29 @@ def _new_folder(prepared: Preparation, settings: RunConfig) -> Path:
 
 def _settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
     """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
-    from adadpigu.training.resuming import FREE, noise_of, spent_by
+    from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
 
     for key, value in others.items():
         if value is not None:
             raise InputError(f"{key}={str(value)!r} with --resume: a run goes on in its own folder, as it began")
+    refuse_unfit(run)
     stored = merge(read_config(run / "config.toml"))
     settings = merge(read_config(run / "config.toml"), flags)
-    if settings.epsilon is not None and settings.epsilon < (spent := spent_by(run)):
+    if settings.epsilon not in (None, stored.epsilon) and (settings.epsilon or 0.0) < (spent := spent_by(run)):
         raise InputError(f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({spent:.4g})")
-    for key in vars(settings):
-        if getattr(settings, key) != getattr(stored, key) and key not in FREE | {"randomness"}:
-            was = getattr(stored, key)
-            raise InputError(f"{key}={getattr(settings, key)!r} is not what the run began with; allowed: {was!r}")
+    before, now = _by_key(stored), _by_key(settings)
+    for key in [*before, *now]:
+        if now.get(key) != before.get(key) and key not in FREE | {"randomness"}:
+            raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
     return replace(settings, noise_multiplier=noise_of(run))
+
+
+def _by_key(settings: RunConfig) -> dict[str, object]:
+    """Every setting by its name, the method's options among them."""
+    from adadpigu.methods import make_method
+
+    values = {key: value for key, value in vars(settings).items() if key != "method_options"}
+    return values | make_method(settings.method, settings.method_options).options()
 
 
 def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:

@@ -8,14 +8,15 @@ checkpoint of the same run, a ledger that is not older than it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
 from adadpigu.accounting import Ledger
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.journal import Journal
+from adadpigu.accounting.ledger_reading import NAME, Life, read_ledger
 from adadpigu.errors import InputError
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
@@ -74,6 +75,13 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, str | int | float | bool) else "an object"
 
 
+def refuse_unfit(folder: Path) -> None:
+    """Refuses, before any data is loaded, a run that has ended, is damaged, or that another process works on."""
+    path = _ledger_path(folder)
+    Journal(path, new=False).close()
+    _refuse_ended(read_ledger(path).lives(), folder)
+
+
 def noise_of(folder: Path) -> float | None:
     """σ of the run in a folder, which goes on with it whatever a calibration would find today; None: no guarantee."""
     header = read_ledger(_ledger_path(folder)).header
@@ -90,7 +98,7 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
     ledger = Ledger.resume(_ledger_path(out))
     try:
-        _refuse_ended(ledger, out)
+        _refuse_ended(ledger.lives(), out)
         _refuse_changed(prepared, ledger)
         checkpoint, problems = Checkpoints(out).newest()
         if checkpoint is not None:
@@ -109,8 +117,8 @@ def _ledger_path(folder: Path) -> Path:
     return folder / NAME
 
 
-def _refuse_ended(ledger: Ledger, out: Path) -> None:
-    end = ledger.lives()[-1].end
+def _refuse_ended(lives: Sequence[Life], out: Path) -> None:
+    end = lives[-1].end
     if end in _ENDS and (out / SUMMARY).exists():  # else it was killed while its end was written: that can be repeated
         raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
 
