@@ -27,7 +27,7 @@ _RECORDS = 256
 """on which a step is rehearsed on a CPU; one of more records takes longer in proportion"""
 _FEW = 8
 """records that fit wherever the size is left to the machine"""
-_FASTER = 32.0
+_FASTER = 64.0
 """how much faster a GPU may be at a step that was recorded than at the gradients of an eager one, and how much longer a
 record may take amid training"""
 
