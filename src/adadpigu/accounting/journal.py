@@ -68,9 +68,10 @@ def read_journal(path: Path) -> Chain:
     try:
         head_bytes = _bytes_or_none(head_path(path))  # first: a writer that is at work brings the journal forward first
         data = path.read_bytes()
+        later_bytes = _bytes_or_none(head_path(path))  # as far as such a writer may have come since
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r} cannot be read: {error.strerror}") from None
-    return _chain(data, head_bytes)
+    return _chain(data, head_bytes, later_bytes)
 
 
 def _bytes_or_none(path: Path) -> bytes | None:
@@ -80,7 +81,7 @@ def _bytes_or_none(path: Path) -> bytes | None:
         return None
 
 
-def _chain(data: bytes, head_bytes: bytes | None) -> Chain:
+def _chain(data: bytes, head_bytes: bytes | None, later_bytes: bytes | None) -> Chain:
     bodies: list[dict[str, Any]] = []
     digests: list[str] = []
     end, digest = 0, START
@@ -93,11 +94,12 @@ def _chain(data: bytes, head_bytes: bytes | None) -> Chain:
         digests.append(digest)
     torn, head = len(data) - end, _read_head(head_bytes)
     count = -1 if head is None else head[0]
-    damage = _damage(digests, torn, head, missing=head_bytes is None)
+    later = _read_head(later_bytes) or (count, START)
+    damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, missing=head_bytes is None)
     return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage, head=count)
 
 
-def _damage(digests: list[str], torn: int, head: tuple[int, str] | None, *, missing: bool) -> str:
+def _damage(digests: list[str], torn: int, head: tuple[int, str] | None, *, most: int, missing: bool) -> str:
     whole = len(digests)
     if head is None:
         return "its head is missing" if missing else "its head is damaged"
@@ -107,7 +109,7 @@ def _damage(digests: list[str], torn: int, head: tuple[int, str] | None, *, miss
         return f"record {whole} of {count} is {kind}"
     if digest != (digests[count - 1] if count else START):
         return f"its head belongs to another record {count - 1}"
-    if whole > count + 1 or (torn and whole > count):
+    if whole > most or (torn and whole == most):
         return f"it has more records than its head counts ({count})"
     return ""
 
