@@ -55,6 +55,9 @@ OTHER: dict[str, dict[str, Any]] = {
     "device": {"device": "cpu"},
     "evaluate_every": {"evaluate_every": 3},
     "diagnostics": {"diagnostics": True},
+    "spare_steps": {"spare_steps": 2},
+    "checkpoint_every": {"checkpoint_every": 3},
+    "reserve": {"reserve": 2},
 }
 """for each option that a config shares with a run, a value that is not the default, and what it needs beside it"""
 

@@ -10,6 +10,7 @@ from adadpigu.accounting.events import combined_noise_multiplier, draw_event, ev
 from adadpigu.accounting.ledger import Ledger
 from adadpigu.accounting.ledger_reading import LedgerRecord, read_ledger
 from adadpigu.accounting.plan import Plan, PlannedDraw, PlannedStage, plan_for
+from adadpigu.accounting.shared import SharedTotal, create_shared
 from adadpigu.accounting.statement import (
     EventCount,
     PrivacyReport,
@@ -33,11 +34,13 @@ __all__ = [
     "PlannedStage",
     "PrivacyReport",
     "ReleaseSummary",
+    "SharedTotal",
     "StageSteps",
     "affordable_prefix",
     "affordable_steps",
     "calibrate",
     "combined_noise_multiplier",
+    "create_shared",
     "delta_warnings",
     "draw_event",
     "epsilon",

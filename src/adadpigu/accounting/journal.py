@@ -59,8 +59,8 @@ class Chain:
 
 
 def head_path(path: Path) -> Path:
-    """Where the head of a journal stands: beside it."""
-    return path.with_suffix(".head")
+    """Where the head of a journal stands: beside it, `ledger.head` for `ledger.log`."""
+    return path.with_name(f"{path.name.removesuffix('.log')}.head")
 
 
 def read_journal(path: Path) -> Chain:
@@ -95,20 +95,24 @@ def _chain(data: bytes, head_bytes: bytes | None, later_bytes: bytes | None) -> 
     torn, head = len(data) - end, _read_head(head_bytes)
     count = -1 if head is None else head[0]
     later = _read_head(later_bytes) or (count, START)
-    damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, missing=head_bytes is None)
+    damage = "its head is missing" if head_bytes is None else "its head is damaged"
+    if not data and head_bytes is not None and len(head_bytes) < len(_place(0, START)):
+        damage, count = "", 0  # as a process leaves them that ended while it made the two files
+    elif head is not None:
+        damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, spoiled=_spoiled(head_bytes))
     return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage, head=count)
 
 
-def _damage(digests: list[str], torn: int, head: tuple[int, str] | None, *, most: int, missing: bool) -> str:
-    whole = len(digests)
-    if head is None:
-        return "its head is missing" if missing else "its head is damaged"
-    count, digest = head
+def _damage(digests: list[str], torn: int, head: tuple[int, str], *, most: int, spoiled: bool) -> str:
+    """What is wrong with records beside a head that can be read, and that explains so many at most."""
+    whole, (count, digest) = len(digests), head
     if whole < count:
         kind = "damaged" if torn else "missing: the file was cut"
         return f"record {whole} of {count} is {kind}"
     if digest != (digests[count - 1] if count else START):
         return f"its head belongs to another record {count - 1}"
+    if spoiled and whole == count:  # a place is half written only after its record, which is then one more
+        return "its head is damaged"
     if whole > most or (torn and whole == most):
         return f"it has more records than its head counts ({count})"
     return ""
@@ -130,8 +134,15 @@ def _decode(data: bytes, start: int, digest: str) -> tuple[int, str, dict[str, A
     new = hashlib.sha256(digest.encode() + text).hexdigest()
     if line[:83] != b"%08x %08x %s " % (len(text), zlib.crc32(text), new.encode()):
         return None
-    body = json.loads(text)
+    try:
+        body = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):  # a stranger's, with a digest that fits
+        return None
     return (line_end + 1, new, body) if isinstance(body, dict) else None
+
+
+def _refused(constant: str) -> object:
+    raise ValueError(constant)
 
 
 def _place(count: int, digest: str) -> bytes:
@@ -141,6 +152,16 @@ def _place(count: int, digest: str) -> bytes:
 
 def _read_head(data: bytes | None) -> tuple[int, str] | None:
     """The newest place that is whole."""
+    return max(_whole_places(data), default=None)
+
+
+def _spoiled(data: bytes | None) -> bool:
+    """Whether a place that was written is not whole: both are, once there was a record."""
+    found = _whole_places(data)
+    return len(found) == 1 and found[0][0] > 0
+
+
+def _whole_places(data: bytes | None) -> list[tuple[int, str]]:
     found = []
     for start in _PLACES:
         place = (data or b"")[start : start + len(_place(0, START))]
@@ -148,7 +169,7 @@ def _read_head(data: bytes | None) -> tuple[int, str] | None:
             count, digest = int(place[:12]), place[13:77].decode("ascii")
             if place == _place(count, digest):
                 found.append((count, digest))
-    return max(found, default=None)
+    return found
 
 
 class Journal:
@@ -209,8 +230,7 @@ class Journal:
                 os.ftruncate(self._file, self._end)
                 self._write_head(self._count, self._digest)
                 self._mended = True
-            _write_all(self._file, record, self._end)
-            _sync(self._file)
+            self._write_record(record)
             self._write_head(self._count + 1, digest)
         except BaseException as error:
             self.close()
@@ -218,6 +238,15 @@ class Journal:
                 raise
             raise LedgerError(f"ledger={str(self.path)!r} cannot be written: {error.strerror}") from None
         self._count, self._digest, self._end = self._count + 1, digest, self._end + len(record)
+
+    def _write_record(self, record: bytes) -> None:
+        try:
+            _write_all(self._file, record, self._end)
+            _sync(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):  # nothing was drawn for it, and half of it would have to be charged
+                os.ftruncate(self._file, self._end)
+            raise
 
     def _write_head(self, count: int, digest: str) -> None:
         _write_all(self._head, _place(count, digest), _PLACES[count % 2])

@@ -9,6 +9,7 @@ charged than drawn, never less.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +17,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.budget import Budget
 from adadpigu.accounting.journal import Journal
-from adadpigu.accounting.ledger_reading import FORMAT, LedgerRecord, Life, record_of
+from adadpigu.accounting.ledger_reading import FORMAT, MOST_RESERVED, LedgerRecord, Life, record_of
 from adadpigu.accounting.plan import Plan
-from adadpigu.errors import BudgetError, InputError
+from adadpigu.errors import BudgetError, InputError, LedgerError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -71,8 +72,8 @@ class Ledger:
     ) -> None:
         """`reserve`: how many steps `cover` charges at once, for steps that are fast beside a disk."""
         _check_within(plan, budget)
-        if reserve < 1:
-            raise InputError(f"reserve={reserve} is not at least 1")
+        if not 1 <= reserve <= MOST_RESERVED:
+            raise InputError(f"reserve={reserve} is not from 1 to {MOST_RESERVED}")
         header: dict[str, object] = {
             "ledger": FORMAT,
             "relation": RELATION,
@@ -116,6 +117,7 @@ class Ledger:
         for line in record.lines:
             for release in line.get("releases", ()):
                 self._note_release(release)
+        self._owner = os.getpid()
         self._lines: list[dict[str, object]] = []
         self._lock = threading.Lock()
         self._refusal = ""
@@ -145,6 +147,12 @@ class Ledger:
     def head(self) -> tuple[int, str]:
         """Records written so far and the digest of the last one; of a ledger without a file, nothing."""
         return (0, "") if self._journal is None else (self._journal.count, self._journal.digest)
+
+    @property
+    def opened_at(self) -> tuple[int, str]:
+        """`head` as it was when the ledger was opened."""
+        chain = None if self._journal is None else self._journal.chain
+        return (0, "") if chain is None else (len(chain.digests), chain.digest)
 
     def holds(self, count: int, digest: str) -> bool:
         """Whether its record number `count` had this digest when the ledger was opened."""
@@ -243,6 +251,29 @@ class Ledger:
             for event in events:
                 remaining[self._match(event, remaining)] -= 1
 
+    def confess(self, text: str) -> None:
+        """Keeps something that the guarantee does not cover, once, for every statement from here on."""
+        if text not in self.confessed:
+            with self._lock:
+                self._check_open()
+                self._write({"confession": text})
+
+    @property
+    def confessed(self) -> tuple[str, ...]:
+        """What was confessed so far, and what the processes before this one declared."""
+        told = [line["confession"] for line in (*self._earlier.lines, *self._lines) if "confession" in line]
+        return tuple(dict.fromkeys(map(str, [*self._told("declared"), *told])))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the processes that worked on the run were warned of."""
+        return tuple(dict.fromkeys(self._told("warnings")))
+
+    def _told(self, key: str) -> list[str]:
+        """What header and resumed processes list under a key."""
+        begun = [self.facts, *(line for line in (*self._earlier.lines, *self._lines) if line.get("note") == "resumed")]
+        return [str(text) for facts in begun for text in cast("list[str]", facts.get(key, []))]
+
     def note(self, kind: str, **facts: object) -> None:
         """A line about the run's life, such as "finished" or "interrupted"; public facts only."""
         with self._lock:
@@ -254,7 +285,7 @@ class Ledger:
         """Ends the record: nothing can be charged afterwards."""
         with self._lock:
             try:
-                if not self._refusal:
+                if not self._refusal and os.getpid() == self._owner:
                     self._settle()
             finally:
                 self._refusal = self._refusal or "the ledger is closed"
@@ -272,8 +303,8 @@ class Ledger:
     def _settle(self) -> None:
         """Gives back the reserved steps of which nothing was drawn; they will not be."""
         reserved, self._reserved = self._reserved, {}
-        begun = {(stage, step) for stage, step, _ in self._keys}
-        unbegun = {key: event for key, event in reserved.items() if key[:2] not in begun}
+        last = max((step for stage, step, _ in self._keys if any(stage == key[0] for key in reserved)), default=-1)
+        unbegun = {key: event for key, event in reserved.items() if key[1] > last}
         if not unbegun:
             return
         self._write(
@@ -313,6 +344,8 @@ class Ledger:
     def _check_open(self) -> None:
         if self._refusal:
             raise BudgetError(f"nothing more can be charged: {self._refusal}")
+        if os.getpid() != self._owner:  # it would draw what its parent has reserved
+            raise LedgerError("the ledger belongs to another process: a fork may charge nothing")
 
     def _match(self, event: DpEvent, remaining: Mapping[DpEvent, int]) -> DpEvent:
         """The planned event this one is charged as: itself, or else the cheapest planned one that costs no less."""

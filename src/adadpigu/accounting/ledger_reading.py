@@ -9,6 +9,7 @@ end looks the same.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 FORMAT = "adadpigu-ledger-2"
 NAME = "ledger.log"
 """of a run's ledger, in its folder"""
+MOST_RESERVED = 4096
+"""steps in one reservation"""
 Line = dict[str, Any]
 
 
@@ -58,6 +61,8 @@ class LedgerRecord:
     """bytes of a record that was never finished"""
     damage: str = ""
     """why it cannot be trusted; empty where it can"""
+    digest: str = ""
+    """of the last record"""
 
     @property
     def plan(self) -> Plan:
@@ -114,7 +119,12 @@ class LedgerRecord:
         return dp_events.compose(self.spent())
 
     def epsilon(self) -> float:
-        """ε of what was charged, by PLD at the run's δ; of a damaged ledger, that of the whole plan."""
+        """ε of what was charged, by PLD at the run's δ; of a damaged ledger, that of the whole plan.
+
+        Infinite where a process drew noise that can be repeated.
+        """
+        if not all(life.secret for life in self.lives()):
+            return math.inf
         return epsilon(self.plan.event() if self.damage else self.events(), self.delta)
 
     @property
@@ -173,37 +183,61 @@ def inspect_ledger(path: Path) -> LedgerRecord:
 def record_of(chain: Chain, path: Path) -> LedgerRecord:
     """The record that a journal's lines make; refuses what is no ledger of a run."""
     if not chain.bodies:
-        begun = chain.torn or chain.head > 0  # else a process that ended while it made the two files leaves them so
-        what = (begun and chain.damage) or "it has no header, so nothing was charged yet"
+        what = chain.damage or "it has no header, so nothing was charged yet"
         raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
     header, lines = chain.bodies[0], chain.bodies[1:]
     if header.get("ledger") != FORMAT:
         raise LedgerError(f"ledger={str(path)!r} is not the ledger of a run ({FORMAT})")
-    record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage)
+    record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)
     try:
         _check(record)
-    except (AdaDPIGUError, KeyError, TypeError, ValueError, AttributeError):
+    except (AdaDPIGUError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 
 
+_KINDS = {
+    "charge": {"charge", "stage", "step", "draw", "event", "releases"},
+    "reserve": {"reserve", "stage", "step", "draws"},
+    "settle": {"settle", "stage", "step"},
+    "torn": {"torn", "steps", "charged"},
+    "confession": {"confession"},
+}
+"""lines by the key that names them, with the keys they have; besides, lists of releases, and notes with any facts"""
+_COUNTS = ("charge", "reserve", "settle", "torn", "steps", "step")
+
+
 def _check(record: LedgerRecord) -> None:
     """Raises some error unless every line says what such a line says, and no count is turned round."""
+    most = record.header["reserve"]
+    if not (type(most) is int and 1 <= most <= MOST_RESERVED):
+        raise ValueError
     left, end = 0, ("", 0)
     for line in record.lines:
+        _check_line(line, most)
         if "reserve" in line:
             left, end = line["reserve"], (line["stage"], line["step"] + line["reserve"])
-        elif "settle" in line:
-            left -= line["settle"]
-            if (line["stage"], line["step"] + line["settle"]) != end:  # it gives back the last ones of a reservation
+        elif "settle" in line:  # it gives back the last ones of a reservation, once
+            if line["settle"] > left or (line["stage"], line["step"] + line["settle"]) != end:
                 raise ValueError
-        counts = [line[key] for key in ("reserve", "settle", "torn", "steps", "step") if key in line]
-        counts += [count for _, count in line.get("charged", ())]
-        if left < 0 or not all(type(count) is int and count >= 0 for count in counts):
-            raise ValueError
-    if not (type(record.header["reserve"]) is int and record.header["reserve"] >= 1):
-        raise ValueError
+            left = 0
     check_delta(record.delta)
-    for event in record.spent():
+    spent = record.spent()
+    for event in spent:
         dp_events.sampled_gaussian(event)
+    if spent - record.plan.charges():
+        raise ValueError
     record.lives()
+
+
+def _check_line(line: Line, most: int) -> None:
+    kind = next((kind for kind in _KINDS if kind in line), None)
+    if kind is None and not isinstance(line.get("note"), str) and line.keys() != {"releases"}:
+        raise ValueError
+    if kind is not None and line.keys() != _KINDS[kind]:
+        raise ValueError
+    counts = [line[key] for key in _COUNTS if key in line] + [count for _, count in line.get("charged", ())]
+    if not all(type(count) is int and count >= 0 for count in counts) or line.get("reserve", 0) > most:
+        raise ValueError
+    for release in line.get("releases", ()):
+        str(release["name"]), float(release["noise_multiplier"] or 0), float(release["sensitivity"] or 0)

@@ -28,6 +28,8 @@ from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, LedgerError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+    from adadpigu.accounting.ledger import Ledger
+
 FORMAT = "adadpigu-shared-ledger-1"
 _PATIENCE = 10.0
 """seconds that a run waits for another one to have written its line"""
@@ -89,8 +91,8 @@ def best_order(budget: Budget) -> float:
 def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, order: float | None = None) -> None:
     """Makes a shared ledger, with what is fixed for good."""
     order = best_order(budget) if order is None else float(order)
-    if not (order > 1 and order.is_integer()):
-        raise InputError(f"order={order:g} is not a whole number of at least 2")
+    if not (order.is_integer() and 2 <= order <= WHOLE_ORDERS[-1]):
+        raise InputError(f"order={order:g} is not a whole number from 2 to {WHOLE_ORDERS[-1]:g}")
     if records < 1:
         raise InputError(f"records={records} is not at least 1")
     if rdp_limit(budget, order) <= 0:
@@ -137,9 +139,12 @@ def _record(chain: Chain, path: Path) -> SharedRecord:
             runs={str(line["run"]): line for line in chain.bodies[1:]},
             damage=chain.damage or torn,
         )
-        if not all(float(line["rdp"]) >= 0 for line in record.runs.values()):
-            raise ValueError
-    except (AdaDPIGUError, KeyError, TypeError, ValueError):
+        for line in record.runs.values():
+            count, digest = line["head"]
+            if not (float(line["rdp"]) >= 0 and type(count) is int and isinstance(digest, str)):
+                raise ValueError
+            str(line["method"]), str(line["state"]), str(line["time"])
+    except (AdaDPIGUError, KeyError, TypeError, ValueError, OverflowError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 
@@ -156,22 +161,44 @@ class SharedLedger:
                     f"{key}={here!r}: ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
                 )
 
-    def reserve(self, event: DpEvent, method: str, *, again: bool = False) -> SharedTotal:
-        """Reserves what a run's whole plan costs, or says how much is left; returns the total.
+    def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
+        """Reserves what a run's whole plan costs, or says how much is left.
 
-        `again`: for a run that goes on, and has to be there already.
+        A run that goes on has to be there already, with the ledger that it goes on with.
         """
         journal = self._open()
         try:
             record = self._whole(journal)
-            if again and self._run not in record.runs:
-                raise InputError(f"ledger={str(self._path)!r} does not know this run; allowed: the one it began with")
-            cost = self._cost(record, event)
-            line = {"run": self._run, "rdp": cost, "method": method, "state": "reserved", "time": _now()}
-            journal.append(line)
+            self._refuse_foreign(record, ledger)
+            journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))
         finally:
             journal.close()
+
+    def total(self) -> SharedTotal:
+        """What all runs may have spent by now."""
         return read_shared(self._path).total()
+
+    def _refuse_foreign(self, record: SharedRecord, ledger: Ledger) -> None:
+        """A run's ledger is never behind what the shared one knows of it: a copy or an older one would be."""
+        known = record.runs.get(self._run)
+        if known is None:
+            if ledger.count:
+                raise InputError(f"ledger={str(self._path)!r} does not know this run; allowed: the one it began with")
+            return
+        count, digest = known["head"]
+        settled = known["state"] == "settled"
+        if not (count == 0 or ledger.holds(count, digest)) or (settled and ledger.opened_at != (count, digest)):
+            raise LedgerError(f"ledger={str(self._path)!r}: another copy of this run has gone on meanwhile")
+
+    def _line(self, cost: float, head: tuple[int, str], method: str, state: str) -> dict[str, object]:
+        return {
+            "run": self._run,
+            "rdp": cost,
+            "method": method,
+            "state": state,
+            "head": list(head),
+            "time": _now(),
+        }
 
     def check(self, event: DpEvent) -> None:
         """Refuses what `reserve` would refuse now; writes nothing."""
@@ -184,12 +211,12 @@ class SharedLedger:
             raise BudgetError(_too_dear(record, others, cost))
         return cost
 
-    def settle(self, event: DpEvent, method: str) -> None:
-        """Gives back what the plan held and was never charged; `event` is all that ever was."""
+    def settle(self, ledger: Ledger, method: str) -> None:
+        """Gives back what the plan held and was never charged, by a ledger that is closed."""
         journal = self._open()
         try:
-            cost = rdp_at(event, self._whole(journal).order)
-            journal.append({"run": self._run, "rdp": cost, "method": method, "state": "settled", "time": _now()})
+            cost = rdp_at(ledger.events(), self._whole(journal).order)
+            journal.append(self._line(cost, ledger.head, method, "settled"))
         finally:
             journal.close()
 

@@ -21,7 +21,9 @@ _WIDTH = 100
 def render(report: PrivacyReport) -> str:
     """The whole statement; each paragraph wrapped at 100 columns."""
     if not report.private:
-        return "\n".join(_not_private(report))
+        history = ["", *_history(report)] if len(report.lives) > 1 else []
+        warned = [line for warning in report.warnings for line in ("", *_wrap(f"Warning: {warning}."))]
+        return "\n".join([*_not_private(report), *history, *warned])
     parts = [
         [_headline(report)],
         _protected(report),
@@ -91,7 +93,7 @@ def _interruption(report: PrivacyReport) -> list[str]:
 
 _ENDS = {
     "crashed": "it ended without notice (a crash, a kill or a power cut)",
-    "interrupted": "it was interrupted, and saved what it had",
+    "interrupted": "it was interrupted",
     "failed": "it failed",
     "exhausted": "it stopped before the budget would have been exceeded",
     "finished": "it finished",
@@ -114,10 +116,10 @@ def _history(report: PrivacyReport) -> list[str]:
 
 def _shared(total: SharedTotal) -> list[str]:
     return _wrap(
-        f"All runs on this data: {total.runs} runs share a ledger, and together they spend at most epsilon = "
-        f"{number(total.epsilon)} at delta = {total.delta:g}, of a budget of {total.budget:g} that was fixed before "
-        f"the first of them (Rényi accounting at order {total.order:g}, valid although later runs were chosen because "
-        "of earlier ones). Whoever knows all of them has learned no more than that."
+        f"All runs on this data: {total.runs} runs share a ledger, and when this was written they had spent at most "
+        f"epsilon = {number(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is the budget of "
+        f"{total.budget:g}, fixed before the first of them (Rényi accounting at order {total.order:g}, valid although "
+        "later runs were chosen because of earlier ones): whoever knows all of them learns no more than that."
     )
 
 

@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     try:
         code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
         if code == 130 and not isinstance(code, training.Interrupted):
-            print_error("interrupted before training began: nothing was spent")
+            print_error("interrupted before the first step: nothing was drawn")
         return int(code) if isinstance(code, int) else 0
     except InputError as error:
         print_error(str(error))

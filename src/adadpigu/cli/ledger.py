@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.output import Json, print_error, print_json, screen, table
@@ -28,28 +29,29 @@ def verify(run: Where, as_json: Json = False) -> int:
     Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
     continued apart.
     """
-    record = _read(run)
+    record = _read(run, as_json)
     if as_json:
         print_json(_facts(record))
     elif record.damage:
         print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}")
     else:
-        screen().print(f"whole: {_in_words(record)}", soft_wrap=True)
+        screen().print(f"whole: {_in_words(record)}", soft_wrap=True, markup=False)
     return 1 if record.damage else 0
 
 
 @app.command()
 def show(run: Where, as_json: Json = False) -> int:
     """Prints ε so far, every process that worked on the run, and every charge."""
-    record = _read(run)
+    record = _read(run, as_json)
     lines = _lines(record)
     if as_json:
         print_json({**_facts(record), "lines": lines})
         return 1 if record.damage else 0
-    screen().print(_in_words(record), soft_wrap=True)
+    screen().print(_in_words(record), soft_wrap=True, markup=False)
     for title, rows in _tables(record):
         screen().print(f"\n{title}")
-        screen().print(table(*rows))
+        columns, cells = rows
+        screen().print(table(columns, [[escape(cell) for cell in row] for row in cells]))
     if record.damage:
         print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}; nothing after that is shown")
     return 1 if record.damage else 0
@@ -76,10 +78,11 @@ def create(
     if as_json:
         print_json(_facts(record))
     else:
-        screen().print(_in_words(record), soft_wrap=True)
+        screen().print(_in_words(record), soft_wrap=True, markup=False)
 
 
-def _read(where: Path) -> LedgerRecord | SharedRecord:
+def _read(where: Path, as_json: bool) -> LedgerRecord | SharedRecord:
+    """What stands there; exits 1 where not even a header can be trusted."""
     from adadpigu.accounting.journal import read_journal
     from adadpigu.accounting.ledger_reading import NAME, record_of
     from adadpigu.accounting.shared import read_shared
@@ -88,6 +91,12 @@ def _read(where: Path) -> LedgerRecord | SharedRecord:
     if not path.is_file():
         raise InputError(f"run={str(where)!r} has no {NAME}; allowed: a run folder, or the file of a shared ledger")
     chain = read_journal(path)
+    if not chain.bodies and chain.damage:
+        if as_json:
+            print_json({"ok": False, "epsilon": None, "delta": None, "steps": None, "damage": chain.damage})
+        else:
+            print_error(f"run={str(where)!r}: the ledger is damaged: {chain.damage}")
+        raise typer.Exit(1)
     if chain.bodies and "shared" in chain.bodies[0]:
         return read_shared(path)
     return record_of(chain, path)
@@ -115,6 +124,11 @@ def _facts(record: LedgerRecord | SharedRecord) -> dict[str, object]:
         "delta": record.delta,
         "steps": record.steps,
         "planned_steps": record.plan.steps,
+        "spare_steps": record.plan.spare,
+        "private": math.isfinite(epsilon),
+        "run": record.header["facts"].get("run"),
+        "records": len(record.lines) + 1,
+        "digest": record.digest,
         "lives": [vars(life) for life in record.lives()],
         "torn": record.torn > 0,
         "damage": record.damage,
@@ -127,13 +141,17 @@ def _in_words(record: LedgerRecord | SharedRecord) -> str:
     if isinstance(record, SharedRecord):
         total = record.total()
         return (
-            f"{total.runs} runs on {record.dataset!r} have spent ε = {rounded_up(total.epsilon)} of {total.budget:g} "
+            f"{total.runs} run{'' if total.runs == 1 else 's'} on {record.dataset!r} spent "
+            f"ε = {rounded_up(total.epsilon)} of {total.budget:g} "
             f"at δ = {total.delta:g}, added up at RDP order {total.order:g}"
         )
     torn = "; a record that was never finished is counted as charged" if record.torn else ""
+    spare = f" and {record.plan.spare} spare" if record.plan.spare else ""
+    epsilon = record.epsilon()
+    spent = f"ε = {rounded_up(epsilon)} at δ = {record.delta:g}" if math.isfinite(epsilon) else "NOT PRIVATE"
     return (
-        f"ε = {rounded_up(record.epsilon())} at δ = {record.delta:g}, {record.steps} steps charged of "
-        f"{record.plan.steps} planned{torn}"
+        f"{spent}, {record.steps} steps charged of {record.plan.steps} planned{spare}{torn}; "
+        f"{len(record.lines) + 1} records, digest {record.digest}"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -75,7 +76,8 @@ class Progress:
 
     def begin(self, facts: Facts) -> None:
         self._target = facts.epsilon
-        budget = "not private" if facts.epsilon is None else f"(ε = {rounded_up(facts.epsilon)}, δ = {facts.delta:g})"
+        private = facts.epsilon is not None and facts.secret
+        budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
         self._console.print(
             f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
             f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}",
@@ -84,6 +86,11 @@ class Progress:
         if self._preset is not None:
             self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
         self._console.print(f"per-sample gradients by {facts.engine}", style="dim", soft_wrap=True)
+        if facts.steps_charged:
+            told = f"goes on after step {facts.steps_done} of {facts.steps}; {facts.steps_charged} steps charged so far"
+            self._console.print(told, soft_wrap=True)
+            for warning in facts.warnings:
+                self._console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
         if self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
@@ -94,7 +101,8 @@ class Progress:
                 _Rate(),
                 console=self._console,
             )
-            self._task = self._bar.add_task("training", total=facts.steps, **self._fields)
+            done = facts.steps_done
+            self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
             self._bar.start()
 
     def update(self, metrics: Metrics) -> None:

@@ -352,8 +352,7 @@ def _execute(
         resuming=resuming,
         shared=None if settings.ledger is None else Path(settings.ledger),
     )
-    if run.interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one Ctrl-C ends the run; the next ones must not lose its table
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: Ctrl-C must not lose its table
     try:
         draw_figures(run, folder / "figures")
     except Exception as error:  # a picture must not cost a run its table
@@ -366,7 +365,7 @@ def _conclude(run: Run) -> None:
     rows = [
         ["test accuracy", "—" if run.accuracy is None else f"{run.accuracy:.2%}"],
         ["ε (PLD, the one to cite)", rounded_up(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
-        ["ε (RDP)", rounded_up(privacy.epsilon_rdp)],
+        ["ε (RDP)", rounded_up(privacy.epsilon_rdp) if privacy.private else "—"],
         ["δ", f"{privacy.delta:g}"],
         ["noise multiplier σ", number(privacy.noise_multiplier)],
         ["steps", f"{run.steps}" if run.steps_done == run.steps else f"{run.steps_done} of {run.steps}"],

@@ -107,6 +107,9 @@ def _read(folder: Path) -> Checkpoint:
         if not whole:
             raise ValueError
         count, digest = facts["ledger"]
+        kinds = [(facts["step"], int), (facts["run"], str), (count, int), (digest, str)]
+        if not all(type(value) is kind for value, kind in kinds):
+            raise ValueError
         for metrics in facts["metrics"]:
             Metrics(**metrics)
         return Checkpoint(

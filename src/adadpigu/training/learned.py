@@ -28,6 +28,9 @@ class Learned:
         if state is not None:
             for name, module in self._modules.items():
                 _put_back(module, part(name, state))
+        self._untrained = {
+            name: _copies_of_untrained(module) for name, module in self._modules.items() if name != "normaliser"
+        }
         self.optimiser = MaskedOptimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
         self.running = prepared.method.begin(prepared.setting())
         self.average = _average(prepared, self.optimiser.weights)
@@ -44,11 +47,17 @@ class Learned:
             self.average.load(part("average", state))
 
     def state(self) -> State:
-        """What a checkpoint keeps."""
+        """What a checkpoint keeps; of a model, what is not trained as it was before the first record was seen."""
         found = named("optimiser", self.optimiser.state()) | named("method", self.running.state())
         for name, module in self._modules.items():
-            found |= named(name, stored_tensors(module))
+            found |= named(name, stored_tensors(module) | self._untrained.get(name, {}))
         return found if self.average is None else found | named("average", self.average.state())
+
+
+def _copies_of_untrained(module: nn.Module) -> State:
+    """Buffers and frozen parameters: a forward that wrote a record into one must not get it into a file."""
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return {name: tensor.detach().clone() for name, tensor in stored_tensors(module).items() if name not in trained}
 
 
 @torch.no_grad()

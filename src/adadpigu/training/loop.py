@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -39,7 +39,7 @@ from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.preparation import Preparation, trained_models
 from adadpigu.training.recording import CudaGraphs, RecordedSteps
-from adadpigu.training.reporting import report_on
+from adadpigu.training.reporting import RAN_OUT, report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
 from adadpigu.training.stopping import StopRequest
@@ -66,7 +66,7 @@ class Session:
         tape: Tape | None = None,
         store: RunFolder | None = None,
         checkpoint: Checkpoint | None = None,
-        shared: SharedTotal | None = None,
+        shared: Callable[[], SharedTotal] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own."""
@@ -130,7 +130,7 @@ class Session:
             with contextlib.suppress(LedgerError):  # a disk that takes no more: what was spent stands there already
                 self._note("failed", error=type(error).__name__)
             with contextlib.suppress(InputError):
-                self._report(interrupted=True, failed=True)
+                self._report(interrupted=True)
             with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
                 self._layout.write(self._p.model, self._start)
                 self._untrained.put_back()
@@ -169,7 +169,7 @@ class Session:
             observer.end(run)
         return run
 
-    def _report(self, interrupted: bool, failed: bool = False) -> PrivacyReport:
+    def _report(self, interrupted: bool) -> PrivacyReport:
         """What was spent, and what is claimed; stored where there is a folder."""
         privacy = report_on(
             self._p,
@@ -178,9 +178,7 @@ class Session:
             done=self._done,
             interrupted=interrupted,
             exposed=self._exposed,
-            failed=failed,
-            ran_out=self._draws.ran_out,
-            shared=self._shared,
+            shared=None if self._shared is None else self._shared(),
         )
         if self._store is not None:
             self._store.write_privacy(privacy)
@@ -209,11 +207,23 @@ class Session:
                     self._running.begin_step(stage, index, self._parameters)
                     self._step(number, index)
                 self._done += 1
+                self._confess()
                 self._tell_step(stage.name, looks)
                 self._save_if_due()
             before += stage.steps
-        self._save()  # before the ledger says that it is finished: all that is written after it can be written again
+            if self._last_of_its_kind(number):
+                self._save()
         return "finished"
+
+    def _last_of_its_kind(self, number: int) -> bool:
+        """Whether no later stage has the same draws: steps of this one could not be paid for out of it."""
+        kinds = [stage.draws for stage in self._p.plan.stages]
+        return kinds[number] not in kinds[number + 1 :]
+
+    def _confess(self) -> None:
+        """What the guarantee does not cover stands on the ledger, so that a later process says it too."""
+        if self._draws.ran_out:
+            self._ledger.confess(RAN_OUT)
 
     def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
         """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
@@ -235,6 +245,8 @@ class Session:
         """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
         if self._checkpoints is None or self._done == self._kept:
             return
+        if (refusal := self._untrained.put_back()) is not None:
+            raise refusal
         self._checkpoints.save(
             Checkpoint(
                 step=self._done,
@@ -327,7 +339,7 @@ class Session:
         steps = self._p.plan.steps
         every = self._p.options.evaluate_every or max(1, -(-steps // 20))
         at = sorted({*range(every, steps + 1, every), steps})
-        if not self._p.method.private:
+        if not (self._p.method.private and self._randomness.private):
             return dict.fromkeys(at)
         return dict(zip(at, epsilon_curve(self._p.plan, self._p.delta, at), strict=True))
 
@@ -344,6 +356,9 @@ class Session:
             delta=p.delta,
             engine=p.engine.reason,
             warnings=p.warnings,
+            steps_done=self._done,
+            steps_charged=sum(life.steps for life in self._ledger.lives()),
+            secret=self._randomness.private,
         )
         for observer in self._observers:
             observer.begin(facts)

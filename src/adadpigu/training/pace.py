@@ -23,6 +23,8 @@ from adadpigu.training.preparation import Preparation
 SHARE = 0.02
 """of a step's time that the ledger may take"""
 _MOST = 128
+_OF_THE_PLAN = 0.05
+"""the share of a run's steps that one crash may cost at most"""
 _RECORDS = 256
 """on which a step is rehearsed on a CPU; one of more records takes longer in proportion"""
 _FEW = 8
@@ -36,7 +38,8 @@ def steps_to_reserve(prepared: Preparation, folder: Path) -> int:
     """A power of two, so that it tells little about the machine."""
     limit = SHARE * step_seconds(prepared)
     needed = append_seconds(folder) / max(limit, 1e-9)
-    return int(min(_MOST, 2 ** max(0, math.ceil(math.log2(max(needed, 1.0))))))
+    most = max(1, min(_MOST, int(_OF_THE_PLAN * prepared.plan.steps)))
+    return int(min(most, 2 ** max(0, math.ceil(math.log2(max(needed, 1.0))))))
 
 
 def append_seconds(folder: Path, times: int = 5) -> float:

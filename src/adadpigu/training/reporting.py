@@ -9,6 +9,8 @@ from adadpigu.accounting.shared import SharedTotal
 from adadpigu.randomness import Randomness
 from adadpigu.training.preparation import Preparation
 
+RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
+_FAILED = "that the run failed, and when: an error amid private records is not noised"
 _COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
 
 
@@ -20,8 +22,6 @@ def report_on(
     done: int,
     interrupted: bool,
     exposed: bool,
-    failed: bool = False,
-    ran_out: bool = False,
     shared: SharedTotal | None = None,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
@@ -47,15 +47,16 @@ def report_on(
         shared=shared,
         not_covered=[
             *([_COMPARED] if shared is not None else []),
-            *(["that the run failed, and when: an error amid private records is not noised"] if failed else []),
-            *(["that the GPU ran out of memory over a draw, and when: that is not noised"] if ran_out else []),
-            *_declared(prepared),
+            *([_FAILED] if any(life.end == "failed" for life in lives) else []),
+            *ledger.confessed,
+            *declared_by(prepared),
         ],
-        warnings=prepared.warnings,
+        warnings=[*ledger.warnings, *prepared.warnings],
     )
 
 
-def _declared(prepared: Preparation) -> list[str]:
+def declared_by(prepared: Preparation) -> list[str]:
+    """All that is taken as public because somebody says so."""
     facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
     front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
     return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared())]

@@ -31,7 +31,6 @@ FREE = frozenset(
         "execution",
         "evaluate_every",
         "checkpoint_every",
-        "reserve",
         "ledger",
     }
 )
@@ -85,7 +84,10 @@ def refuse_unfit(folder: Path) -> None:
 def noise_of(folder: Path) -> float | None:
     """σ of the run in a folder, which goes on with it whatever a calibration would find today; None: no guarantee."""
     header = read_ledger(_ledger_path(folder)).header
-    sigma = float(header["facts"]["settings"]["noise_multiplier"])
+    try:
+        sigma = float(header["facts"]["settings"]["noise_multiplier"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"resume={str(folder)!r}: its ledger does not tell the run's noise_multiplier") from None
     return sigma if sigma > 0 else None
 
 
@@ -98,11 +100,12 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
     ledger = Ledger.resume(_ledger_path(out))
     try:
+        _refuse_odd(ledger, out)
         _refuse_ended(ledger.lives(), out)
-        _refuse_changed(prepared, ledger)
         checkpoint, problems = Checkpoints(out).newest()
         if checkpoint is not None:
             _refuse_foreign(checkpoint, ledger, out)
+        _refuse_changed(prepared, ledger)
         prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
         folder = RunFolder.reopen(out, () if checkpoint is None else checkpoint.metrics)
     except BaseException:
@@ -111,9 +114,19 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     return Begun(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
 
 
+def _refuse_odd(ledger: Ledger, out: Path) -> None:
+    """The facts that a run needs to go on; a stranger's ledger may have others."""
+    facts, kinds = ledger.facts, {"run": str, "settings": dict, "seed": int, "shared": bool}
+    odd = next((key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)), None)
+    if odd is not None:
+        raise InputError(f"resume={str(out)!r}: the ledger's {odd}={facts.get(odd)!r} is not what a run writes")
+
+
 def _ledger_path(folder: Path) -> Path:
     if not (folder / NAME).is_file():
-        raise InputError(f"resume={str(folder)!r} has no {NAME}; allowed: a folder that `adadpigu train` wrote")
+        raise InputError(
+            f"resume={str(folder)!r} has no {NAME}, so nothing was charged; allowed: the folder of a run that has begun"
+        )
     return folder / NAME
 
 

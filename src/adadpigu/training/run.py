@@ -54,6 +54,12 @@ class Facts:
     delta: float
     engine: str
     warnings: tuple[str, ...]
+    steps_done: int = 0
+    """before this process"""
+    steps_charged: int = 0
+    """until now, by all processes"""
+    secret: bool = True
+    """whether nobody can repeat the noise"""
 
 
 class Observer(Protocol):
@@ -133,7 +139,8 @@ class RunFolder:
         folder = cls.__new__(cls)
         folder.path = path
         with _writing(path):
-            (path / SUMMARY).unlink(missing_ok=True)
+            for name in (SUMMARY, "privacy.json", "statement.txt", "model.safetensors"):  # of a process before this one
+                (path / name).unlink(missing_ok=True)
             folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
             folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         return folder

@@ -6,7 +6,7 @@ import contextlib
 import json
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
+from adadpigu.training.reporting import declared_by
 from adadpigu.training.resuming import Begun, noise_of, settings_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.run import Observer, Run, RunFolder, check_free
@@ -122,6 +123,10 @@ def train_prepared(
         prepared = replace(prepared, warnings=prepared.warnings + again)
     source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
     drawn_by = {"randomness": source.description, "secret": source.private}
+    if shared is not None and not source.private:
+        raise InputError("reproducible noise on a shared ledger: no total could cover it; allowed: secret noise")
+    if shared is not None and prepared.options.diagnostics:
+        raise InputError("diagnostics=True on a shared ledger: no total could cover them; allowed: one or the other")
     if resuming:
         assert out is not None
         begun = resume_run(prepared, out)
@@ -130,9 +135,11 @@ def train_prepared(
             SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records).check(prepared.plan.event())
         begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
     prepared, ledger, checkpoint = begun.prepared, begun.ledger, begun.checkpoint
-    with ledger, _shared(begun, shared, again=resuming) as total:
+    with ledger, _shared(begun, shared) as total:
         if resuming:
-            ledger.note("resumed", step=0 if checkpoint is None else checkpoint.step, **drawn_by)
+            step = 0 if checkpoint is None else checkpoint.step
+            told = {"warnings": list(prepared.warnings), "declared": declared_by(prepared)}
+            ledger.note("resumed", step=step, **drawn_by, **told)
         session = Session(
             prepared,
             ledger=ledger,
@@ -167,6 +174,8 @@ def _begin(
             "settings": settings_of(prepared),
             "seed": prepared.seed,
             "versions": library_versions(),
+            "warnings": list(prepared.warnings),
+            "declared": declared_by(prepared),
             **facts,
         },
     )
@@ -174,7 +183,7 @@ def _begin(
 
 
 @contextlib.contextmanager
-def _shared(begun: Begun, path: Path | None, *, again: bool) -> Iterator[SharedTotal | None]:
+def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTotal] | None]:
     """Within it the whole plan is reserved on a shared ledger, if any; what was never charged is then given back."""
     ledger, plan, method = begun.ledger, begun.prepared.plan, begun.prepared.method.name
     if path is None:
@@ -184,13 +193,13 @@ def _shared(begun: Begun, path: Path | None, *, again: bool) -> Iterator[SharedT
         return
     data = begun.prepared.data
     place = SharedLedger(path, dataset=data.name, records=data.records, run=str(ledger.facts["run"]))
-    total = place.reserve(plan.event(), method, again=again)
+    place.reserve(plan.event(), ledger, method)
     try:
-        yield total
+        yield place.total
     finally:
         ledger.close()
         try:
-            place.settle(ledger.events(), method)
+            place.settle(ledger, method)
         except LedgerError as error:
             warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
 
