@@ -30,6 +30,10 @@ class LedgerError(InputError):
     """A ledger that cannot be read, trusted or written: nothing is drawn that it does not hold."""
 
 
+class LedgerInUseError(LedgerError):
+    """A ledger that another process writes to."""
+
+
 class PrivacyLineError(AdaDPIGUError, TypeError):
     """A sensitive value reached code that may only see releases, or a release was made outside the mechanism."""
 

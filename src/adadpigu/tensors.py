@@ -23,6 +23,7 @@ from typing import BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
+from adadpigu.durable import sync_folder
 from adadpigu.errors import InputError, first_line
 
 MOST_HEADER = 1 << 24
@@ -123,19 +124,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             with contextlib.suppress(OSError):
                 Path(name).unlink()
             raise
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InputError(f"{str(path)!r} cannot be written: {reason.lower()}") from error
-
-
-def _sync(folder: Path) -> None:
-    """Makes a move within a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _refuse(path: Path, what: str, reason: str) -> NoReturn:

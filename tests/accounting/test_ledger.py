@@ -137,15 +137,49 @@ def test_releases_that_share_a_draw_are_one_charge_with_their_own_multipliers(pa
     assert line["releases"] == pair
 
 
-def test_affordability_is_checked_for_all_draws_of_a_step_together() -> None:
+def test_a_step_is_covered_with_all_its_draws_or_refused() -> None:
     ledger = Ledger(PLAN)
-    ledger.ensure_affordable([EVENT] * 3)
+    draws = dict.fromkeys("abcd", EVENT)
+    ledger.cover("training", 0, {name: draws[name] for name in "abc"}, left=1)
     with pytest.raises(BudgetError):
-        ledger.ensure_affordable([EVENT] * 4)
+        ledger.cover("training", 0, draws, left=1)
     assert ledger.count == 0
     charge(ledger)
     with pytest.raises(BudgetError):
-        ledger.ensure_affordable([EVENT] * 3)
+        ledger.cover("training", 1, {name: draws[name] for name in "abc"}, left=1)
+
+
+@pytest.mark.parametrize("sigma", [2.0 * (1 - 1e-6), 1.99])
+def test_hardly_less_noise_than_planned_is_less_noise(sigma: float) -> None:
+    ledger = Ledger(PLAN)
+    with pytest.raises(BudgetError):
+        ledger.charge(draw_event(0.1, [sigma]), stage="training", step=0, draw="batch")
+
+
+def test_of_a_release_the_widest_bound_and_the_least_noise_are_kept() -> None:
+    ledger = Ledger(plan_for(0.1, 3)(1.0))
+    for step, (bound, sigma) in enumerate([(1.0, 2.0), (3.0, 4.0), (2.0, 3.0)]):
+        charge(ledger, step, event=draw_event(0.1, [sigma]), sensitivity=bound, noise_multiplier=sigma)
+    (release,) = ledger.released
+    assert (release.sensitivity, release.noise_multiplier) == (3.0, 2.0)
+
+
+def test_a_reservation_ends_with_its_stage(path: Path) -> None:
+    with Ledger(plan_for(0.1, 10)(2.0), path=path, reserve=8) as ledger:
+        ledger.cover("training", 0, {"batch": EVENT}, left=3)
+        assert ledger.count == 3
+
+
+def test_a_record_is_held_by_its_digest_not_by_its_number(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.log"
+    for place in (path, other):
+        with Ledger(PLAN, path=place) as ledger:
+            charge(ledger)
+            count, digest = ledger.head
+    resumed = Ledger.resume(path)
+    assert not resumed.holds(count, digest)
+    assert resumed.holds(*resumed.opened_at)
+    resumed.close()
 
 
 def test_a_plan_beyond_its_budget_is_refused_before_anything_is_written(path: Path) -> None:
@@ -165,7 +199,7 @@ def test_a_closed_ledger_takes_no_charge(path: Path) -> None:
     ledger = Ledger(PLAN, path=path)
     ledger.close()
     ledger.close()
-    for attempt in (charge, lambda it: it.note("late"), lambda it: it.ensure_affordable([])):
+    for attempt in (charge, lambda it: it.note("late"), lambda it: it.cover("training", 0, {}, left=1)):
         with pytest.raises(BudgetError, match="closed"):
             attempt(ledger)
 

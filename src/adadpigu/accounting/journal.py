@@ -24,11 +24,12 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from adadpigu.durable import sync_folder
-from adadpigu.errors import LedgerError
+from adadpigu.errors import LedgerError, LedgerInUseError
 
 START = "0" * 64
 """the digest before the first record"""
@@ -56,6 +57,11 @@ class Chain:
     def digest(self) -> str:
         """Of the last record."""
         return self.digests[-1] if self.digests else START
+
+
+def now() -> str:
+    """The time, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def head_path(path: Path) -> Path:
@@ -198,7 +204,7 @@ class Journal:
             raise LedgerError(f"ledger={str(path)!r} stands there already; each run has its own") from None
         except BlockingIOError:
             self.close()
-            raise LedgerError(f"ledger={str(path)!r} is in use by another process; allowed: one writer") from None
+            raise LedgerInUseError(f"ledger={str(path)!r} is in use by another process; allowed: one writer") from None
         except OSError as error:
             self.close()
             raise LedgerError(f"ledger={str(path)!r} cannot be written: {error.strerror}") from None

@@ -12,9 +12,8 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Self, cast
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.budget import Budget
-from adadpigu.accounting.journal import Journal
+from adadpigu.accounting.journal import Journal, now
 from adadpigu.accounting.ledger_reading import FORMAT, MOST_RESERVED, LedgerRecord, Life, record_of
 from adadpigu.accounting.plan import Plan
 from adadpigu.errors import BudgetError, InputError, LedgerError
@@ -77,7 +76,7 @@ class Ledger:
         header: dict[str, object] = {
             "ledger": FORMAT,
             "relation": RELATION,
-            "time": _now(),
+            "time": now(),
             "plan": plan.to_json(),
             "budget": None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta},
             "delta": delta if budget is None else budget.delta,
@@ -243,14 +242,6 @@ class Ledger:
             # only now: what is not on the file must never be given back there
             self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
 
-    def ensure_affordable(self, events: Iterable[DpEvent]) -> None:
-        """Raises a `BudgetError` unless the plan still holds all of these together; charges nothing."""
-        with self._lock:
-            self._check_open()
-            remaining = self._remaining.copy()
-            for event in events:
-                remaining[self._match(event, remaining)] -= 1
-
     def confess(self, text: str) -> None:
         """Keeps something that the guarantee does not cover, once, for every statement from here on."""
         if text not in self.confessed:
@@ -279,7 +270,7 @@ class Ledger:
         with self._lock:
             self._check_open()
             self._settle()
-            self._write({"note": kind, "time": _now(), **facts})
+            self._write({"note": kind, "time": now(), **facts})
 
     def close(self) -> None:
         """Ends the record: nothing can be charged afterwards."""
@@ -414,7 +405,3 @@ def _public(release: Mapping[str, object]) -> dict[str, object]:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in release.items()
     }
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -14,16 +14,15 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting.budget import Budget
 from adadpigu.accounting.closed_forms import rdp_to_epsilon_improved
-from adadpigu.accounting.journal import Chain, Journal, read_journal
+from adadpigu.accounting.journal import Chain, Journal, now, read_journal
 from adadpigu.accounting.rdp import WHOLE_ORDERS, rdp_values
 from adadpigu.accounting.spending import spending_of
-from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, LedgerError
+from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, LedgerError, LedgerInUseError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -103,7 +102,7 @@ def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, ord
         journal.append(
             {
                 "shared": FORMAT,
-                "time": _now(),
+                "time": now(),
                 "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
                 "order": order,
                 "dataset": dataset,
@@ -197,7 +196,7 @@ class SharedLedger:
             "method": method,
             "state": state,
             "head": list(head),
-            "time": _now(),
+            "time": now(),
         }
 
     def check(self, event: DpEvent) -> None:
@@ -226,8 +225,8 @@ class SharedLedger:
         while True:
             try:
                 return Journal(self._path, new=False)
-            except LedgerError as error:
-                if "in use" not in str(error) or time.monotonic() > deadline:
+            except LedgerInUseError:
+                if time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
 
@@ -252,7 +251,3 @@ def _too_dear(record: SharedRecord, others: float, cost: float) -> str:
         f"epsilon={budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent {spent:.4g}, and with "
         f"this one it would be {together:.4g} (at order {record.order:g}); allowed: fewer steps or more noise"
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -106,6 +106,7 @@ def resume(prepared: Preparation, out: Path) -> Begun:
         if checkpoint is not None:
             _refuse_foreign(checkpoint, ledger, out)
         _refuse_changed(prepared, ledger)
+        _refuse_edited(ledger, out)
         prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
         folder = RunFolder.reopen(out, () if checkpoint is None else checkpoint.metrics)
     except BaseException:
@@ -116,7 +117,7 @@ def resume(prepared: Preparation, out: Path) -> Begun:
 
 def _refuse_odd(ledger: Ledger, out: Path) -> None:
     """The facts that a run needs to go on; a stranger's ledger may have others."""
-    facts, kinds = ledger.facts, {"run": str, "settings": dict, "seed": int, "shared": bool}
+    facts, kinds = ledger.facts, {"run": str, "settings": dict, "seed": int, "shared": bool, "config": str}
     odd = next((key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)), None)
     if odd is not None:
         raise InputError(f"resume={str(out)!r}: the ledger's {odd}={facts.get(odd)!r} is not what a run writes")
@@ -143,6 +144,16 @@ def _refuse_changed(prepared: Preparation, ledger: Ledger) -> None:
             raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
     if ledger.plan != prepared.plan:
         raise InputError("the plan is not the one that the run began with: its stages or draws have changed")
+
+
+def _refuse_edited(ledger: Ledger, out: Path) -> None:
+    """What `settings_of` does not tell apart, such as a front, stands in the config as it was written."""
+    try:
+        found = sha256((out / "config.toml").read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"resume={str(out)!r}: config.toml cannot be read: {error.strerror}") from None
+    if found != ledger.facts["config"]:
+        raise InputError(f"resume={str(out)!r}: its config.toml was edited; allowed: as the run began")
 
 
 def _refuse_foreign(checkpoint: Checkpoint, ledger: Ledger, out: Path) -> None:

@@ -8,6 +8,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
     """The folder and the ledger of a new run."""
-    folder = None if out is None else RunFolder(out, config or _describe(prepared))
+    config = config or _describe(prepared)
+    folder = None if out is None else RunFolder(out, config)
     if folder is not None:
         for name, text in {"data.json": _facts(prepared.data), **files}.items():
             folder.write_text(name, text)
@@ -173,6 +175,7 @@ def _begin(
             "dataset": prepared.data.name,
             "settings": settings_of(prepared),
             "seed": prepared.seed,
+            "config": sha256(config.encode()).hexdigest(),
             "versions": library_versions(),
             "warnings": list(prepared.warnings),
             "declared": declared_by(prepared),
