@@ -165,7 +165,7 @@ class SharedLedger:
 
         A run that goes on has to be there already, with the ledger that it goes on with.
         """
-        journal = self._open()
+        journal = self._writer()
         try:
             record = self._whole(journal)
             self._refuse_foreign(record, ledger)
@@ -212,14 +212,14 @@ class SharedLedger:
 
     def settle(self, ledger: Ledger, method: str) -> None:
         """Gives back what the plan held and was never charged, by a ledger that is closed."""
-        journal = self._open()
+        journal = self._writer()
         try:
             cost = rdp_at(ledger.events(), self._whole(journal).order)
             journal.append(self._line(cost, ledger.head, method, "settled"))
         finally:
             journal.close()
 
-    def _open(self) -> Journal:
+    def _writer(self) -> Journal:
         """Waits a while for another run to have written its line."""
         deadline = time.monotonic() + _PATIENCE
         while True:

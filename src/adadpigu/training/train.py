@@ -80,6 +80,8 @@ def train(
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
     folder, shared = (None if path is None else Path(path) for path in (out, ledger))
+    if not isinstance(resume, bool):
+        raise InputError(f"resume={resume!r} is not True or False; the folder of the run is given as out")
     if folder is None and resume:
         raise InputError("resume=True without out; allowed: with the folder of the run that goes on")
     if folder is not None and resume and chosen.noise_multiplier is None:
@@ -122,6 +124,8 @@ def train_prepared(
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
+    if not isinstance(randomness, str | None) and not hasattr(randomness, "normal"):
+        raise InputError(f"randomness={randomness!r}; allowed: 'secure', 'fast', or an object that draws as they do")
     source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
     drawn_by = {"randomness": source.description, "secret": source.private}
     if shared is not None and not source.private:
