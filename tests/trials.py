@@ -7,14 +7,16 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from adadpigu.accounting import Budget
 from adadpigu.data import DataSet, TensorRecords, load_dataset
 from adadpigu.features.front import Front
 from adadpigu.mechanism import Tape
-from adadpigu.methods import Method
+from adadpigu.methods import Method, make_method
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
 
@@ -101,3 +103,12 @@ def mask_of(positions: object, size: int) -> torch.Tensor:
     mask = torch.zeros(size, dtype=torch.bool)
     mask[torch.as_tensor(positions)] = True
     return mask
+
+
+def method_case(case: tuple[str, dict[str, object]], folders: pytest.TempPathFactory) -> Method:
+    """A method by name and options; the public model that an option asks for is made."""
+    name, options = case
+    if "public_model" in options:
+        options = {**options, "public_model": str(folders.mktemp("public") / "model.safetensors")}
+        save_file(dict(small_net(seed=5).named_parameters()), str(options["public_model"]))
+    return make_method(name, options)

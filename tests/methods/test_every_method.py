@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from scipy.stats import chi2
 from torch import Tensor, nn
 
@@ -23,13 +22,13 @@ from adadpigu.audit.replay import NeighbourCoins, Player, RecordedCoins, Recorde
 from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.mechanism import Release
-from adadpigu.methods import Method, all_methods, make_method
+from adadpigu.methods import Method, all_methods
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
 from open_method import OpenMethod
-from trials import prepare_small, small_digits, small_net, weights
+from trials import method_case, prepare_small, small_digits, small_net, weights
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5, "clip_norm": 0.7}},
@@ -83,13 +82,7 @@ HOSTILE: dict[str, tuple[Tensor, int]] = {
 @pytest.fixture(scope="module", params=[*CASES, "all the frame allows"])
 def method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Method:
     """Every registered method with its defaults and its variants, and one that uses all the frame allows."""
-    if request.param not in CASES:
-        return OpenMethod()
-    name, options = CASES[request.param]
-    if "public_model" in options:
-        options = {**options, "public_model": str(tmp_path_factory.mktemp("public") / "model.safetensors")}
-        save_file(dict(small_net(seed=5).named_parameters()), str(options["public_model"]))
-    return make_method(name, options)
+    return method_case(CASES[request.param], tmp_path_factory) if request.param in CASES else OpenMethod()
 
 
 @pytest.fixture(scope="module")

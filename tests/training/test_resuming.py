@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adadpigu.accounting import read_ledger
@@ -29,7 +28,7 @@ from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.draws import Draws
 from open_method import OpenMethod
-from trials import prepare_small, small_digits, small_net
+from trials import method_case, prepare_small, small_digits, small_net
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5}},
@@ -74,13 +73,7 @@ OPTIMISERS = sorted(
 @pytest.fixture(scope="module", params=[*CASES, "all the frame allows"])
 def method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Method:
     """Every registered method with its defaults and with options that change what it learns."""
-    if request.param not in CASES:
-        return OpenMethod()
-    name, options = CASES[request.param]
-    if "public_model" in options:
-        options = {**options, "public_model": str(tmp_path_factory.mktemp("public") / "model.safetensors")}
-        save_file(dict(small_net(seed=5).named_parameters()), str(options["public_model"]))
-    return make_method(name, options)
+    return method_case(CASES[request.param], tmp_path_factory) if request.param in CASES else OpenMethod()
 
 
 class ByStep(ReproducibleRandomness):

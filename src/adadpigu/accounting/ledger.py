@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
@@ -158,9 +158,14 @@ class Ledger:
         digests = () if self._journal is None else self._journal.chain.digests
         return 0 < count <= len(digests) and digests[count - 1] == digest
 
+    @property
+    def record(self) -> LedgerRecord:
+        """What stands on it by now."""
+        return LedgerRecord(header=self._earlier.header, lines=(*self._earlier.lines, *self._lines))
+
     def lives(self) -> tuple[Life, ...]:
         """The processes that have worked on the run; this one as if it ended now."""
-        return LedgerRecord(header=self._earlier.header, lines=(*self._earlier.lines, *self._lines)).lives()
+        return self.record.lives()
 
     def events(self) -> DpEvent:
         """Everything charged so far, composed."""
@@ -244,26 +249,10 @@ class Ledger:
 
     def confess(self, text: str) -> None:
         """Keeps something that the guarantee does not cover, once, for every statement from here on."""
-        if text not in self.confessed:
+        if text not in self.record.confessed:
             with self._lock:
                 self._check_open()
                 self._write({"confession": text})
-
-    @property
-    def confessed(self) -> tuple[str, ...]:
-        """What was confessed so far, and what the processes before this one declared."""
-        told = [line["confession"] for line in (*self._earlier.lines, *self._lines) if "confession" in line]
-        return tuple(dict.fromkeys(map(str, [*self._told("declared"), *told])))
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the processes that worked on the run were warned of."""
-        return tuple(dict.fromkeys(self._told("warnings")))
-
-    def _told(self, key: str) -> list[str]:
-        """What header and resumed processes list under a key."""
-        begun = [self.facts, *(line for line in (*self._earlier.lines, *self._lines) if line.get("note") == "resumed")]
-        return [str(text) for facts in begun for text in cast("list[str]", facts.get(key, []))]
 
     def note(self, kind: str, **facts: object) -> None:
         """A line about the run's life, such as "finished" or "interrupted"; public facts only."""
@@ -294,7 +283,8 @@ class Ledger:
     def _settle(self) -> None:
         """Gives back the reserved steps of which nothing was drawn; they will not be."""
         reserved, self._reserved = self._reserved, {}
-        last = max((step for stage, step, _ in self._keys if any(stage == key[0] for key in reserved)), default=-1)
+        stages = {stage for stage, _, _ in reserved}
+        last = max((step for stage, step, _ in self._keys if stage in stages), default=-1)
         unbegun = {key: event for key, event in reserved.items() if key[1] > last}
         if not unbegun:
             return

@@ -84,6 +84,20 @@ class LedgerRecord:
         """What was noted of the run's life."""
         return tuple(line for line in self.lines if "note" in line)
 
+    @property
+    def confessed(self) -> tuple[str, ...]:
+        """What the guarantee does not cover: declared by the processes that worked on the run, or confessed since."""
+        told = [line["confession"] for line in self.lines if "confession" in line]
+        return tuple(dict.fromkeys(map(str, [*self._told("declared"), *told])))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What these processes were warned of."""
+        return tuple(dict.fromkeys(self._told("warnings")))
+
+    def _told(self, key: str) -> list[str]:
+        return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
+
     def spent(self) -> Counter[DpEvent]:
         """How often each event was charged."""
         found: Counter[DpEvent] = Counter()

@@ -9,11 +9,9 @@ Weights are functions of releases, so they are public at every moment, and so is
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -24,13 +22,12 @@ from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
 from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.beside import join
-from adadpigu.data.datasets import TensorRecords
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running, Stage
-from adadpigu.randomness import DeviceRandomness, Randomness
+from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.draws import Draws
@@ -38,11 +35,11 @@ from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.preparation import Preparation, trained_models
-from adadpigu.training.recording import CudaGraphs, RecordedSteps
+from adadpigu.training.recording import recorded_steps
 from adadpigu.training.reporting import RAN_OUT, report_on
 from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
-from adadpigu.training.stopping import StopRequest
+from adadpigu.training.stopping import StopRequest, undisturbed
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -97,11 +94,14 @@ class Session:
         self._average = self._learned.average
         self._start = self._parameters.clone()
         self._untrained = Untrained(prepared.model)
-        self._steps = self._recorded_steps(recorder)
+        self._steps = recorded_steps(
+            prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
+        )
         self._metrics: list[Metrics] = []
         self._done = 0
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
+        self._confessed = False
         self._checkpoints = None if store is None else Checkpoints(store.path)
         if self._checkpoints is not None and (name := self._running.unstated()) is not None:
             self._checkpoints = None
@@ -137,7 +137,7 @@ class Session:
                 if self._p.released_norm is not None:
                     self._p.released_norm.reset()
             raise
-        with _undisturbed():
+        with undisturbed():
             return self._finish(end, start)
 
     def _finish(self, end: End, start: float) -> Run:
@@ -222,8 +222,9 @@ class Session:
 
     def _confess(self) -> None:
         """What the guarantee does not cover stands on the ledger, so that a later process says it too."""
-        if self._draws.ran_out:
+        if self._draws.ran_out and not self._confessed:
             self._ledger.confess(RAN_OUT)
+            self._confessed = True
 
     def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
         """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
@@ -268,28 +269,6 @@ class Session:
         norm = self._p.released_norm
         assert norm is not None
         release_normalisation(norm, self._draws, self._p.data.records)
-
-    def _recorded_steps(self, recorder: Recorder | None) -> RecordedSteps:
-        """Where a GPU may record steps: numbers drawn there, records there, nothing that watches every step."""
-        p, randomness = self._p, self._randomness
-        if recorder is None and p.device.type != "cuda":
-            return RecordedSteps(self._draws, None, "CUDA graphs need a GPU")
-        reason = ""
-        if p.options.execution == "eager":
-            reason = "execution='eager' was asked for"
-        elif self._exposed:
-            reason = "diagnostics or a tape look at every step"
-        elif not isinstance(randomness, DeviceRandomness):
-            reason = "noise is drawn on the CPU"
-        elif not isinstance(p.data.train, TensorRecords) or p.data.train.inputs.device.type != p.device.type:
-            reason = "records do not lie on the GPU"
-        elif type(self._running).accept is not Running.accept:
-            reason = f"{p.method.name} decides about each step after it"
-        elif not self._optimiser.keep_lr_on_device() and (p.options.lr_schedule, p.options.warmup) != ("constant", 0):
-            reason = "this optimiser takes a changing learning rate from the CPU"
-        if reason or not isinstance(randomness, DeviceRandomness):
-            return RecordedSteps(self._draws, None, reason)
-        return RecordedSteps(self._draws, recorder or CudaGraphs(randomness.noise, randomness.coins))
 
     def _step(self, stage: int, index: int) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
@@ -399,21 +378,6 @@ class Session:
         kept = torch.bincount(index[active.cpu()], minlength=int(index.max()) + 1)
         shares = kept / torch.bincount(index)
         return {layer or "model": float(share) for layer, share in zip(self._layout.layers(), shares, strict=True)}
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """While the end of a run is written down, Ctrl-C and SIGTERM are ignored (the main thread alone gets them)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:  # None: the handler was not installed from Python, and cannot be put back
-                signal.signal(number, handler)
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:

@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 
+from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.isolation import default_generator
-from adadpigu.randomness import SystemRandomness, fill
+from adadpigu.methods.base import Running
+from adadpigu.randomness import DeviceRandomness, Randomness, SystemRandomness, fill
 from adadpigu.recorder import Recorder, Recording
 from adadpigu.training.draws import Draws, RecordedDraw
+from adadpigu.training.learned import Learned
+from adadpigu.training.preparation import Preparation
 
 _WARM_STEPS = 2
 """run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep"""
@@ -145,3 +149,34 @@ class RecordedSteps:
     def _give_up(self, reason: str) -> None:
         self._recorder, self._reason = None, reason
         self._recordings.clear()
+
+
+def recorded_steps(
+    prepared: Preparation,
+    draws: Draws,
+    learned: Learned,
+    randomness: Randomness,
+    *,
+    exposed: bool,
+    recorder: Recorder | None = None,
+) -> RecordedSteps:
+    """Where a GPU may record steps: numbers drawn there, records there, nothing that watches every step (`exposed`)."""
+    options, train = prepared.options, prepared.data.train
+    if recorder is None and prepared.device.type != "cuda":
+        return RecordedSteps(draws, None, "CUDA graphs need a GPU")
+    reason = ""
+    if options.execution == "eager":
+        reason = "execution='eager' was asked for"
+    elif exposed:
+        reason = "diagnostics or a tape look at every step"
+    elif not isinstance(randomness, DeviceRandomness):
+        reason = "noise is drawn on the CPU"
+    elif not isinstance(train, TensorRecords) or train.inputs.device.type != prepared.device.type:
+        reason = "records do not lie on the GPU"
+    elif type(learned.running).accept is not Running.accept:
+        reason = f"{prepared.method.name} decides about each step after it"
+    elif not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
+        reason = "this optimiser takes a changing learning rate from the CPU"
+    if reason or not isinstance(randomness, DeviceRandomness):
+        return RecordedSteps(draws, None, reason)
+    return RecordedSteps(draws, recorder or CudaGraphs(randomness.noise, randomness.coins))

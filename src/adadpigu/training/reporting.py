@@ -48,10 +48,10 @@ def report_on(
         not_covered=[
             *([_COMPARED] if shared is not None else []),
             *([_FAILED] if any(life.end == "failed" for life in lives) else []),
-            *ledger.confessed,
+            *ledger.record.confessed,
             *declared_by(prepared),
         ],
-        warnings=[*ledger.warnings, *prepared.warnings],
+        warnings=[*ledger.record.warnings, *prepared.warnings],
     )
 
 

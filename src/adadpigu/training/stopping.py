@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -39,3 +41,18 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """While the end of a run is written down, Ctrl-C and SIGTERM are ignored (the main thread alone gets them)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: the handler was not installed from Python, and cannot be put back
+                signal.signal(number, handler)
