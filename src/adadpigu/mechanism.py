@@ -122,6 +122,10 @@ def _refuse_sensitive_closure(function: Callable[[Tensor], Tensor]) -> None:
 class Tape(Protocol):
     """Sits between the bounded sums and the noise (facts of record and replay: `adadpigu.audit.replay`)."""
 
+    def asked(self, queries: Sequence[Query]) -> None:
+        """Called with what a draw is charged for, before its coins are tossed and a record is looked at."""
+        ...
+
     def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
         """Recorded releases to return instead of drawing noise, or None to go on and draw."""
         ...
@@ -208,6 +212,8 @@ class GaussianMechanism:
             for query, multiplier in zip(queries, multipliers, strict=True)
         ]
         self._ledger.charge(source.event(multipliers), stage=stage, step=step, draw=draw, releases=releases)
+        if self._tape:
+            self._tape.asked(queries)
         return Receipt({query.name: multiplier for query, multiplier in zip(queries, multipliers, strict=True)})
 
     def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:

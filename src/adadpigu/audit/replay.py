@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import BoundedSum
+from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import AdaDPIGUError, InputError
 from adadpigu.mechanism import Release
@@ -61,6 +61,9 @@ class Recorder:
         self.calls: list[list[Call]] = []
         self.released: list[dict[str, Release]] = []
 
+    def asked(self, queries: Sequence[Query]) -> None:
+        return None
+
     def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
         return None
 
@@ -78,6 +81,9 @@ class Player:
         self.breaches: list[str] = []
         self.largest = 0.0
         """largest difference seen, as a share of its sensitivity"""
+
+    def asked(self, queries: Sequence[Query]) -> None:
+        return None
 
     def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release]:
         position = self._position

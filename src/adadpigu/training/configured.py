@@ -78,7 +78,7 @@ def configured(
         raise InputError(f"epsilon={config.epsilon}: method {method.name!r} gives no guarantee; leave epsilon out")
     epsilon = 4.0 if config.epsilon is None and config.noise_multiplier is None else config.epsilon
     budget = None if epsilon is None else Budget(epsilon=epsilon, delta=config.delta)
-    _options(config, records=4).torch_device()  # what needs no data is refused before any is fetched
+    training_options(config, records=4).torch_device()  # what needs no data is refused before any is fetched
     data = load_data(config) if data is None else data
     front, body = front_and_body(config, data, seed=config.seed)
     return prepare(
@@ -87,14 +87,15 @@ def configured(
         method=method,
         budget=budget,
         delta=config.delta,
-        options=_options(config, data.records),
+        options=training_options(config, data.records),
         front=front,
         seed=config.seed,
         progress=progress,
     )
 
 
-def _options(config: RunConfig, records: int) -> TrainingOptions:
+def training_options(config: RunConfig, records: int) -> TrainingOptions:
+    """What a config says of how to train, with the defaults that depend on the declared record count."""
     shared = {field.name for field in fields(TrainingOptions)} & vars(config).keys()
     chosen = {name: getattr(config, name) for name in shared}
     if config.batch_size is None:

@@ -1,0 +1,81 @@
+"""What an audit found: the ε that is claimed, the ε that was shown, and what had to be assumed. Holds no record.
+
+An audit can refute a claim, never prove one: `passed` says that it was not refuted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Progress = Callable[[int, int], None]
+"""told how much of the work is done, and how much there is"""
+
+REFUTING = 1e-6
+"""the chance of a false alarm at which a claim is refuted"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """One audit of one subject.
+
+    Formal guarantee: where `epsilon_certain` comes from a test, a valid claim is refuted with a probability of at most
+    1e-6, under `assumed`. `findings` are refutations of another kind: each a sentence, each enough to fail.
+    """
+
+    audit: str
+    subject: str
+    epsilon_claimed: float
+    delta: float
+    epsilon_lower: float
+    """what was shown at `confidence`; infinite where nothing bounds what was seen"""
+    epsilon_certain: float
+    """what was shown at confidence 1 − 1e-6: above the claim, it is refuted"""
+    confidence: float
+    observations: int
+    """in each world, where there are two"""
+    assumed: tuple[str, ...]
+    findings: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    draw: Callable[[Figure], None] | None = field(default=None, repr=False, compare=False)
+    """fills an empty figure"""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the claim was not refuted."""
+        return not self.findings and not self.epsilon_certain > self.epsilon_claimed
+
+    def to_json(self) -> dict[str, object]:
+        """The result as one JSON object; infinity is null there."""
+        return {
+            "audit": self.audit,
+            "subject": self.subject,
+            "epsilon_claimed": _finite(self.epsilon_claimed),
+            "delta": self.delta,
+            "epsilon_lower": _finite(self.epsilon_lower),
+            "confidence": self.confidence,
+            "epsilon_lower_certain": _finite(self.epsilon_certain),
+            "confidence_certain": 1 - REFUTING,
+            "observations": self.observations,
+            "passed": self.passed,
+            "findings": list(self.findings),
+            "assumed": list(self.assumed),
+            **self.details,
+        }
+
+
+def check_confidence(confidence: float) -> None:
+    """Refuses a confidence that is none."""
+    if not 0.5 <= confidence < 1:
+        raise InputError(f"confidence={confidence} is not in [0.5, 1)")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,199 @@
+"""What is audited: a run that can be made ready again and again, and what is claimed for it.
+
+Mechanism audits never look at private records: named data sets are public, and for own data the records are stand-ins,
+random numbers in the shape that the description declares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from adadpigu.accounting import Plan, epsilon
+from adadpigu.accounting.budget import check_delta
+from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.config import RunConfig, merge, read_config
+from adadpigu.data import DataSet, TensorRecords, is_named
+from adadpigu.errors import InputError
+from adadpigu.gradients import Loss
+from adadpigu.methods import make_method
+from adadpigu.training.configured import configured, front_and_body, load_data, training_options
+from adadpigu.training.preparation import Preparation, prepare
+
+Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
+"""adds an auditor's part to a model, its records to the data, and says what their loss is"""
+
+_UNSETTLING = {"diagnostics": False, "ledger": None, "reserve": 1, "checkpoint_every": None, "evaluate_every": None}
+"""what an audited run is not to do, whatever its config says"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A run's settings with σ fixed, the public records it is audited on, and its claim."""
+
+    config: RunConfig
+    data: DataSet
+    """public records or stand-ins; no test records"""
+    plan: Plan
+    noise_multiplier: float
+    epsilon: float
+    """that is claimed"""
+    delta: float
+    stands_in: bool = False
+    """whether `data` holds random numbers instead of the user's records"""
+    findings: tuple[str, ...] = ()
+    """what was wrong with the claim before anything was run"""
+
+    @property
+    def label(self) -> str:
+        """The subject in a few words."""
+        return f"{self.config.method} on {self.data.name}" + (" (stand-in records)" if self.stands_in else "")
+
+    @property
+    def sample_rate(self) -> float:
+        """q of the run's gradients."""
+        assert self.config.batch_size is not None
+        return self.config.batch_size / self.data.records
+
+    def cost(self, noise: float = 1.0) -> float:
+        """ε of the whole plan at the claim's δ, had every draw `noise` times the noise it has.
+
+        What an audit has found out about the noise, or about how far a record moves a sum, is turned into ε here.
+        """
+        if noise <= 0:
+            return float("inf")
+        stages = tuple(
+            replace(
+                stage,
+                draws=tuple(replace(draw, noise_multiplier=draw.noise_multiplier * noise) for draw in stage.draws),
+            )
+            for stage in self.plan.stages
+        )
+        return epsilon(replace(self.plan, stages=stages).event(), self.delta)
+
+    def prepare(
+        self, *, data: DataSet | None = None, attach: Attach | None = None, steps: int | None = None, **changes: Any
+    ) -> Preparation:
+        """The run made ready, with the claim's noise; `steps` instead of its own, `changes` to its config."""
+        data = self.data if data is None else data
+        shorter = {} if steps is None else {"steps": steps, "epochs": None}
+        config = replace(self.config, **shorter, **changes)
+        front, body = front_and_body(config, data, seed=config.seed or 0)
+        loss: Loss = F.cross_entropy
+        if attach is not None:
+            body, data, loss = attach(body, data)
+        return prepare(
+            body,
+            data,
+            method=make_method(config.method, config.method_options),
+            budget=None,
+            delta=self.delta,
+            options=training_options(config, data.records),
+            loss=loss,
+            front=front,
+            seed=config.seed or 0,
+        )
+
+
+def subject_of(config: RunConfig, *, sample_rate: float | None = None) -> Subject:
+    """The subject that a config describes: data is fetched, σ calibrated. `sample_rate` q sets the batch size."""
+    method = make_method(config.method, config.method_options)
+    if not method.private:
+        raise InputError(f"method={config.method!r} claims no privacy: there is nothing to audit; allowed: a private one")
+    config = replace(config, **_UNSETTLING)
+    data, stands_in = _public(config)
+    if sample_rate is not None:
+        if not 0 < sample_rate <= 1:
+            raise InputError(f"sample_rate={sample_rate} is not in (0, 1]")
+        batch = max(1, round(sample_rate * data.records))
+        data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
+    ready = configured(config, data)
+    claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
+    return Subject(
+        config=_fixed(config, ready),
+        data=data,
+        plan=ready.plan,
+        noise_multiplier=ready.noise_multiplier,
+        epsilon=claimed,
+        delta=ready.delta,
+        stands_in=stands_in,
+    )
+
+
+def subject_of_run(folder: Path, *, trust_code: bool = False) -> Subject:
+    """The subject that a run folder holds: its config, the plan of its ledger, the claim of its privacy.json."""
+    from adadpigu.report.loading import refuse_code
+
+    if not (folder / NAME).is_file():
+        raise InputError(f"run={str(folder)!r} has no {NAME}: nothing says what it spent; allowed: a run with a ledger")
+    config = merge(read_config(folder / "config.toml"))
+    if not trust_code:
+        refuse_code(config, folder)
+    claimed, delta = _claim(folder)
+    record = read_ledger(folder / NAME)
+    subject = subject_of(replace(config, delta=delta))
+    spent = epsilon(record.plan.event(), delta)
+    findings = []
+    if record.damage:
+        findings.append(f"the ledger is damaged: {record.damage}")
+    if record.delta != delta:
+        findings.append(f"the claim is at delta={delta:g}, the ledger at delta={record.delta:g}")
+    if spent > claimed * (1 + 1e-6):
+        findings.append(f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}")
+    if record.plan != subject.plan:
+        findings.append("the plan on the ledger is not the one that the run's config gives")
+    return replace(subject, epsilon=claimed, findings=tuple(findings))
+
+
+def _claim(folder: Path) -> tuple[float, float]:
+    """(ε, δ) as privacy.json has them."""
+    where = f"run={str(folder)!r}: privacy.json"
+    try:
+        stored = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{where} cannot be read: {error.strerror}; allowed: a run that has ended") from None
+    except ValueError:
+        raise InputError(f"{where} is not JSON; allowed: as `adadpigu train` wrote it") from None
+    claim = stored if isinstance(stored, dict) else {}
+    epsilon, delta = claim.get("epsilon_pld"), claim.get("delta")
+    if not isinstance(delta, int | float):
+        raise InputError(f"{where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
+    check_delta(float(delta))
+    if not isinstance(epsilon, int | float) or not claim.get("private"):
+        raise InputError(f"{where} claims no privacy: there is nothing to audit; allowed: a private run")
+    return float(epsilon), float(delta)
+
+
+def _fixed(config: RunConfig, ready: Preparation) -> RunConfig:
+    """The config with σ, T and B as numbers: whatever is prepared from it has the claim's noise."""
+    return replace(
+        config,
+        epsilon=None,
+        noise_multiplier=ready.noise_multiplier,
+        batch_size=ready.options.batch_size,
+        steps=ready.options.step_count(ready.data.records),
+        epochs=None,
+    )
+
+
+def _public(config: RunConfig) -> tuple[DataSet, bool]:
+    """Records that are nobody's secret, and whether they stand in for others."""
+    data = replace(load_data(config), test=None)
+    if is_named(config.dataset):
+        return data, False
+    inputs, targets = data.train.take(torch.arange(0))
+    generator = torch.Generator().manual_seed(0)
+    shape = (data.records, *inputs.shape[1:])
+    if inputs.is_floating_point():
+        made = torch.rand(shape, generator=generator, dtype=inputs.dtype)
+    else:
+        made = torch.randint(2, shape, generator=generator, dtype=inputs.dtype)
+    labels = torch.randint(data.classes or 2, (data.records, *targets.shape[1:]), generator=generator)
+    return replace(data, train=TensorRecords(made, labels.to(targets.dtype), name=data.name)), True
