@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.audit.replay import RecordedCoins, Recorder
+from adadpigu.audit.coins import RecordedCoins
+from adadpigu.audit.tapes import Recorder
 from adadpigu.data import TensorRecords
 from adadpigu.methods import Method
 from adadpigu.randomness import ReproducibleRandomness

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_every_method import CASES, RECORDS
+from test_every_method import RECORDS
 from torch import nn
 
 from adadpigu.gradients import ENGINES
 from adadpigu.methods import make_method
+from method_cases import CASES
 from open_method import OpenMethod
 from trials import run_small, small_digits, weights
 

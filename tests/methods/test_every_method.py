@@ -1,6 +1,6 @@
-"""One harness for all methods: neighbours, sensitivities, noise, charges, masks, and what a run may be combined with.
+"""One harness for all methods: sensitivities, noise, charges, masks, and what a run may be combined with.
 
-A method that is registered is here by itself, with its defaults. `VARIANTS` holds further options worth a test.
+A method that is registered is here by itself (`method_cases`). Neighbours: tests/audit/test_replay_everything.py.
 """
 
 from __future__ import annotations
@@ -18,65 +18,20 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, combined_noise_multiplier, event_from_json, read_ledger
-from adadpigu.audit.replay import NeighbourCoins, Player, RecordedCoins, Recorder, replay
+from adadpigu.audit.tapes import Recorder
 from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.mechanism import Release
 from adadpigu.methods import Method, all_methods
 from adadpigu.randomness import Randomness, ReproducibleRandomness
-from adadpigu.training import Facts, Metrics, Run, train_prepared
+from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
+from method_cases import CASES, VARIANTS
 from open_method import OpenMethod
 from trials import method_case, prepare_small, small_digits, small_net, weights
 
-VARIANTS: dict[str, dict[str, dict[str, object]]] = {
-    "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5, "clip_norm": 0.7}},
-    "adadpigu": {
-        "moving statistics": {
-            "importance_steps": 2,
-            "mean_decay": 0.9,
-            "variance_decay": 0.9,
-            "offset": 0.01,
-            "debias": True,
-        },
-        "per layer, unfreezing": {
-            "importance_steps": 2,
-            "retention": 0.4,
-            "schedule": "linear",
-            "per_layer": True,
-            "variance_decay": 0.9,
-            "offset": 0.01,
-        },
-        "from stage 1, pruned": {"importance_steps": 2, "variance_start": "stage-1", "mode": "prune"},
-        "top-k": {"importance_steps": 2, "top_k": 0.3},
-    },
-    "dpsur": {
-        "small tests": {"test_batch_size": 20, "test_clip": 0.01, "test_noise_multiplier": 1.5},
-        "nothing is good enough": {"threshold": 100.0},
-    },
-    "parameter-freezing": {
-        "selection": {"every": "step", "retention": 0.3},
-        "random": {"select": "random", "retention": 0.3},
-        "random, every step": {"select": "random", "every": "step"},
-        "public model": {"select": "public-model", "public_model": "A FILE", "retention": 0.2},
-    },
-    "quantile": {"quick to learn": {"clip_rate": 2.0, "count_noise": 1.0, "quantile": 0.9}},
-    "random-freeze": {"constant": {"rise": "constant"}, "cosine": {"rise": "cosine", "rise_by": 0.5}},
-}
-CASES: dict[str, tuple[str, dict[str, object]]] = {
-    f"{name}: {label}" if label else name: (name, options)
-    for name in all_methods()
-    for label, options in {"": {}, **VARIANTS.get(name, {})}.items()
-}
 STEPS, RECORDS = 10, 300
-HOSTILE: dict[str, tuple[Tensor, int]] = {
-    "huge": (torch.full((1, 8, 8), 3e38), 1),
-    "large": (torch.full((1, 8, 8), -1e6), 1),
-    "zero": (torch.zeros(1, 8, 8), 9),
-    "nan": (torch.full((1, 8, 8), float("nan")), 1),
-    "inf": (torch.full((1, 8, 8), float("inf")), 1),
-}
 
 
 @pytest.fixture(scope="module", params=[*CASES, "all the frame allows"])
@@ -177,49 +132,6 @@ def tried(method: Method, *, randomness: Randomness | None = None, path: Path | 
 
 def test_variants_are_of_registered_methods() -> None:
     assert VARIANTS.keys() <= all_methods().keys() == {name for name, _ in CASES.values()}
-
-
-def test_removing_a_record_moves_no_sum_by_more_than_its_sensitivity(method: Method) -> None:
-    """A method without a guarantee has no finite sensitivity to exceed; its calls must be the same all the same."""
-    found = replay(lambda data: prepared(method, data, steps=6), small_digits(RECORDS), removed=3)
-    assert found.breaches == ()
-    assert found.draws >= 6
-    assert (0.05 if method.private else -1) < found.largest <= 1 + 1e-5
-
-
-def test_adding_a_hostile_record_moves_no_sum_by_more_than_its_sensitivity(
-    private: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recorded once, replayed with each of the hostile records in every batch."""
-    monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
-    recorder, coins = Recorder(), RecordedCoins(ReproducibleRandomness(0))
-    train_prepared(prepared(private, steps=4), randomness=coins, tape=recorder)
-    for kind, added in HOSTILE.items():
-        player = Player(recorder)
-        neighbour = prepared(private, with_record(*added), steps=4)
-        train_prepared(neighbour, randomness=NeighbourCoins(coins, removed=None), tape=player)
-        player.finish()
-        assert player.breaches == [], kind
-        assert player.largest <= 1 + 1e-5, kind
-
-
-def with_record(image: Tensor, label: int) -> DataSet:
-    data = small_digits(RECORDS)
-    assert isinstance(data.train, TensorRecords)
-    inputs = torch.cat([data.train.inputs, image[None]])
-    return replace(data, train=TensorRecords(inputs, torch.cat([data.train.targets, torch.tensor([label])])))
-
-
-def test_an_augmented_record_is_one_record_whatever_the_optimiser_and_the_average(private: Method) -> None:
-    """The extra record is the last of every batch, so that the others' augmentation draws are the same."""
-    image, label = HOSTILE["large"]
-    found = replay(
-        lambda data: prepared(private, data, copies=2, flip=True, ema=0.9, optimizer="adam", lr=0.01, steps=4),
-        small_digits(RECORDS),
-        added=(image, torch.tensor(label)),
-    )
-    assert found.breaches == ()
-    assert found.largest <= 1 + 1e-5
 
 
 def test_noise_is_the_declared_sensitivity_times_the_multiplier_that_is_charged(private: Method, plain: Trial) -> None:

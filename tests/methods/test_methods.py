@@ -14,7 +14,8 @@ from float64_world import gradients, net, record
 from torch.nn import functional as F
 
 from adadpigu.accounting import Ledger
-from adadpigu.audit.replay import RecordedCoins, Recorder
+from adadpigu.audit.coins import RecordedCoins
+from adadpigu.audit.tapes import Recorder
 from adadpigu.bounding import GradientSum
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.audit.replay import RecordedCoins, Recorder, replay
+from adadpigu.audit.coins import RecordedCoins
+from adadpigu.audit.replay import replay
+from adadpigu.audit.tapes import Recorder
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import make_front

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from adadpigu.audit.replay import Recorder
+from adadpigu.audit.tapes import Recorder
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.mechanism import Release

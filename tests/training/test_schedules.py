@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from adadpigu.audit.replay import Recorder
+from adadpigu.audit.tapes import Recorder
 from adadpigu.errors import InputError
 from adadpigu.methods import DPSGD
 from adadpigu.training.schedules import LearningRateSchedule, lr_factor

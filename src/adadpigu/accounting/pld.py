@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from adadpigu.accounting.closed_forms import gaussian_epsilon
+from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon
 from adadpigu.accounting.spending import Spending
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ SMALLEST_SIGMA = 1 / 64
 _COARSEST_INTERVAL = DEFAULT_INTERVAL * 2**6
 _TIGHT_EXCESS = 1e-3
 _COARSE_EXCESS = 2e-3
+_ROUNDING = 1e-12
 
 
 def tight_interval(spending: Spending) -> float:
@@ -55,9 +57,33 @@ def pld_epsilon(spending: Spending, delta: float, interval: float) -> float:
         bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
         left = delta - bare.chance_of_being_drawn()
         return pld_epsilon(rest, left, interval) if left > 0 else math.inf
-    parts = [_composed(q, sigma, count, interval) for q, sigma, count in spending.mechanisms()]
     with np.errstate(over="ignore"):
-        return float(functools.reduce(lambda left, right: left.compose(right), parts).get_epsilon_for_delta(delta))
+        return float(_whole(spending, interval).get_epsilon_for_delta(delta))
+
+
+def privacy_profile(spending: Spending, epsilons: Sequence[float], interval: float) -> list[float]:
+    """δ at each ε of an ascending list of numbers from 0 on: `pld_epsilon` the other way round, never too low.
+
+    Of both directions, adding and removing a record, the worse. Gaussians alone are exact (closed form); where draws
+    are convolved, 1e-12 is added, more than their rounding can take away.
+    """
+    if not spending.private:
+        return [1.0] * len(epsilons)
+    if not spending.sampled:
+        return [gaussian_delta(spending.gaussian_multiplier, epsilon) for epsilon in epsilons]
+    if spending.gaussian_multiplier < SMALLEST_SIGMA:
+        return [1.0] * len(epsilons)
+    bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
+    if bare.sampled:
+        drawn = bare.chance_of_being_drawn()
+        return [min(1.0, drawn + delta) for delta in privacy_profile(rest, epsilons, interval)]
+    deltas = _whole(spending, interval).get_delta_for_epsilon(list(epsilons))
+    return [min(1.0, max(0.0, float(delta)) + _ROUNDING) for delta in deltas]
+
+
+def _whole(spending: Spending, interval: float) -> PrivacyLossDistribution:
+    parts = [_composed(q, sigma, count, interval) for q, sigma, count in spending.mechanisms()]
+    return functools.reduce(lambda left, right: left.compose(right), parts)
 
 
 @functools.lru_cache(maxsize=16)

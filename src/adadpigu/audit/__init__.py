@@ -1,1 +1,31 @@
-"""Tries to break the guarantee; what it looks at is sensitive, so it runs apart from training."""
+"""Tries to break the guarantee, apart from training: `adadpigu audit`, and here the same as functions.
+
+    subject_of(config) or a run folder  ->  audit_white_box(subject), audit_noise(subject), …  ->  AuditResult
+
+Audits of the mechanism work on public records or stand-ins; what the others look at is sensitive.
+"""
+
+from adadpigu.audit.many_runs import audit_many_runs
+from adadpigu.audit.membership import audit_membership
+from adadpigu.audit.noise import audit_noise
+from adadpigu.audit.one_run import audit_one_run
+from adadpigu.audit.replay import audit_replay
+from adadpigu.audit.result import AuditResult
+from adadpigu.audit.sampler import audit_sampler
+from adadpigu.audit.subject import Subject, claim_of_run, config_of_run, subject_of
+from adadpigu.audit.white_box import audit_white_box
+
+__all__ = [
+    "AuditResult",
+    "Subject",
+    "audit_many_runs",
+    "audit_membership",
+    "audit_noise",
+    "audit_one_run",
+    "audit_replay",
+    "audit_sampler",
+    "audit_white_box",
+    "claim_of_run",
+    "config_of_run",
+    "subject_of",
+]

@@ -21,14 +21,13 @@ from torch.nn import functional as F
 
 from adadpigu.bounding import BoundedSum, GradientSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import InputError, ModelError
+from adadpigu.errors import ModelError
 from adadpigu.gradients import Loss
-from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
 from adadpigu.randomness import Randomness
 
 LOUD = 100.0
-"""a, by how much every other canary exceeds C, so that the clip has something to do"""
+"""a of every other canary, so that the clip has something to do; 1 of the others"""
 
 
 class WithBlock(nn.Module):
@@ -38,7 +37,8 @@ class WithBlock(nn.Module):
         super().__init__()
         self.body = body
         self.block = nn.Linear(1, coordinates, bias=False)
-        nn.init.zeros_(self.block.weight)
+        with torch.no_grad():  # from large to small, for methods that freeze by magnitude
+            self.block.weight.copy_(torch.linspace(1, 0, coordinates)[:, None])
 
     def forward(self, inputs: Tensor) -> Tensor:
         weight = self.block.weight
@@ -47,43 +47,47 @@ class WithBlock(nn.Module):
 
 
 class CanaryLoss:
-    """The model's loss for ordinary records; ⟨g, block⟩ for canary j, whose target is `classes + j`."""
+    """The model's loss for ordinary records; ⟨g, block⟩ for canary i, whose target is `classes + i`."""
 
-    def __init__(self, classes: int, coordinates: int) -> None:
+    def __init__(self, classes: int, coordinates: int, count: int) -> None:
         self.classes = classes
         self.center = torch.zeros(coordinates)
         """α on the block: what every record's gradient is there"""
-        self.signal = torch.zeros(coordinates)
-        """what canary j adds to that on coordinate j"""
+        self.place = torch.arange(count)
+        """the coordinate of each canary"""
+        self.signal = torch.zeros(count)
+        """what a canary adds to α on its coordinate"""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
         canary = (targets - self.classes).clamp(min=0)
         ordinary = F.cross_entropy(scores, targets.clamp(max=self.classes - 1), reduction="none")
-        own = block.gather(1, canary[:, None])[:, 0] * self.signal.to(block)[canary]
+        place = self.place.to(canary)[canary]
+        own = block.gather(1, place[:, None])[:, 0] * self.signal.to(block)[canary]
         return torch.where(targets < self.classes, ordinary, own) + block @ self.center.to(block)
 
 
 class Canaries:
-    """A dummy block of so many coordinates, with one canary each, that can be attached to a run.
+    """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
     As a tape it sees what is asked before a record is looked at, sets the canaries' gradients accordingly, lets
     `choose` say which of them are drawn, and hands `observe` the released coordinates of the block.
     """
 
-    def __init__(self, coordinates: int) -> None:
+    def __init__(self, coordinates: int, count: int | None = None) -> None:
         self.coordinates = coordinates
-        self.loss = CanaryLoss(1, coordinates)
-        self.loud = torch.arange(coordinates) % 2 == 1
+        self.count = coordinates if count is None else count
+        self.loss = CanaryLoss(1, coordinates, self.count)
+        self._amount = torch.where(torch.arange(self.count) % 2 == 1, LOUD, 1.0)
         self._query: GradientSum | None = None
 
-    def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
+    def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
         if not isinstance(data.train, TensorRecords) or data.classes is None:
             raise ModelError("the dummy block needs records held as tensors and class labels: it cannot be attached")
-        self.loss = CanaryLoss(data.classes, self.coordinates)
-        blank = data.train.inputs.new_zeros(self.coordinates, *data.train.inputs.shape[1:])
-        labels = data.classes + torch.arange(self.coordinates)
+        self.loss = CanaryLoss(data.classes, self.coordinates, self.count)
+        blank = data.train.inputs.new_zeros(self.count, *data.train.inputs.shape[1:])
+        labels = data.classes + torch.arange(self.count)
         records = TensorRecords(
             torch.cat([data.train.inputs, blank]),
             torch.cat([data.train.targets, labels.to(data.train.targets)]),
@@ -97,11 +101,13 @@ class Canaries:
         self._query = asked[0] if asked else None
         if self._query is not None:
             query, zero = self._query, torch.zeros(self.coordinates)
-            center = zero if query.center is None else query.center[-self.coordinates :].cpu()
             scale = zero + 1 if query.scale is None else query.scale[-self.coordinates :].cpu()
-            quiet = LOUD * 1e3 if query.stability is not None else 1.0  # automatic clipping leaves C to large ones
-            self.loss.center = center
-            self.loss.signal = scale * query.clip_norm * torch.where(self.loud, LOUD * quiet, quiet)
+            # Next to a large a it does not matter that a canary's gradient on the model itself is 0, not α, and
+            # automatic clipping brings only large gradients near C.
+            least = 1.0 if query.center is None and query.stability is None else 1e5
+            self.loss.center = zero if query.center is None else query.center[-self.coordinates :].cpu()
+            self.loss.place = self.places(self.active)
+            self.loss.signal = scale[self.loss.place] * query.clip_norm * least * self._amount
 
     def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
         return None
@@ -114,6 +120,10 @@ class Canaries:
         value = release.value[-self.coordinates :].double().cpu() / query.clip_norm
         active = release.active
         self.observe(value, None if active is None else active[-self.coordinates :].cpu())
+
+    def places(self, active: Tensor | None) -> Tensor:
+        """The coordinate of each canary in the draw that is about to be made. May be overridden by an audit."""
+        return torch.arange(self.count)
 
     def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
         """The canaries' coins, uniform in [0, 1): below q a canary is drawn. Overridden by an audit."""
@@ -145,7 +155,7 @@ class CanaryCoins:
 
     def uniform(self, count: int) -> Tensor:
         coins = self._inner.uniform(count)
-        m = self._canaries.coordinates
+        m = self._canaries.count
         if self._canaries._query is None:  # a draw without gradients: canaries have nothing to show there
             coins[-m:] = 1.0
         else:
@@ -157,11 +167,3 @@ class CanaryCoins:
 
     def words(self, count: int) -> Tensor:
         return self._inner.words(count)
-
-
-def block_of(layout: Layout) -> slice:
-    """Where the dummy block lies in θ."""
-    slot = layout.slots[-1]
-    if not slot.name.startswith("block."):
-        raise InputError(f"the last parameter is {slot.name!r}, not a dummy block")
-    return slice(slot.start, slot.stop)

@@ -44,6 +44,8 @@ class AuditResult:
     assumed: tuple[str, ...]
     findings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    exposed: bool = False
+    """whether the user's own records were looked at"""
     draw: Callable[[Figure], None] | None = field(default=None, repr=False, compare=False)
     """fills an empty figure"""
 
@@ -67,6 +69,7 @@ class AuditResult:
             "passed": self.passed,
             "findings": list(self.findings),
             "assumed": list(self.assumed),
+            "diagnostics_exposed": self.exposed,
             **self.details,
         }
 

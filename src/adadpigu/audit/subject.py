@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,10 +22,14 @@ from adadpigu.accounting.ledger_reading import NAME, read_ledger
 from adadpigu.config import RunConfig, merge, read_config
 from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.errors import InputError
+from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.methods import make_method
 from adadpigu.training.configured import configured, front_and_body, load_data, training_options
 from adadpigu.training.preparation import Preparation, prepare
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 """adds an auditor's part to a model, its records to the data, and says what their loss is"""
@@ -48,6 +52,8 @@ class Subject:
     delta: float
     stands_in: bool = False
     """whether `data` holds random numbers instead of the user's records"""
+    exposed: bool = False
+    """whether `data` holds the user's own records, so that what is found is outside their guarantee"""
     findings: tuple[str, ...] = ()
     """what was wrong with the claim before anything was run"""
 
@@ -62,33 +68,40 @@ class Subject:
         assert self.config.batch_size is not None
         return self.config.batch_size / self.data.records
 
-    def cost(self, noise: float = 1.0) -> float:
+    def cost(self, noise: float = 1.0, only: str | None = None) -> float:
         """ε of the whole plan at the claim's δ, had every draw `noise` times the noise it has.
 
         What an audit has found out about the noise, or about how far a record moves a sum, is turned into ε here.
+        `only` counts the draws of that name alone: where an audit has looked at no others.
         """
-        if noise <= 0:
-            return float("inf")
-        stages = tuple(
-            replace(
-                stage,
-                draws=tuple(replace(draw, noise_multiplier=draw.noise_multiplier * noise) for draw in stage.draws),
-            )
-            for stage in self.plan.stages
-        )
-        return epsilon(replace(self.plan, stages=stages).event(), self.delta)
+        return float("inf") if noise <= 0 else epsilon(self.event(noise, only), self.delta)
+
+    def event(self, noise: float = 1.0, only: str | None = None) -> DpEvent:
+        """The whole plan as an event, with the same two changes."""
+        stages = []
+        for stage in self.plan.stages:
+            draws = (draw for draw in stage.draws if only in (None, draw.name))
+            scaled = tuple(replace(draw, noise_multiplier=draw.noise_multiplier * noise) for draw in draws)
+            stages.append(replace(stage, draws=scaled))
+        return replace(self.plan, stages=tuple(stages)).event()
 
     def prepare(
         self, *, data: DataSet | None = None, attach: Attach | None = None, steps: int | None = None, **changes: Any
     ) -> Preparation:
         """The run made ready, with the claim's noise; `steps` instead of its own, `changes` to its config."""
         data = self.data if data is None else data
-        shorter = {} if steps is None else {"steps": steps, "epochs": None}
-        config = replace(self.config, **shorter, **changes)
+        config = replace(self.config, **({} if steps is None else {"steps": steps}) | changes)
         front, body = front_and_body(config, data, seed=config.seed or 0)
-        loss: Loss = F.cross_entropy
-        if attach is not None:
-            body, data, loss = attach(body, data)
+        if attach is None:
+            return self._prepared(config, front, body, data, F.cross_entropy)
+        try:  # without the block, the same was made ready before
+            return self._prepared(config, front, *attach(body, data))
+        except InputError as refusal:
+            raise InputError(f"{self.label}: the dummy block cannot be attached: {refusal}") from None
+
+    def _prepared(
+        self, config: RunConfig, front: Front | None, body: nn.Module, data: DataSet, loss: Loss
+    ) -> Preparation:
         return prepare(
             body,
             data,
@@ -102,43 +115,55 @@ class Subject:
         )
 
 
-def subject_of(config: RunConfig, *, sample_rate: float | None = None) -> Subject:
-    """The subject that a config describes: data is fetched, σ calibrated. `sample_rate` q sets the batch size."""
+def subject_of(config: RunConfig, *, sample_rate: float | None = None, real: bool = False) -> Subject:
+    """The subject that a config describes: data is fetched, σ calibrated. `sample_rate` q sets the batch size.
+
+    `real` takes the user's own records instead of stand-ins: what an audit then finds is outside their guarantee.
+    """
     method = make_method(config.method, config.method_options)
     if not method.private:
-        raise InputError(f"method={config.method!r} claims no privacy: there is nothing to audit; allowed: a private one")
-    config = replace(config, **_UNSETTLING)
-    data, stands_in = _public(config)
+        raise InputError(
+            f"method={config.method!r} claims no privacy: there is nothing to audit; allowed: a private one"
+        )
+    config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
+    data = replace(load_data(config), test=None)
+    stands_in = not (real or is_named(config.dataset))
+    if stands_in:
+        data = _stood_in(data)
     if sample_rate is not None:
         if not 0 < sample_rate <= 1:
             raise InputError(f"sample_rate={sample_rate} is not in (0, 1]")
         batch = max(1, round(sample_rate * data.records))
         data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
     ready = configured(config, data)
-    claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
     return Subject(
         config=_fixed(config, ready),
         data=data,
         plan=ready.plan,
         noise_multiplier=ready.noise_multiplier,
-        epsilon=claimed,
+        epsilon=ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon,
         delta=ready.delta,
         stands_in=stands_in,
+        exposed=real and not is_named(config.dataset),
     )
 
 
-def subject_of_run(folder: Path, *, trust_code: bool = False) -> Subject:
-    """The subject that a run folder holds: its config, the plan of its ledger, the claim of its privacy.json."""
+def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
+    """The config of a finished run, at the δ of its claim and with the noise of its ledger."""
     from adadpigu.report.loading import refuse_code
+    from adadpigu.training.resuming import noise_of
 
     if not (folder / NAME).is_file():
         raise InputError(f"run={str(folder)!r} has no {NAME}: nothing says what it spent; allowed: a run with a ledger")
     config = merge(read_config(folder / "config.toml"))
     if not trust_code:
         refuse_code(config, folder)
-    claimed, delta = _claim(folder)
-    record = read_ledger(folder / NAME)
-    subject = subject_of(replace(config, delta=delta))
+    return replace(config, delta=_claim(folder)[1], epsilon=None, noise_multiplier=noise_of(folder))
+
+
+def claim_of_run(folder: Path, subject: Subject) -> Subject:
+    """The subject that a run's config gave, with the run's own claim, which its ledger has to bear out."""
+    (claimed, delta), record = _claim(folder), read_ledger(folder / NAME)
     spent = epsilon(record.plan.event(), delta)
     findings = []
     if record.damage:
@@ -183,11 +208,8 @@ def _fixed(config: RunConfig, ready: Preparation) -> RunConfig:
     )
 
 
-def _public(config: RunConfig) -> tuple[DataSet, bool]:
-    """Records that are nobody's secret, and whether they stand in for others."""
-    data = replace(load_data(config), test=None)
-    if is_named(config.dataset):
-        return data, False
+def _stood_in(data: DataSet) -> DataSet:
+    """Random numbers in the shape of the records, as many as are declared."""
     inputs, targets = data.train.take(torch.arange(0))
     generator = torch.Generator().manual_seed(0)
     shape = (data.records, *inputs.shape[1:])
@@ -196,4 +218,4 @@ def _public(config: RunConfig) -> tuple[DataSet, bool]:
     else:
         made = torch.randint(2, shape, generator=generator, dtype=inputs.dtype)
     labels = torch.randint(data.classes or 2, (data.records, *targets.shape[1:]), generator=generator)
-    return replace(data, train=TensorRecords(made, labels.to(targets.dtype), name=data.name)), True
+    return replace(data, train=TensorRecords(made, labels.to(targets.dtype), name=data.name))

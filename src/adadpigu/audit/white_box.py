@@ -8,6 +8,7 @@ the block has to be exactly 0 in every release and must not move.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.estimators import Errors, gaussian_mu
+from adadpigu.audit.canaries import Canaries, WithBlock
+from adadpigu.audit.estimators import Errors, fewest_observations, gaussian_mu
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.data.datasets import DataSet
@@ -29,79 +30,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THRESHOLD = 0.5
+DRAW = "gradient"
+"""the draw that canaries take part in"""
 _MOST_A_WORLD = 256
-"""canaries in the batch at a time"""
-_SPARE = 8
-"""coordinates that get no canary in a method's first stage, so that a mask has something of the block to freeze"""
-
-
-class _Observed(Canaries):
-    """Keeps what is released on the block, and whether frozen coordinates stay what they were."""
-
-    def __init__(self, a_world: int, wanted: int, progress: Progress | None) -> None:
-        super().__init__(2 * a_world + _SPARE)
-        self._a_world, self._wanted, self._progress = a_world, wanted, progress
-        self._generator = np.random.default_rng()
-        self._present = torch.zeros(self.coordinates, dtype=torch.bool)
-        self.within: list[Tensor] = []
-        self.without: list[Tensor] = []
-        self.frozen = 0
-        """observations of frozen coordinates"""
-        self.disturbed = 0
-        """of them, those that were not exactly 0, or whose weight moved"""
-        self._masked = False
-        self._weight: Tensor | None = None
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
-        model, data, loss = super().attach(body, data)
-        self._weight = model.block.weight  # type: ignore[union-attr, assignment]
-        return model, data, loss
-
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
-        """A random half of the active coordinates and of the frozen ones get their canary."""
-        everyone = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active
-        self._masked = self._masked or not bool(everyone.all())
-        if not self._masked:
-            everyone[-_SPARE:] = False
-        self._present = torch.zeros(self.coordinates, dtype=torch.bool)
-        for group in (everyone, ~everyone) if self._masked else (everyone,):
-            places = group.nonzero().flatten().numpy()
-            self._present[self._generator.permutation(places)[: len(places) // 2]] = True
-        self._compared = everyone
-        return torch.where(self._present, 0.0, 1.0)
-
-    def observe(self, value: Tensor, active: Tensor | None) -> None:
-        self._check_last()
-        if active is not None:
-            frozen = ~active
-            self.frozen += int(frozen.sum())
-            self.disturbed += int((value[frozen] != 0).sum())
-            assert self._weight is not None
-            self._last = frozen, self._weight.detach().flatten().cpu().clone()
-        seen = self._compared if active is None else self._compared & active
-        self.within.append(value[seen & self._present])
-        self.without.append(value[seen & ~self._present])
-        if self._progress is not None:
-            self._progress(sum(map(len, self.within)), self._wanted)
-
-    def _check_last(self) -> None:
-        """Whether the step before has left frozen weights alone."""
-        if self._last is not None and self._weight is not None:
-            frozen, before = self._last
-            moved = self._weight.detach().flatten().cpu() != before
-            self.disturbed += int((moved & frozen).sum())
-            self._last = None
+"""canaries in a batch"""
+_QUIET = 8
+"""coordinates without a canary until the method has a mask: it shall find something of the block to freeze"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
-    """⟨e_j, release⟩/C in both worlds."""
+    """⟨e_j, release⟩/C in both worlds, and what was seen of frozen coordinates."""
 
     within: Tensor
     without: Tensor
     frozen: int
+    """looks at frozen coordinates"""
     disturbed: int
+    """of them, those that found a value other than 0, or a weight that had moved"""
+
+    @property
+    def count(self) -> int:
+        """In each world."""
+        return min(len(self.within), len(self.without))
 
     def errors(self) -> Errors:
         """Of the test that was fixed in advance."""
@@ -112,23 +63,97 @@ class Observations:
             within=len(self.within),
         )
 
+    def with_those_of(self, other: Observations) -> Observations:
+        return Observations(
+            within=torch.cat([self.within, other.within]),
+            without=torch.cat([self.without, other.without]),
+            frozen=self.frozen + other.frozen,
+            disturbed=self.disturbed + other.disturbed,
+        )
+
+
+class _HalfIn(Canaries):
+    """Lets a random half of the canaries into every batch and keeps what is released on the block."""
+
+    def __init__(self, a_world: int, tell: Callable[[int], None]) -> None:
+        super().__init__(2 * a_world + _QUIET)
+        self._tell = tell
+        """told how many draws were observed"""
+        self._chance = np.random.default_rng()
+        self._weight = torch.zeros(0)
+        self._masked = False
+        self._present = self._compared = torch.zeros(self.coordinates, dtype=torch.bool)
+        self._within: list[Tensor] = []
+        self._without: list[Tensor] = []
+        self._frozen, self._disturbed = 0, 0
+        self._before: tuple[Tensor, Tensor] | None = None
+
+    def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
+        model, data, loss = super().attach(body, data)
+        self._weight = model.block.weight
+        return model, data, loss
+
+    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+        """A half of those that are compared gets its canary, and a half of the frozen ones, which must not show it."""
+        self._masked = self._masked or active is not None
+        self._compared = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active
+        if not self._masked:
+            self._compared[-_QUIET:] = False
+        self._present = torch.zeros(self.coordinates, dtype=torch.bool)
+        for group in (self._compared, ~self._compared) if active is not None else (self._compared,):
+            places = self._chance.permutation(group.nonzero().flatten().numpy())
+            self._present[places[: len(places) // 2]] = True
+        return torch.where(self._present, 0.0, 1.0)
+
+    def observe(self, value: Tensor, active: Tensor | None) -> None:
+        self._look_at_frozen(value, active)
+        self._within.append(value[self._compared & self._present])
+        self._without.append(value[self._compared & ~self._present])
+        self._tell(len(self._within))
+
+    def _look_at_frozen(self, value: Tensor, active: Tensor | None) -> None:
+        """No signal and no noise in this release; and the step before has moved none of the weights it had frozen."""
+        weight = self._weight.detach().flatten().cpu().clone()
+        if self._before is not None:
+            frozen, before = self._before
+            self._disturbed += int(((weight != before) & frozen).sum())
+        self._before = None if active is None else (~active, weight)
+        if active is not None:
+            self._frozen += int((~active).sum())
+            self._disturbed += int((value[~active] != 0).sum())
+
+    def observations(self) -> Observations:
+        return Observations(
+            within=torch.cat(self._within),
+            without=torch.cat(self._without),
+            frozen=self._frozen,
+            disturbed=self._disturbed,
+        )
+
 
 def audit_white_box(
     subject: Subject, *, observations: int = 48_000, confidence: float = 0.95, progress: Progress | None = None
 ) -> AuditResult:
     """Trains the subject with canaries until there are so many observations a world, and bounds ε from below."""
     check_confidence(confidence)
-    _check_enough(observations, 1 - confidence)
+    needed = fewest_observations(min(1 - confidence, REFUTING))
+    if observations < needed:
+        raise InputError(
+            f"observations={observations} a world are too few: without a single error they would show nothing at "
+            f"confidence {max(confidence, 1 - REFUTING):g}; allowed: at least {needed}"
+        )
     seen = _observe(subject, observations, progress)
     errors = seen.errors()
 
     def shown(significance: float) -> float:
         mu = gaussian_mu(errors, significance)
-        return subject.cost(1 / (mu * subject.noise_multiplier)) if mu > 0 else 0.0
+        return subject.cost(1 / (mu * subject.noise_multiplier), only=DRAW) if mu > 0 else 0.0
 
     findings = list(subject.findings)
     if seen.disturbed:
-        findings.append(f"{seen.disturbed} of {seen.frozen} looks at frozen coordinates found signal, noise or an update")
+        findings.append(
+            f"{seen.disturbed} of {seen.frozen} looks at frozen coordinates found a signal, noise or a move"
+        )
     return AuditResult(
         audit="white-box",
         subject=subject.label,
@@ -137,23 +162,13 @@ def audit_white_box(
         epsilon_lower=shown(1 - confidence),
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
-        observations=min(len(seen.within), len(seen.without)),
+        observations=seen.count,
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
         ),
         findings=tuple(findings),
-        details={
-            "sample_rate": subject.sample_rate,
-            "steps": subject.plan.steps,
-            "noise_multiplier": subject.noise_multiplier,
-            "false_alarms": errors.false_alarms,
-            "misses": errors.misses,
-            "mean_within": float(seen.within.mean()),
-            "mean_without": float(seen.without.mean()),
-            "frozen_looks": seen.frozen,
-            "frozen_disturbed": seen.disturbed,
-        },
+        details=_details(subject, seen, errors),
         draw=lambda figure: _draw(figure, seen, subject.noise_multiplier),
     )
 
@@ -161,14 +176,54 @@ def audit_white_box(
 def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observations:
     """Whole runs, until there is enough."""
     a_world = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD)
-    within, without, frozen, disturbed = list[Tensor](), list[Tensor](), 0, 0
-    while (count := min(sum(map(len, within)), sum(map(len, without)))) < wanted:
-        canaries = _Observed(a_world, wanted - count, progress)
+    seen: Observations | None = None
+    while seen is None or seen.count < wanted:
+        had = 0 if seen is None else seen.count
+
+        def tell(draws: int, had: int = had) -> None:
+            if progress is not None:
+                progress(min(had + draws * a_world, wanted), wanted)
+
+        canaries = _HalfIn(a_world, tell)
         ready = subject.prepare(attach=canaries.attach)
         train_prepared(ready, randomness=canaries.coins(choose_randomness(None, ready.device)), tape=canaries)
-        within += canaries.within
-        without += canaries.without
-        frozen, disturbed = frozen + canaries.frozen, disturbed + canaries.disturbed
-        if min(sum(map(len, within)), sum(map(len, without))) == count:
-            raise InputError(f"{subject.label}: every coordinate of the dummy block is frozen, nothing can be observed")
-    return Observations(within=torch.cat(within), without=torch.cat(without), frozen=frozen, disturbed=disturbed)
+        found = canaries.observations()
+        if found.count == 0:
+            raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
+        seen = found if seen is None else seen.with_those_of(found)
+    return seen
+
+
+def _details(subject: Subject, seen: Observations, errors: Errors) -> dict[str, object]:
+    return {
+        "sample_rate": subject.sample_rate,
+        "steps": subject.plan.steps,
+        "noise_multiplier": subject.noise_multiplier,
+        "false_alarms": errors.false_alarms,
+        "misses": errors.misses,
+        "mean_without": float(seen.without.mean()),
+        "mean_within": float(seen.within.mean()),
+        "stddev_without": float(seen.without.std()),
+        "stddev_within": float(seen.within.std()),
+        "frozen_looks": seen.frozen,
+        "frozen_disturbed": seen.disturbed,
+    }
+
+
+def _draw(figure: Figure, seen: Observations, sigma: float) -> None:
+    axes = figure.subplots()
+    edges = np.linspace(-4 * sigma, 1 + 4 * sigma, 120)
+    bins = edges.tolist()
+    middle = (edges[1:] + edges[:-1]) / 2
+    for values, mean, colour, label in (
+        (seen.without, 0.0, "#1b6ca8", "without the canary"),
+        (seen.within, 1.0, "#c8553d", "with the canary"),
+    ):
+        axes.hist(values.numpy(), bins=bins, density=True, color=colour, alpha=0.35, label=label)
+        law = np.exp(-((middle - mean) ** 2) / (2 * sigma**2)) / (sigma * np.sqrt(2 * np.pi))
+        axes.plot(middle, law, color=colour, linewidth=1.2)
+    axes.axvline(THRESHOLD, color="gray", linestyle="--", linewidth=0.8)
+    axes.set_xlabel("released coordinate / C (lines: as claimed; dashed: the threshold)")
+    axes.set_ylabel("density")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,34 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
     finally:
         if bar.live.is_started:  # stopping a bar that never began would print an empty line
             bar.stop()
+
+
+@contextlib.contextmanager
+def counted(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for work of which so much is done, of so much; elsewhere than on a terminal a line every ten seconds."""
+    bar = RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task, last = bar.add_task(what, total=None), time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if console.is_terminal:
+            bar.update(task, completed=done, total=total)
+        elif time.monotonic() - last >= 10:
+            last = time.monotonic()
+            console.print(f"  {what}: {done:,} of {total:,}", soft_wrap=True)
+
+    if not console.is_terminal:
+        yield report
+        return
+    with bar:
+        yield report
 
 
 class Progress:

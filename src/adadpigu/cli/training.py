@@ -152,7 +152,7 @@ def train(
     keys = {field.name for field in fields(RunConfig)}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
     flags["physical_batch_size"] = _number_or_word(physical_batch_size)
-    flags["method_options"] = {**_options(option or []), **_given(clip_norm=clip_norm, retention=retention)}
+    flags["method_options"] = {**method_options(option or []), **_given(clip_norm=clip_norm, retention=retention)}
     if steps is not None and epochs is not None:
         raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
     if out is not None:
@@ -238,7 +238,8 @@ def _given(**values: object) -> dict[str, object]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _options(pairs: list[str]) -> dict[str, object]:
+def method_options(pairs: list[str]) -> dict[str, object]:
+    """Options of a method as the command line gives them."""
     found: dict[str, object] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -1,0 +1,158 @@
+"""Records made to break a bound: huge, not finite, subnormal, twice there, under a wrong label, at the mask's edge.
+
+They are an auditor's own, added to public records or stand-ins. Checks of input come before the privacy line and refuse
+most of them; an audit looks behind those checks (`Unchecked`), because the bound must hold whatever gets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adadpigu.audit.canaries import WithBlock
+from adadpigu.bounding import GradientSum, Query
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import InputError, ModelError
+from adadpigu.gradients import Loss
+
+Record = tuple[Tensor, Tensor]
+"""an input and its target"""
+
+EDGE = "at the mask's edge"
+_LOUD = 1e4
+"""by how much the gradient at the edge exceeds C"""
+_COORDINATES = 16
+"""of the dummy block: enough that a mask keeps some and freezes some"""
+
+
+def held(data: DataSet) -> TensorRecords:
+    """The records as tensors, without which nobody can add one."""
+    if not isinstance(data.train, TensorRecords):
+        raise InputError(f"replay needs records held as tensors, not {type(data.train).__name__}")
+    if len(data.train) < 2:
+        raise InputError(f"replay needs at least 2 records, {data.name!r} has {len(data.train)}")
+    return data.train
+
+
+def adversarial_records(data: DataSet) -> dict[str, Record]:
+    """Records to add, by name: those that make sense for inputs of this kind (numbers, or positions in a table).
+
+    >>> data = DataSet(name="two", train=TensorRecords(torch.eye(2), torch.arange(2)), records=2, classes=2)
+    >>> list(adversarial_records(data))
+    ['huge', 'large', 'zero', 'subnormal', 'NaN', 'infinite', 'one infinity', 'duplicated', 'wrong class']
+    >>> adversarial_records(data)["wrong class"]
+    (tensor([1., 0.]), tensor(1))
+    """
+    records = held(data)
+    image, target = records.inputs[0], records.targets[0]
+    made = {name: (value, target) for name, value in _inputs(records.inputs).items()}
+    made["duplicated"] = image, target
+    other = _other_class(records.targets, data.classes)
+    if other is not None:
+        made["wrong class"] = image, other
+    return made
+
+
+def _inputs(inputs: Tensor) -> dict[str, Tensor]:
+    """Odd inputs beside the given ones."""
+    image = inputs[0]
+    if not inputs.is_floating_point():  # a position outside its table is an error, not a gradient
+        largest = 255 if inputs.dtype == torch.uint8 else int(inputs.max())
+        return {"zero": torch.zeros_like(image), "largest": torch.full_like(image, largest)}
+    numbers = torch.finfo(inputs.dtype)
+    pierced = image.clone()
+    pierced.view(-1)[0] = torch.inf
+    values = {"huge": 0.9 * numbers.max, "large": -1e3, "zero": 0.0, "subnormal": numbers.smallest_normal / 128}
+    values |= {"NaN": torch.nan, "infinite": torch.inf}
+    return {name: torch.full_like(image, value) for name, value in values.items()} | {"one infinity": pierced}
+
+
+def _other_class(targets: Tensor, classes: int | None) -> Tensor | None:
+    """A label that the first record has not; None where targets are not labels."""
+    if targets.is_floating_point() or targets.ndim != 1:
+        return None
+    if classes is not None and classes > 1:
+        return (targets[0] + 1) % classes
+    others = targets[targets != targets[0]]
+    return others[0] if len(others) else None
+
+
+class Unchecked(TensorRecords):
+    """Records of which the last passes every check of input: until `show` is called, another is shown in its place."""
+
+    def __init__(self, records: TensorRecords, last: Record) -> None:
+        inputs = torch.cat([records.inputs, last[0][None].to(records.inputs)])
+        targets = torch.cat([records.targets, last[1][None].to(records.targets)])
+        super().__init__(inputs, targets, name=records.name)
+        self._hidden = True
+
+    def show(self) -> None:
+        """From here on the last record is what it is."""
+        self._hidden = False
+
+    def take(self, indices: Tensor) -> Record:
+        if self._hidden:
+            indices = torch.where(indices == len(self) - 1, 0, indices)
+        return super().take(indices)
+
+
+class EdgeLoss:
+    """The model's loss for ordinary records; ⟨g, block⟩ for the record at the edge, whose target is `classes`."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.gradient = torch.zeros(_COORDINATES)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
+        ordinary = F.cross_entropy(scores, targets.clamp(max=self.classes - 1), reduction="none")
+        return torch.where(targets < self.classes, ordinary, block @ self.gradient.to(block))
+
+
+class Edge:
+    """A record whose gradient lies half on an active and half on a frozen coordinate of a dummy block, in every draw.
+
+    `attach` puts the block beside a model; `aim` sets the gradient from what is asked for, which is public. Where
+    everything is active, or everything of the block frozen, it lies on two such coordinates.
+    """
+
+    def __init__(self) -> None:
+        self._loss = EdgeLoss(1)
+
+    def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
+        """The model with the block, and the loss that knows the record."""
+        if data.classes is None:
+            raise ModelError("the dummy block needs class labels: it cannot be attached")
+        self._loss = EdgeLoss(data.classes)
+        model = WithBlock(body, _COORDINATES)
+        with torch.no_grad():  # a mask that goes by the size of weights keeps half of the block
+            model.block.weight[::2] = 1.0
+        return model, replace(data, classes=None), self._loss
+
+    def record(self, data: DataSet) -> Record:
+        """The record itself, for `data` as it was before `attach`."""
+        records = held(data)
+        return torch.zeros_like(records.inputs[0]), torch.full_like(records.targets[0], data.classes or 1)
+
+    def aim(self, queries: Sequence[Query]) -> None:
+        """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block."""
+        for query in queries:
+            if isinstance(query, GradientSum):
+                active = _of_block(query.active, True).bool()
+                places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]
+                chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)
+                standardised = torch.zeros(_COORDINATES)
+                standardised[chosen] = _LOUD * query.clip_norm
+                self._loss.gradient = _of_block(query.center, 0.0) + _of_block(query.scale, 1.0) * standardised
+                return
+
+
+def _of_block(values: Tensor | None, otherwise: float) -> Tensor:
+    """The block's part of a [d] vector."""
+    if values is None:
+        return torch.full((_COORDINATES,), otherwise)
+    return values[-_COORDINATES:].cpu().to(torch.float32)

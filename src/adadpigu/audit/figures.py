@@ -1,0 +1,26 @@
+"""The figure of an audit: what the audit draws, under a title that says what is claimed and what was shown."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from adadpigu.audit.result import AuditResult
+
+
+def save_figure(result: AuditResult, path: Path) -> None:
+    """Writes an audit's figure as PNG; an audit without one writes none."""
+    from matplotlib.figure import Figure
+
+    if result.draw is None:
+        return
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    result.draw(figure)
+    figure.suptitle(f"{result.audit} audit of {result.subject}\n{_claim(result)}", x=0.01, ha="left", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def _claim(result: AuditResult) -> str:
+    shown = "∞" if math.isinf(result.epsilon_lower) else f"{result.epsilon_lower:.3g}"
+    verdict = "not refuted" if result.passed else "REFUTED"
+    return f"ε claimed {result.epsilon_claimed:.3g}, shown {shown} (confidence {result.confidence:g}): {verdict}"

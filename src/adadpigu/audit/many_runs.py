@@ -1,0 +1,224 @@
+"""Many whole runs, with one canary in the data and without it: how well does an auditor tell them apart?
+
+In the world with it the canary is a record like any other, Poisson-sampled with q in every step; its gradient lies in
+the dummy block. A run is scored by the likelihood ratio of what was released, step by step,
+
+    Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      x_t = ⟨e_j, release⟩/C
+
+or, for an auditor who is given the final weights alone, by the canary's weight. How often a threshold errs in either
+world bounds ε from below. Sampler, clip, noise, mask and accounting are audited together, and nothing is assumed of
+them; the price is that n runs show no more than about ln(n) − 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adadpigu.audit.canaries import Canaries
+from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest_observations, gaussian_mu, mu_epsilon
+from adadpigu.audit.one_run import log_ratio
+from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
+from adadpigu.audit.subject import Subject
+from adadpigu.bounding import Query
+from adadpigu.errors import InputError, unknown
+from adadpigu.randomness import choose_randomness
+from adadpigu.training import train_prepared
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Sees = Literal["releases", "model"]
+_COORDINATES = 64
+"""of the dummy block: a mask leaves the canary some to move to"""
+_PILOTS = 10
+"""runs in each world from which the threshold on final weights is chosen; they are not counted"""
+_MOST_REFUTED = 40.0
+"""the ε above which nobody has the time to make the runs that refute it"""
+
+
+class LoneCanary(Canaries):
+    """One canary, in the data set or not, and what a run's releases tell about it.
+
+    The mask is public: a canary whose coordinate is frozen moves to the first one that is active.
+    """
+
+    def __init__(self, *, sample_rate: float, noise_multiplier: float) -> None:
+        super().__init__(_COORDINATES, 1)
+        self._rate, self._sigma, self._share = sample_rate, noise_multiplier, 1.0
+        self._present = False
+        self.score, self.looks = 0.0, 0
+        """of the run; of all runs together"""
+
+    def begin(self, present: bool) -> None:
+        """Another run, in one of the two worlds."""
+        self._present, self.score = present, 0.0
+
+    def asked(self, queries: Sequence[Query]) -> None:
+        super().asked(queries)
+        self._share = 1.0 if self._query is None else self._query.share
+
+    def places(self, active: Tensor | None) -> Tensor:
+        return torch.zeros(1, dtype=torch.long) if active is None else active.int().argmax().reshape(1)
+
+    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+        """In the world with it the canary keeps the coin that every record has; in the other it is never drawn."""
+        return coins if self._present else torch.ones_like(coins)
+
+    def observe(self, value: Tensor, active: Tensor | None) -> None:
+        place = self.loss.place
+        if active is None or bool(active[place]):
+            self.score += float(log_ratio(value[place], self._rate, self._sigma**2 / self._share))
+            self.looks += 1
+
+
+class WeightCanary(LoneCanary):
+    """The same, scored by its weight after the run alone: such an auditor knows no mask, so the canary stays put."""
+
+    def places(self, active: Tensor | None) -> Tensor:
+        return torch.zeros(1, dtype=torch.long)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worlds:
+    """The scores of all runs, and the threshold above which "with" is said: fixed before these runs were made.
+
+    A score that is no number (training has diverged) is not above it.
+    """
+
+    within: Scores
+    without: Scores
+    threshold: float
+
+    def errors(self) -> Errors:
+        """Of the test that was fixed in advance."""
+        return Errors(
+            false_alarms=int((self.without > self.threshold).sum()),
+            without=len(self.without),
+            misses=int((~(self.within > self.threshold)).sum()),
+            within=len(self.within),
+        )
+
+
+def audit_many_runs(
+    subject: Subject,
+    *,
+    runs: int = 200,
+    sees: Sees = "releases",
+    confidence: float = 0.95,
+    progress: Progress | None = None,
+) -> AuditResult:
+    """Trains the subject `runs` times with a canary and as often without, and bounds ε by how well they are told apart.
+
+    `sees`: whether the auditor has every release, or the final weights alone.
+    """
+    check_confidence(confidence)
+    if sees not in get_args(Sees):
+        raise unknown("sees", sees, get_args(Sees))
+    needed = fewest_observations(min(1 - confidence, REFUTING), delta=subject.delta)
+    if runs < needed:
+        raise InputError(
+            f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
+            f"{max(confidence, 1 - REFUTING)}; allowed: at least {needed}"
+        )
+    worlds = _observe(subject, runs, sees, progress)
+    errors, significance = worlds.errors(), 1 - confidence
+    return AuditResult(
+        audit="many-runs",
+        subject=subject.label,
+        epsilon_claimed=subject.epsilon,
+        delta=subject.delta,
+        epsilon_lower=epsilon_from_errors(errors, subject.delta, significance),
+        epsilon_certain=epsilon_from_errors(errors, subject.delta, REFUTING),
+        confidence=confidence,
+        observations=runs,
+        assumed=(
+            "the adversary chooses a record's gradient in every step and sees "
+            + ("every release" if sees == "releases" else "the final weights"),
+            "epsilon_lower and the refutation assume nothing about the mechanism; epsilon_lower_gaussian assumes that "
+            "the whole run is as hard to tell apart as two Gaussians",
+        ),
+        findings=subject.findings,
+        exposed=subject.exposed,
+        details=_details(subject, sees, worlds, significance),
+        draw=lambda figure: _draw(figure, worlds, sees),
+    )
+
+
+def _observe(subject: Subject, runs: int, sees: Sees, progress: Progress | None) -> Worlds:
+    """The worlds in turns, so that whatever drifts in the process drifts in both."""
+    kind = LoneCanary if sees == "releases" else WeightCanary
+    canary = kind(sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
+    once = _runner(subject, canary, sees)
+    pilots = 0 if sees == "releases" else _PILOTS
+    within, without = np.empty(pilots + runs), np.empty(pilots + runs)
+    for number in range(pilots + runs):
+        for world, present in ((within, True), (without, False)):
+            world[number] = once(present)
+            if progress is not None:
+                progress(2 * number + 1 + (not present), 2 * (pilots + runs))
+    if canary.looks == 0:
+        raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
+    middle = (np.median(within[:pilots]) + np.median(without[:pilots])) / 2 if pilots else 0.0
+    return Worlds(within=within[pilots:], without=without[pilots:], threshold=float(middle))
+
+
+def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], float]:
+    """Runs the same preparation from the same weights again and again; each run gives its score."""
+    ready = subject.prepare(attach=canary.attach)
+    layout, randomness = ready.engine.layout, choose_randomness(None, ready.device)
+    start = layout.read(ready.model)
+
+    def once(present: bool) -> float:
+        canary.begin(present)
+        layout.write(ready.model, start)
+        train_prepared(ready, randomness=canary.coins(randomness), tape=canary)
+        if sees == "model":  # a step goes against the gradient
+            return -float(layout.read(ready.model)[-_COORDINATES])
+        return canary.score
+
+    return once
+
+
+def _details(subject: Subject, sees: Sees, worlds: Worlds, significance: float) -> dict[str, object]:
+    errors, delta = worlds.errors(), subject.delta
+    best, reachable = Errors.flawless(len(worlds.within)), subject.epsilon <= _MOST_REFUTED
+    return {
+        "sample_rate": subject.sample_rate,
+        "steps": subject.plan.steps,
+        "noise_multiplier": subject.noise_multiplier,
+        "sees": sees,
+        "threshold": worlds.threshold,
+        "false_alarms": errors.false_alarms,
+        "misses": errors.misses,
+        "epsilon_lower_gaussian": mu_epsilon(gaussian_mu(errors, significance), delta),
+        "reach": epsilon_from_errors(best, delta, significance),
+        "reach_certain": epsilon_from_errors(best, delta, REFUTING),
+        "runs_to_refute": fewest_observations(REFUTING, epsilon=subject.epsilon, delta=delta) if reachable else None,
+        "mean_within": float(worlds.within.mean()),
+        "mean_without": float(worlds.without.mean()),
+    }
+
+
+def _draw(figure: Figure, worlds: Worlds, sees: Sees) -> None:
+    axes, errors = figure.subplots(), worlds.errors()
+    everyone = np.concatenate([worlds.within, worlds.without])
+    everyone = everyone[np.isfinite(everyone)] if np.isfinite(everyone).any() else np.zeros(1)
+    edges = np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))).tolist()
+    for values, colour, label in (
+        (worlds.without, "#1b6ca8", f"runs without the canary, {errors.false_alarms} of {errors.without} above"),
+        (worlds.within, "#c8553d", f"runs with the canary, {errors.misses} of {errors.within} not above"),
+    ):
+        axes.hist(values, bins=edges, color=colour, alpha=0.45, label=label)
+    axes.axvline(worlds.threshold, color="gray", linestyle="--", linewidth=0.8, label="the threshold")
+    score = "log-likelihood ratio of a run's releases" if sees == "releases" else "the canary's final weight, negated"
+    axes.set_xlabel(score)
+    axes.set_ylabel("runs")
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)

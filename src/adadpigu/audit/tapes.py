@@ -1,0 +1,268 @@
+"""Tapes: a run on D is recorded, a run on a neighbour is played the same releases. Sensitive values, kept in memory.
+
+A recorder keeps what reached the noise, what was released, and all that is public on the way: queries, weights, masks,
+metrics. A player hands the recorded releases out again and notes every breach: a sum that moves by more than its
+sensitivity, and public state that moves at all. After the same releases, whatever is public must be bit-identical.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.audit.coins import ReplayError
+from adadpigu.bounding import BoundedSum, Query
+from adadpigu.mechanism import Release
+from adadpigu.sensitive import unseal
+from adadpigu.training.run import Facts, Metrics, Run
+
+TOLERANCE = 1e-5
+"""relative to the sensitivity, for floating-point noise"""
+_BARE = 1e-3
+"""share of a release's entries that may equal the sum itself by chance"""
+_FEW = 4
+
+State = Mapping[str, Tensor]
+"""public tensors by name"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What reached the noise for one release."""
+
+    name: str
+    sensitivity: float
+    share: float
+    """of the draw's privacy cost"""
+    size: int
+    public: dict[str, Tensor]
+    """the learned tensors that shaped the sum: mask, centre, scale, parameters"""
+    total: Tensor = field(repr=False)
+
+    @property
+    def active(self) -> Tensor | None:
+        return self.public.get("active")
+
+
+def _call(total: BoundedSum) -> Call:
+    query = total.query
+    content = unseal(total).detach().clone()
+    return Call(total.name, total.sensitivity, query.share, total.size, _tensors(query), content)
+
+
+def _tensors(query: Query) -> dict[str, Tensor]:
+    """Copies of the tensors that a query holds."""
+    tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
+    tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
+    return {key: value.detach().clone() for key, value in tensors.items()}
+
+
+def _plain(query: Query) -> tuple[object, ...]:
+    """What a query asks for besides tensors."""
+    named = {key: value for key, value in vars(query).items() if not isinstance(value, Tensor | tuple)}
+    return tuple((key, value) for key, value in sorted(named.items()) if not callable(value))
+
+
+def public_state(*modules: nn.Module | None) -> dict[str, Tensor]:
+    """Copies of every parameter, its gradient where it has one, and every buffer: what whoever holds a model sees."""
+    found: dict[str, Tensor] = {}
+    for number, module in enumerate(modules):
+        if module is None:
+            continue
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            found[f"{number}:{name}"] = tensor.detach().clone()
+            if tensor.grad is not None:
+                found[f"{number}:{name}.grad"] = tensor.grad.detach().clone()
+    return found
+
+
+def differing(one: State, other: State) -> str | None:
+    """The first name under which two states differ by a bit; None where they are the same."""
+    for key in sorted(one.keys() | other.keys()):
+        if key not in one or key not in other or not _identical(one[key], other[key]):
+            return key.partition(":")[2] or key
+    return None
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, so that a NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+class Recorder:
+    """A tape that keeps what reached the noise and what was released; as an observer, what a run tells the world.
+
+    `state` reads what is public when a draw is asked for.
+    """
+
+    def __init__(self, state: Callable[[], State] | None = None) -> None:
+        self._state = state
+        self.calls: list[list[Call]] = []
+        self.released: list[dict[str, Release]] = []
+        self.asked_for: list[list[tuple[tuple[object, ...], dict[str, Tensor]]]] = []
+        self.states: list[State] = []
+        self.told: list[object] = []
+        self.kept: State = {}
+        self._bare: dict[str, tuple[int, int]] = {}
+        self.breaches: list[str] = []
+        """of this run alone: what was wrong without any neighbour"""
+
+    def asked(self, queries: Sequence[Query]) -> None:
+        self.asked_for.append([(_plain(query), _tensors(query)) for query in queries])
+        self.states.append({} if self._state is None else self._state())
+
+    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
+        return None
+
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        self.calls.append([_call(total) for total in sums])
+        self.released.append(releases)
+        for call, (_, asked) in zip(self.calls[-1], self.asked_for[-1], strict=True) if self.asked_for else ():
+            self._check(call, asked, releases[call.name])
+
+    def begin(self, facts: Facts) -> None:
+        self.told.append(asdict(facts))
+
+    def update(self, metrics: Metrics) -> None:
+        self.told.append(asdict(metrics))
+
+    def end(self, run: Run) -> None:
+        self.told += [_outcome(run)]
+        self.kept = public_state(run.model)
+
+    def bare(self) -> list[str]:
+        """The releases of which one in a thousand entries, and at least four, came out as they had gone in.
+
+        With noise an entry does so when the noise rounds to nothing beside it, with a chance of about 1e-7: a false
+        alarm has one below 1e-9 for up to a million entries.
+        """
+        return [
+            f"{equal} of {looked} entries of {name!r} were released without noise"
+            for name, (equal, looked) in self._bare.items()
+            if equal >= max(_FEW, _BARE * looked)
+        ]
+
+    def _check(self, call: Call, asked: State, release: Release) -> None:
+        """Whether noise was drawn for what was asked for, on all of it and on nothing else."""
+        where = f"draw {len(self.calls) - 1}: {call.name!r}"
+        if (key := differing(call.public, asked)) is not None:
+            self.breaches.append(f"{where} has another {key} when its noise is drawn than when it was asked for")
+        value, active = release.value, release.active
+        looked = call.total if active is None else call.total[active]
+        if active is not None and bool((value[~active] != 0).any()):
+            self.breaches.append(f"{where} releases something on frozen coordinates")
+        if not release.noise_stddev:
+            return
+        bare = (value if active is None else value[active]) == looked.to(value.dtype)
+        equal, seen = self._bare.get(call.name, (0, 0))
+        self._bare[call.name] = equal + int(bare.sum()), seen + len(looked)
+
+
+def _outcome(run: Run) -> dict[str, object]:
+    """All that a finished run says of itself, the clock aside."""
+    return {**run.summary(), "seconds": None, "privacy": run.privacy.to_json(), "accuracy": run.accuracy}
+
+
+class Player:
+    """A tape and observer that hands out the recorded releases and notes every breach.
+
+    `aim` is told what is about to be asked, before a record is looked at.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorder,
+        state: Callable[[], State] | None = None,
+        aim: Callable[[Sequence[Query]], None] | None = None,
+    ) -> None:
+        self._recorded = recorded
+        self._state = state
+        self._aim = aim
+        self._asked = 0
+        self._position = 0
+        self._told = 0
+        self.breaches: list[str] = []
+        self.largest = 0.0
+        """largest difference seen, as a share of its sensitivity"""
+        self.effects: list[float] = []
+        """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
+
+    def asked(self, queries: Sequence[Query]) -> None:
+        position = self._asked
+        self._asked += 1
+        if position < len(self._recorded.states):
+            self._compare_asked(position, queries)
+        if self._aim is not None:
+            self._aim(queries)
+
+    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release]:
+        position = self._position
+        self._position += 1
+        if position >= len(self._recorded.calls):
+            raise ReplayError(f"draw {position}: the neighbour asks for more draws than were recorded")
+        before, now = self._recorded.calls[position], [_call(total) for total in sums]
+        if [(c.name, c.size, c.sensitivity) for c in before] != [(c.name, c.size, c.sensitivity) for c in now]:
+            raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
+        shares = [self._compare(position, old, new) for old, new in zip(before, now, strict=True)]
+        self.effects.append(math.sqrt(sum(call.share * share**2 for call, share in zip(before, shares, strict=True))))
+        return self._recorded.released[position]
+
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        return None
+
+    def begin(self, facts: Facts) -> None:
+        self._compare_told(asdict(facts))
+
+    def update(self, metrics: Metrics) -> None:
+        self._compare_told(asdict(metrics))
+
+    def end(self, run: Run) -> None:
+        self._compare_told(_outcome(run))
+        if (key := differing(self._recorded.kept, public_state(run.model))) is not None:
+            self.breaches.append(f"the model that is kept has another {key} on the neighbour, after the same releases")
+
+    def finish(self) -> None:
+        """To be called after the run: everything recorded must have been asked for again."""
+        if self._position != len(self._recorded.calls):
+            self.breaches.append(f"{len(self._recorded.calls)} draws recorded, {self._position} replayed")
+
+    def _compare_asked(self, position: int, queries: Sequence[Query]) -> None:
+        state = {} if self._state is None else self._state()
+        if (key := differing(self._recorded.states[position], state)) is not None:
+            raise ReplayError(f"draw {position}: {key} is another on the neighbour, after the same releases")
+        before, now = self._recorded.asked_for[position], [(_plain(query), _tensors(query)) for query in queries]
+        if [plain for plain, _ in before] != [plain for plain, _ in now]:
+            raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
+        for (_, old), (_, new), query in zip(before, now, queries, strict=True):
+            if (key := differing(old, new)) is not None:
+                raise ReplayError(f"draw {position}: {query.name!r} has another {key} on the neighbour")
+
+    def _compare(self, position: int, old: Call, new: Call) -> float:
+        if (key := differing(old.public, new.public)) is not None:
+            raise ReplayError(f"draw {position}: {new.name!r} has another {key} on the neighbour")
+        difference = float(torch.linalg.vector_norm(old.total - new.total))
+        difference = difference if math.isfinite(difference) else math.inf
+        share = difference / old.sensitivity if math.isfinite(old.sensitivity) else 0.0
+        self.largest = max(self.largest, share)
+        if not difference <= old.sensitivity * (1 + TOLERANCE):
+            self.breaches.append(
+                f"draw {position}: {new.name!r} moves by {difference:.6g}, above its sensitivity {old.sensitivity:.6g}"
+            )
+        return share
+
+    def _compare_told(self, now: Mapping[str, object]) -> None:
+        position = self._told
+        self._told += 1
+        if position >= len(self._recorded.told):
+            return
+        before = self._recorded.told[position]
+        assert isinstance(before, Mapping)
+        odd = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
+        if odd:
+            self.breaches.append(f"the neighbour's run says something else of {', '.join(sorted(odd))}")

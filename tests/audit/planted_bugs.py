@@ -1,0 +1,294 @@
+"""Every bug that a private trainer is known for, planted into the package, and the audit that has to catch it.
+
+    python tests/audit/planted_bugs.py [--bug NAME] [--markdown] [--clean N]
+
+runs every mechanism audit on every bug and prints which of them refute the claim. `--markdown` writes the table of
+docs/planted-bugs.md anew; `--clean` runs the same audits so many times on the package as it is. Exits 1 where a bug is
+caught by nobody, or the package as it is is refuted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import plants
+import plants_before_noise as before
+from plants import Plant
+
+from adadpigu.audit.noise import audit_noise
+from adadpigu.audit.replay import audit_replay
+from adadpigu.audit.result import AuditResult
+from adadpigu.audit.sampler import audit_sampler
+from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.audit.white_box import audit_white_box
+from adadpigu.config import merge, read_preset
+
+PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
+BEGIN, END = "<!-- the table: begin -->", "<!-- the table: end -->"
+
+AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
+    "white-box": lambda subject: audit_white_box(subject, observations=3000),
+    "replay": lambda subject: audit_replay(subject, steps=6),
+    "noise": lambda subject: audit_noise(subject, numbers=50_000),
+    "sampler": lambda subject: audit_sampler(subject, draws=200),
+}
+"""sized for bugs that are gross: on the package as it is they show less than the ones of `adadpigu audit`"""
+
+SETTINGS: dict[str, dict[str, object]] = {
+    "dpsgd": {"method": "dpsgd"},
+    "dpsgd, micro-batches": {"method": "dpsgd", "physical_batch_size": 18},
+    "dpsgd, two copies": {"method": "dpsgd", "copies": 2, "flip": True},
+    "adadpigu": {"method": "adadpigu", "method_options": {"importance_steps": 8}},
+    "adadpigu, moving α and β": {
+        "method": "adadpigu",
+        "method_options": {"importance_steps": 8, "mean_decay": 0.9, "variance_decay": 0.9, "offset": 0.01},
+    },
+    "adadpigu, unfreezing": {
+        "method": "adadpigu",
+        "method_options": {"importance_steps": 8, "retention": 0.2, "schedule": "linear"},
+    },
+    "dpsur": {"method": "dpsur", "method_options": {"test_batch_size": 72}},
+}
+"""the subjects, by name: all on the digits at q = 0.05, σ = 1, 40 steps"""
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    """A subject as the package without a bug makes it: its claim is the honest one."""
+    shared = {"noise_multiplier": 1.0, "steps": 40, "ema": None, "physical_batch_size": None}
+    return subject_of(merge(read_preset("digits-adadpigu"), {**shared, **SETTINGS[name]}), sample_rate=0.05)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bug:
+    """A bug, how it is planted, and who has to catch it on whom."""
+
+    name: str
+    does: str
+    plant: Plant
+    caught_by: str
+    """the audit that has to refute the claim; others may, too"""
+    subject: str = "dpsgd"
+
+    def audited(self, audit: str) -> AuditResult:
+        """The result of an audit of the subject with the bug in it."""
+        clean = subject(self.subject)
+        with self.plant():
+            return AUDITS[audit](clean)
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        name="importance from un-noised gradients",
+        does="stage 1 adds up the sums as they are before the noise, and the mask is ranked by that",
+        plant=plants.importance_from_unnoised,
+        caught_by="replay",
+        subject="adadpigu",
+    ),
+    Bug(
+        name="α, β from un-noised gradients",
+        does="the statistics that standardise the next step are learned from the sum before the noise",
+        plant=plants.statistics_from_unnoised,
+        caught_by="replay",
+        subject="adadpigu, moving α and β",
+    ),
+    Bug(
+        name="noise added to the mean but scaled for the sum",
+        does="noise of the sum's size lands on the mean: B times too much, so the claim is idle and the model is ruined",
+        plant=plants.mean_noise_of_a_sum,
+        caught_by="noise",
+    ),
+    Bug(
+        name="noise added to the sum but scaled for the mean",
+        does="noise of the mean's size lands on the sum: B times too little",
+        plant=plants.sum_noise_of_a_mean,
+        caught_by="white-box",
+    ),
+    Bug(
+        name="division by the drawn batch size",
+        does="the released sum is divided by len(batch), which one record changes and no noise covers",
+        plant=plants.drawn_divisor,
+        caught_by="replay",
+    ),
+    Bug(
+        name="divisor from len(dataset)",
+        does="the released sum is divided by q·len(dataset) instead of the public B",
+        plant=plants.length_divisor,
+        caught_by="replay",
+    ),
+    Bug(
+        name="shuffled batches accounted as Poisson",
+        does="batches of fixed size are dealt from a permutation each epoch; the ledger charges Poisson draws",
+        plant=before.shuffled,
+        caught_by="sampler",
+    ),
+    Bug(
+        name="the same noise key for every tensor",
+        does="every tensor's noise begins with the same numbers, so their differences have none",
+        plant=plants.one_key_for_all_tensors,
+        caught_by="noise",
+    ),
+    Bug(
+        name="the same noise key for every step",
+        does="every step adds the noise of the first one, so differences between steps have none",
+        plant=plants.one_key_for_all_steps,
+        caught_by="noise",
+    ),
+    Bug(
+        name="noise state restored on resume",
+        does="after a resume the noise goes on from the checkpoint's state, while batches are drawn anew",
+        plant=plants.noise_restored_on_resume,
+        caught_by="noise",
+    ),
+    Bug(
+        name="clip ignoring C",
+        does="every record counts with its whole gradient",
+        plant=before.unclipped,
+        caught_by="replay",
+    ),
+    Bug(
+        name="NaN gradient passing the clip",
+        does="a norm that is no number makes a factor that is none, and with it the sum",
+        plant=before.nan_passes,
+        caught_by="replay",
+    ),
+    Bug(
+        name="inf gradient passing the clip",
+        does="a record without a finite norm gets the factor 0 and is added all the same: inf·0 = NaN",
+        plant=before.inf_times_zero,
+        caught_by="replay",
+    ),
+    Bug(
+        name="micro-batches clipped as one record",
+        does="the gradient of a whole micro-batch is clipped to C, so a record can turn it around and move it by 2C",
+        plant=before.micro_batch_as_one,
+        caught_by="replay",
+        subject="dpsgd, micro-batches",
+    ),
+    Bug(
+        name="un-noised gradient left in p.grad",
+        does="after the step p.grad holds the sum as it was before the noise, for whoever gets the model",
+        plant=plants.gradient_left_behind,
+        caught_by="replay",
+    ),
+    Bug(
+        name="noise on masked coordinates missing while they still update",
+        does="frozen coordinates get no noise, but their sum is released and their weights move with it",
+        plant=plants.frozen_without_noise,
+        caught_by="white-box",
+        subject="adadpigu",
+    ),
+    Bug(
+        name="mask changed after noise was drawn",
+        does="noise lies where the step before was active: coordinates that return are released without any",
+        plant=plants.mask_moved_after_noise,
+        caught_by="noise",
+        subject="adadpigu, unfreezing",
+    ),
+    Bug(
+        name="batch norm or another operation across records",
+        does="inputs are normalised by the mean and variance of their batch, so one record changes all gradients",
+        plant=before.normalised_over_the_batch,
+        caught_by="replay",
+    ),
+    Bug(
+        name="empty batch skipped instead of noised",
+        does="a draw that takes nobody releases nothing, which tells that it took nobody",
+        plant=before.empty_batch_skipped,
+        caught_by="noise",
+    ),
+    Bug(
+        name="an augmented copy clipped as its own record",
+        does="k copies of a record are clipped one by one, so that it counts k times",
+        plant=before.copy_as_record,
+        caught_by="white-box",
+        subject="dpsgd, two copies",
+    ),
+    Bug(
+        name="two releases of one batch charged as two draws",
+        does="the second draw of a step looks at the batch of the first, and is charged as if it were independent",
+        plant=before.one_batch_for_two_draws,
+        caught_by="sampler",
+        subject="dpsur",
+    ),
+    Bug(
+        name="σ 5 % low",
+        does="noise has 0.95 of the standard deviation that is charged",
+        plant=plants.low_sigma,
+        caught_by="noise",
+    ),
+)
+
+
+@functools.cache
+def clean(subject_name: str, audit: str) -> AuditResult:
+    """The same audit of the same subject, with nothing planted."""
+    return AUDITS[audit](subject(subject_name))
+
+
+def shown(result: AuditResult) -> str:
+    """ε_lower of an audit that has refuted a claim, as the table has it."""
+    if not result.epsilon_certain > result.epsilon_claimed:
+        return "∞" if result.audit == "replay" else "—"
+    return "∞" if math.isinf(result.epsilon_lower) else f"{result.epsilon_lower:.3g}"
+
+
+def row(bug: Bug, found: Sequence[AuditResult]) -> str:
+    """One line of the table: the audit that has to catch the bug first, then the others that do."""
+    caught = sorted((result for result in found if not result.passed), key=lambda r: r.audit != bug.caught_by)
+    audits = ", ".join(f"**{r.audit}**" if r.audit == bug.caught_by else r.audit for r in caught) or "**nobody**"
+    lower = ", ".join(f"{r.audit} {shown(r)}" for r in caught)
+    finding = next((line for result in caught for line in result.findings), "the bound alone")
+    cells = (bug.name, bug.does, bug.subject, audits, f"{found[0].epsilon_claimed:.3g}", lower, finding)
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| bug | what it does | subject | caught by | ε claimed | ε_lower (95 %) | first finding |\n"
+    "| --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bug", choices=[bug.name for bug in BUGS], help="this one alone")
+    parser.add_argument("--markdown", action="store_true", help="write the table into docs/planted-bugs.md")
+    parser.add_argument("--clean", type=int, metavar="N", help="run the audits N times without a bug instead")
+    given = parser.parse_args(arguments)
+    if given.clean is not None:
+        return 0 if all(list(_clean_runs(given.clean))) else 1
+    lines, missed = [HEAD], 0
+    print(HEAD, flush=True)
+    for bug in BUGS:
+        if given.bug in (None, bug.name):
+            found = [bug.audited(audit) for audit in AUDITS]
+            missed += all(result.passed for result in found)
+            lines.append(row(bug, found))
+            print(lines[-1], flush=True)
+    if given.markdown and given.bug is None:
+        top, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        text = "\n".join(lines)
+        PAGE.write_text(f"{top}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    return 1 if missed else 0
+
+
+def _clean_runs(times: int) -> Iterator[bool]:
+    """Whether each pass over all subjects and audits that the bugs name was without an alarm."""
+    pairs = sorted({(bug.subject, bug.caught_by) for bug in BUGS})
+    for number in range(1, times + 1):
+        with nullcontext():
+            found = {pair: AUDITS[pair[1]](subject(pair[0])) for pair in pairs}
+        alarms = [f"{audit} of {name}: {result.findings}" for (name, audit), result in found.items() if not result.passed]
+        print(f"{number} of {times}: {len(pairs)} audits, {'; '.join(alarms) or 'all passed'}", flush=True)
+        yield not alarms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""One run with coin-flipped canaries: what is scored, what is guessed, and what follows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from adadpigu.audit import one_run
+from adadpigu.audit.one_run import CoinFlipped, audit_one_run, guessed, log_ratio
+from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.config import merge, read_preset
+from adadpigu.errors import InputError
+from adadpigu.randomness import ReproducibleRandomness
+
+
+def subject(method: str = "dpsgd", **settings: object) -> Subject:
+    chosen = {"epsilon": 8.0, "steps": 40, "method": method, **settings}
+    return subject_of(merge(read_preset("digits-adadpigu"), chosen), sample_rate=0.1)
+
+
+@pytest.mark.parametrize(("rate", "sigma"), [(0.02, 0.9), (1.0, 2.0), (0.5, 0.1)])
+def test_a_score_is_the_logarithm_of_the_likelihood_ratio(rate: float, sigma: float) -> None:
+    values = np.linspace(-3, 4, 50)
+    with_canary = (1 - rate) * norm.pdf(values, 0, sigma) + rate * norm.pdf(values, 1, sigma)
+    expected = np.log(with_canary) - norm.logpdf(values, 0, sigma)
+    found = log_ratio(torch.from_numpy(values), rate, sigma**2)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_guesses_are_the_highest_and_the_lowest_scores() -> None:
+    scores, present = torch.arange(10.0), torch.arange(10) >= 4
+    assert guessed(scores, present, 3).right == 6
+    assert guessed(-scores, present, 3).right == 0
+    assert guessed(scores, present, 5).right == 9
+
+
+def test_equal_scores_are_guessed_by_chance() -> None:
+    """Scores that tell nothing: of 400 guesses half are right, within 5.5 standard deviations (1e-7)."""
+    present = torch.arange(1000) < 500
+    right = guessed(torch.zeros(1000), present, 200).right
+    assert abs(right - 200) < 5.5 * 10
+
+
+def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
+    flipped = CoinFlipped(3, sample_rate=0.5, noise_multiplier=1.0, tell=lambda: None)
+    assert flipped.places(None).tolist() == [0, 1, 2]
+    assert flipped.places(torch.tensor([False, True, False, True, True, True])).tolist() == [1, 3, 4]
+    crowded = flipped.places(torch.tensor([False, False, False, False, True, False]))
+    assert crowded[0] == 4
+    assert len(set(crowded.tolist())) == 3
+
+
+def test_only_canaries_that_are_in_are_ever_drawn() -> None:
+    flipped = CoinFlipped(1000, sample_rate=0.5, noise_multiplier=1.0, tell=lambda: None)
+    coins = flipped.drawn(torch.zeros(1000, dtype=torch.float64), None)
+    assert torch.equal(coins < 0.5, flipped.present)
+    assert 300 < int(flipped.present.sum()) < 700
+
+
+@pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
+def test_a_clean_run_is_not_refuted_and_the_coins_are_guessed_better_than_by_chance(method: str) -> None:
+    """At ε = 8 nearly all of 60 guesses are right; that fewer than 45 would be has a chance far below 1e-6."""
+    result = audit_one_run(subject(method), canaries=600, guesses=30)
+    assert result.passed
+    assert result.details["right"] >= 45
+    assert 0 < result.details["epsilon_lower_any"] <= result.epsilon_lower < result.epsilon_claimed
+    assert result.observations == 60
+
+
+def test_noise_of_a_tenth_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(ReproducibleRandomness):
+        def normal(self, count: int) -> Tensor:
+            return 0.1 * super().normal(count)
+
+    monkeypatch.setattr(one_run, "choose_randomness", lambda *_: Quiet(0))
+    result = audit_one_run(subject(epsilon=1.0), canaries=600, guesses=100)
+    assert result.details["right"] > 180
+    assert not result.passed
+
+
+@pytest.mark.parametrize(
+    ("canaries", "guesses", "message"),
+    [
+        (1, 1, "canaries=1 is not at least 2"),
+        (100, 51, "guesses=51 a side is not from 1 to 50"),
+        (100, 0, "guesses=0 a side"),
+        (100, 9, "guesses=9 a side are too few.*at least 10"),
+    ],
+)
+def test_senseless_numbers_are_refused_in_one_line(canaries: int, guesses: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        audit_one_run(subject(), canaries=canaries, guesses=guesses)

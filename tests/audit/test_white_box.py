@@ -1,0 +1,177 @@
+"""Canaries show exactly what they should, for every method; and what the white-box audit makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from adadpigu.audit import white_box
+from adadpigu.audit.canaries import Canaries
+from adadpigu.audit.tapes import Recorder
+from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.audit.white_box import audit_white_box
+from adadpigu.config import merge, read_preset
+from adadpigu.errors import InputError
+from adadpigu.methods import all_methods
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training import train_prepared
+from adadpigu.training.optimiser import MaskedOptimiser
+
+PRIVATE = [name for name, method in all_methods().items() if method.private]
+MOVING: dict[str, dict[str, object]] = {
+    "adaclip": {"mean_decay": 0.5, "variance_decay": 0.5},
+    "adadpigu": {"mean_decay": 0.5, "variance_decay": 0.5, "offset": 0.1, "retention": 0.4, "schedule": "linear"},
+}
+"""options under which α and β move a long way in a few steps"""
+
+
+def subject(method: str = "adadpigu", sample_rate: float = 0.05, **settings: Any) -> Subject:
+    chosen = {"epsilon": 8.0, "steps": 40, "method": method, **settings}
+    return subject_of(merge(read_preset("digits-adadpigu"), chosen), sample_rate=sample_rate)
+
+
+class Alternating(Canaries):
+    """Every second canary is in the batch; keeps what is released."""
+
+    def __init__(self) -> None:
+        super().__init__(12)
+        self.present = torch.arange(12) % 4 < 2
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+        return torch.where(self.present, 0.0, 1.0)
+
+    def observe(self, value: Tensor, active: Tensor | None) -> None:
+        self.seen.append((value, torch.ones(12, dtype=torch.bool) if active is None else active))
+
+
+@pytest.mark.parametrize("options", [{}, {"copies": 2, "flip": True}, {"clipping": "automatic"}, {"engine": "loop"}])
+@pytest.mark.parametrize("method", PRIVATE)
+def test_a_canary_moves_its_coordinate_by_the_whole_sensitivity_and_no_other(
+    method: str, options: dict[str, Any]
+) -> None:
+    """With next to no noise: 1 with its canary, 0 without, whatever α, β, mask and clip have become meanwhile."""
+    canaries = Alternating()
+    audited = subject(method, noise_multiplier=1e-4, epsilon=None, method_options=MOVING.get(method, {}), steps=12)
+    ready = audited.prepare(attach=canaries.attach, **options)
+    train_prepared(ready, randomness=canaries.coins(ReproducibleRandomness(0)), tape=canaries)
+    assert len(canaries.seen) == 12
+    for value, active in canaries.seen:
+        expected = (canaries.present & active).double()
+        torch.testing.assert_close(value, expected, atol=2e-3, rtol=0)
+
+
+def test_other_records_are_as_they_would_be_without_the_block() -> None:
+    """The body's part of a release, with the same coins and no canary drawn, is that of the model alone."""
+
+    class Nobody(Alternating):
+        def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+            return torch.ones(12)
+
+    audited = subject("dpsgd", steps=3)
+    canaries, alone = Nobody(), Recorder()
+    with_block: list[Tensor] = []
+
+    def keep(sums: Any, releases: Any) -> None:
+        with_block.append(releases["gradient"].value[:-12])
+
+    canaries.record = keep  # type: ignore[method-assign]
+    coins = torch.rand(3, len(audited.data.train), dtype=torch.float64)
+
+    class Given(ReproducibleRandomness):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self._step = iter(coins)
+
+        def uniform(self, count: int) -> Tensor:
+            given = next(self._step)
+            return torch.cat([given, given.new_ones(count - len(given))])
+
+        def normal(self, count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.float64)
+
+    train_prepared(audited.prepare(attach=canaries.attach), randomness=canaries.coins(Given()), tape=canaries)
+    train_prepared(audited.prepare(), randomness=Given(), tape=alone)
+    for one, other in zip(with_block, alone.released, strict=True):
+        torch.testing.assert_close(one, other["gradient"].value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
+def test_a_clean_run_shows_nearly_all_that_is_claimed_and_never_more(method: str) -> None:
+    """ε above the claim at 1 − 1e-6 has a chance of 1e-6; below 70 % of it at 95 %, less than that."""
+    result = audit_white_box(subject(method), observations=4000)
+    assert result.passed
+    assert result.observations >= 4000
+    assert 0.7 * result.epsilon_claimed < result.epsilon_lower
+    assert result.epsilon_certain < result.epsilon_lower
+    facts = result.to_json()
+    assert {"epsilon_claimed", "epsilon_lower", "confidence", "observations", "passed"} <= facts.keys()
+    assert (facts["epsilon_claimed"], facts["confidence"], facts["passed"]) == (8.0, 0.95, True)
+
+
+def test_noise_a_third_too_low_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(white_box, "choose_randomness", lambda *_: _Scaled(2 / 3))
+    result = audit_white_box(subject("dpsgd"), observations=4000)
+    assert not result.passed
+    assert result.epsilon_certain > result.epsilon_claimed
+
+
+class _Scaled(ReproducibleRandomness):
+    """Noise of another size than is claimed."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__(1)
+        self._factor = factor
+
+    def normal(self, count: int) -> Tensor:
+        return self._factor * super().normal(count)
+
+
+def masked() -> Subject:
+    return subject("adadpigu", method_options={"retention": 0.3})
+
+
+def test_frozen_coordinates_show_no_signal_no_noise_and_no_update() -> None:
+    result = audit_white_box(masked(), observations=500)
+    assert result.details["frozen_looks"] > 200
+    assert result.details["frozen_disturbed"] == 0
+    assert result.passed
+
+
+def test_a_frozen_coordinate_that_moves_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: every weight is nudged by every step, whatever the mask says."""
+    genuine = MaskedOptimiser.step
+
+    def leaky(self: MaskedOptimiser, direction: Any) -> None:
+        genuine(self, direction)
+        with torch.no_grad():
+            self.weights.add_(1e-3)
+
+    monkeypatch.setattr(MaskedOptimiser, "step", leaky)
+    result = audit_white_box(masked(), observations=500)
+    assert not result.passed
+    assert "looks at frozen coordinates" in result.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("observations", "confidence", "message"),
+    [
+        (20, 0.95, "observations=20 a world are too few"),
+        (50, 1 - 1e-16, "too few.*at least 5"),
+        (100, 1.5, "confidence=1.5 is not in"),
+    ],
+)
+def test_an_audit_that_could_show_nothing_is_refused_and_says_what_is_needed(
+    observations: int, confidence: float, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        audit_white_box(subject("dpsgd"), observations=observations, confidence=confidence)
+
+
+def test_the_needed_number_is_just_enough() -> None:
+    with pytest.raises(InputError, match="at least 21"):
+        audit_white_box(subject("dpsgd"), observations=20)
+    assert audit_white_box(subject("dpsgd", steps=2), observations=21).observations >= 21

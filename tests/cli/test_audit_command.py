@@ -1,0 +1,180 @@
+"""`adadpigu audit`: what it prints and writes, its exit codes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.audit import white_box
+from adadpigu.cli.app import run as command
+from adadpigu.cli.audit import KINDS
+from adadpigu.randomness import ReproducibleRandomness
+from conftest import Call
+
+SMALL = ("--epsilon", "8", "--steps", "20", "--sample-rate", "0.05", "--method", "dpsgd")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as `adadpigu train` leaves it."""
+    out = tmp_path_factory.mktemp("audit") / "run"
+    flags = ["--method", "dpsgd", "--steps", "20", "--batch-size", "64", "--epsilon", "8", "--seed", "1"]
+    assert command(["train", *flags, "--out", str(out), "--json"]) == 0
+    return out
+
+
+def test_an_audit_prints_its_keys_and_writes_json_and_a_figure(call: Any, tmp_path: Path) -> None:
+    code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["passed"]
+    assert facts["epsilon_claimed"] == 8.0
+    assert facts["observations"] >= 500
+    assert {"epsilon_lower", "confidence", "assumed", "findings", "delta"} <= facts.keys()
+    assert json.loads((tmp_path / "found" / "white-box.json").read_text()) == facts
+    assert (tmp_path / "found" / "white-box.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_refuted_claim_exits_1_and_says_so(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Quiet(ReproducibleRandomness):
+        def normal(self, count: int) -> torch.Tensor:
+            return 0.3 * super().normal(count)
+
+    monkeypatch.setattr(white_box, "choose_randomness", lambda *_: Quiet(0))
+    code, out, _ = call("audit", "white-box", *SMALL, "--observations", "2000")
+    assert code == 1
+    assert "REFUTED" in out
+
+
+def test_a_finished_run_is_audited_by_its_own_claim_and_noise(call: Any, finished: Path) -> None:
+    code, out, _ = call("audit", "white-box", str(finished), "--observations", "500", "--json")
+    facts, privacy = json.loads(out), json.loads((finished / "privacy.json").read_text())
+    assert code == 0
+    assert facts["epsilon_claimed"] == privacy["epsilon_pld"]
+    assert facts["noise_multiplier"] == privacy["noise_multiplier"]
+    assert facts["steps"] == 20
+    assert (finished / "audits" / "white-box.json").is_file()
+
+
+def tampered(finished: Path, tmp_path: Path, **changes: object) -> Path:
+    """A copy of the run whose privacy.json says something else."""
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    claim = json.loads((copy / "privacy.json").read_text()) | changes
+    claim = {key: value for key, value in claim.items() if value != "GONE"}
+    (copy / "privacy.json").write_text(json.dumps(claim))
+    return copy
+
+
+def test_a_claim_below_what_the_ledger_holds_is_refuted(call: Any, finished: Path, tmp_path: Path) -> None:
+    run = tampered(finished, tmp_path, epsilon_pld=1.0)
+    code, out, _ = call("audit", "white-box", str(run), "--observations", "30", "--json")
+    assert code == 1
+    assert "above the claim of 1" in json.loads(out)["findings"][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_without_a_ledger_is_refused_by_every_audit(call: Any, finished: Path, tmp_path: Path, kind: str) -> None:
+    run = tampered(finished, tmp_path)
+    (run / NAME).unlink()
+    assert_refused(call("audit", kind, str(run)), "has no ledger.log")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_without_delta_is_refused_by_every_audit(call: Any, finished: Path, tmp_path: Path, kind: str) -> None:
+    assert_refused(call("audit", kind, str(tampered(finished, tmp_path, delta="GONE"))), "without a delta")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["white-box", *SMALL, "--observations", "20"], "at least 21"),
+        (["one-run", *SMALL, "--guesses", "5"], "at least 10"),
+        (["many-runs", *SMALL, "--runs", "2"], "runs=2"),
+        (["white-bocks"], "unknown audit 'white-bocks'; did you mean 'white-box'"),
+        (["white-box", "--method", "sgd"], "method='sgd' claims no privacy"),
+        (["white-box", "--draws", "3"], "draws=3 does nothing in audit white-box; allowed in sampler"),
+        (["white-box", "--full"], "--full with AUDIT='white-box'"),
+        (["white-box", "--diagnostics"], "looks at no private record"),
+        (["white-box", *SMALL, "--confidence", "1.5"], "confidence=1.5"),
+        (["white-box", "--delta", "2"], "delta=2"),
+        (["white-box", "--sample-rate", "1.5"], "sample_rate=1.5 is not in (0, 1]"),
+        (["white-box", "--epsilon", "-1"], "epsilon=-1"),
+        (["white-box", "--preset", "nope"], "unknown preset 'nope'"),
+        (["white-box", "nowhere"], "run='nowhere' has no ledger.log"),
+        (["--epsilon", "3"], "epsilon=3.0 with AUDIT=None"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(call: Any, arguments: list[str], message: str, tmp_path: Path) -> None:
+    assert_refused(call("audit", *arguments), message)
+    assert not (tmp_path / "audits").exists()
+
+
+def test_flags_that_a_finished_run_would_ignore_are_refused(call: Any, finished: Path) -> None:
+    assert_refused(call("audit", "noise", str(finished), "--epsilon", "3"), "epsilon=3.0 with RUN=")
+
+
+def test_a_model_that_cannot_take_the_block_is_refused(call: Any, tmp_path: Path) -> None:
+    """A public model that knows nothing of the block decides the mask."""
+    from safetensors.torch import save_file
+
+    from adadpigu.models import make_model
+
+    body = make_model("digits-mlp", shape=(1, 8, 8), classes=10)
+    save_file(dict(body.named_parameters()), str(tmp_path / "public.safetensors"))
+    options = ["--set", "select=public-model", "--set", f"public_model={tmp_path / 'public.safetensors'}"]
+    done = call("audit", "white-box", "--method", "parameter-freezing", "--observations", "30", *options)
+    assert_refused(done, "dummy block")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> list[str]:
+    """A table of somebody's records."""
+    rows = "\n".join(f"{i % 7},{i % 5},{'yes' if i % 3 else 'no'}" for i in range(200))
+    (tmp_path / "own.csv").write_text(f"a,b,label\n{rows}\n")
+    (tmp_path / "own.toml").write_text(OWN)
+    return ["--dataset", "own.csv", "--describe", "own.toml", "--epsilon", "8", "--steps", "20"]
+
+
+OWN = """\
+records = 200
+label = "label"
+classes = ["no", "yes"]
+
+[columns]
+a = { range = [0, 6] }
+b = { range = [0, 4] }
+"""
+
+
+def test_own_records_are_stood_in_for(call: Any, own: list[str]) -> None:
+    code, out, err = call("audit", "white-box", *own, "--sample-rate", "0.1", "--observations", "300", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert "stand-in" in facts["subject"]
+    assert not facts["diagnostics_exposed"]
+
+
+@pytest.mark.parametrize("kind", ["one-run", "many-runs", "membership"])
+def test_audits_that_look_at_own_records_need_diagnostics(call: Any, own: list[str], kind: str) -> None:
+    assert_refused(call("audit", kind, *own), "--diagnostics")
+
+
+def test_with_diagnostics_they_look_and_say_so(call: Any, own: list[str]) -> None:
+    sizes = ["--canaries", "100", "--guesses", "20"]
+    code, out, err = call("audit", "one-run", *own, "--sample-rate", "0.1", *sizes, "--diagnostics", "--json")
+    assert code == 0, err
+    assert json.loads(out)["diagnostics_exposed"]
+
+
+def assert_refused(done: Call, message: str) -> None:
+    code, out, err = done
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
