@@ -23,19 +23,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 from torch import Tensor, nn
 
 from adadpigu.audit.canaries import Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, Trial, gaussian_mu, one_run_epsilon
 from adadpigu.audit.result import REFUTING, AuditResult
-from adadpigu.audit.subject import Attach, Subject, subject_of
+from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.bounding import Query
 from adadpigu.config import merge, read_preset
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.gradients import Loss
-from adadpigu.randomness import choose_randomness
+from adadpigu.randomness import Randomness, choose_randomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 
 CONFIDENCE = 0.95
@@ -45,8 +44,13 @@ DELTA = 1e-9
 
 def leak_subject(records: int, *, method: dict[str, object] | None = None, **settings: object) -> Subject:
     """AdaDPIGU on the first so many digits, at the sample rate that `batch_size` makes of them."""
-    whole = merge(read_preset("digits-adadpigu"), {"delta": DELTA, "physical_batch_size": None, "ema": None, **settings})
-    whole = replace(whole, method_options={"clip_norm": 0.5, **(method or {})})
+    plain: dict[str, object] = {
+        "delta": DELTA,
+        "physical_batch_size": None,
+        "ema": None,
+        "method_options": method or {},
+    }
+    whole = merge(read_preset("digits-adadpigu"), {**plain, **settings})
     assert whole.batch_size is not None
     subject = subject_of(whole, sample_rate=whole.batch_size / records)
     train = subject.data.train
@@ -103,10 +107,13 @@ class _Kept(Flipped):
         self.releases_seen.append(value)
 
 
-def trained(subject: Subject, canaries: Canaries, *, attach: Attach | None = None, steps: int | None = None) -> None:
+def trained(
+    subject: Subject, canaries: Canaries, *, steps: int | None = None, randomness: Randomness | None = None
+) -> None:
     """One run of the real loop with the canaries in it."""
-    ready = subject.prepare(attach=attach or canaries.attach, steps=steps)
-    train_prepared(ready, randomness=canaries.coins(choose_randomness(None, ready.device)), tape=canaries)
+    ready = subject.prepare(attach=canaries.attach, steps=steps)
+    inner = choose_randomness(None, ready.device) if randomness is None else randomness
+    train_prepared(ready, randomness=canaries.coins(inner), tape=canaries)
 
 
 def _guessed(attack: str, subject: Subject, trial: Trial, seen: str) -> AuditResult:
@@ -136,7 +143,7 @@ def importance_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditRes
     subject = leak_subject(64, **shape, method={"importance_steps": 4, "retention": retention})
     attacker = _Masked(canaries)
     trained(subject, attacker)
-    return _guessed("importance", subject, attacker.trial(canaries // 8), "the mask")
+    return _guessed("importance", subject, attacker.trial(canaries // 4), "the mask")
 
 
 def statistics_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditResult:
@@ -145,7 +152,7 @@ def statistics_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditRes
     subject = leak_subject(64, batch_size=32, epsilon=epsilon, steps=5, method=method)
     attacker = _Centred(canaries)
     trained(subject, attacker)
-    return _guessed("statistics", subject, attacker.trial(canaries // 8), "α before every step")
+    return _guessed("statistics", subject, attacker.trial(canaries // 4), "α before every step")
 
 
 class Crash:
@@ -178,7 +185,7 @@ def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> Audit
             train_prepared(ready, out=out, randomness=coins, tape=tape, observers=crash, resuming=life == 1)
     pairs = zip(first.releases_seen[4:8], again.releases_seen[:4], strict=True)
     again.scores = sum(((one - other).abs() for one, other in pairs), start=torch.zeros(canaries, dtype=torch.float64))
-    return _guessed("resumed noise", subject, again.trial(canaries // 8), "the releases of all lives of the run")
+    return _guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")
 
 
 class _Noting(TensorRecords):
@@ -246,6 +253,11 @@ class Displacing(Canaries):
         if self._records.last_taken:
             self.within.append(shift)
 
+    @property
+    def once_an_epoch(self) -> bool:
+        """Whether the canary was in one batch of nearly every epoch and never in two, as Poisson draws are not."""
+        return set(self.times.values()) <= {0, 1} and len(self.within) > 0.9 * len(self.times)
+
     def errors(self) -> Errors:
         """Of the test for a shift by 2, half of which was fixed as the threshold."""
         within, without = np.array(self.within), np.array(self.without)
@@ -257,39 +269,51 @@ class Displacing(Canaries):
         )
 
 
-def one_batch_epsilon(mu: float, batches: int, delta: float) -> float:
+def one_batch_epsilon(mu: float, batches: int, delta: float, dealt: float = 1.0) -> float:
     """The least ε of an epoch in one unknown batch of which a record moves a Gaussian by μ: ln((P[A] − δ)/Q[A]).
 
-    A says that the largest of the epoch's releases exceeds a threshold, which is the attacker's to choose.
+    A says that the largest of the epoch's releases exceeds a threshold, which is the attacker's to choose. `dealt` is
+    the chance that the record is in a batch at all.
 
-    >>> round(one_batch_epsilon(2.0, 20, 1e-9), 2)
+    >>> round(one_batch_epsilon(2.0, 20, 1e-5), 2), round(one_batch_epsilon(1.0, 1, 1e-5), 2)
+    (7.0, 4.38)
     """
 
     def shown(threshold: float) -> float:
         quiet = norm.logcdf(threshold)
-        alarm, hit = -math.expm1(batches * quiet), -math.expm1((batches - 1) * quiet + norm.logcdf(threshold - mu))
+        alarm = -math.expm1(batches * quiet)
+        hit = -dealt * math.expm1((batches - 1) * quiet + norm.logcdf(threshold - mu))
         return math.log((hit - delta) / alarm) if hit > delta and alarm > 0 else 0.0
 
     return max(0.0, *(shown(threshold) for threshold in np.arange(0.0, 12.0, 0.05)))
 
 
-def shuffle_attack(*, epochs: int = 500, epsilon: float = 2.0, epoch: int = 20, batch_size: int = 4) -> AuditResult:
+def shuffle_attack(
+    *,
+    epochs: int = 600,
+    epsilon: float = 4.0,
+    epoch: int = 20,
+    batch_size: int = 4,
+    randomness: Randomness | None = None,
+) -> AuditResult:
     """Every release of every epoch is looked at: a batch of fixed size gives away whom the canary has displaced.
 
     The claim is for one epoch; the run holds many, each of them one trial.
     """
     method: dict[str, object] = {"retention": 1.0, "importance_steps": 0}
-    subject = leak_subject(batch_size * epoch, batch_size=batch_size, epsilon=epsilon, steps=epoch, method=method)
+    records = batch_size * epoch
+    subject = leak_subject(records, batch_size=batch_size, epsilon=epsilon, steps=epoch, method=method)
     attacker = Displacing(batch_size=batch_size, epoch=epoch)
-    trained(subject, attacker, steps=epoch * epochs)
-    errors, once = attacker.errors(), set(attacker.times.values()) <= {0, 1} and len(attacker.within) > 0.9 * len(attacker.times)
+    trained(subject, attacker, steps=epoch * epochs, randomness=randomness)
+    errors, once = attacker.errors(), attacker.once_an_epoch
 
     def shown(significance: float) -> float:
         mu = gaussian_mu(errors, significance)
         if mu == 0:
             return 0.0
-        # What a record's place in the epoch is worth depends on how it was dealt, which an auditor sees.
-        return one_batch_epsilon(mu, epoch, subject.delta) if once else subject.cost(1 / (mu * subject.noise_multiplier))
+        if once:  # what a move is worth depends on how records are dealt, which an auditor sees
+            return one_batch_epsilon(mu, epoch, subject.delta, dealt=records / (records + 1))
+        return subject.cost(1 / (mu * subject.noise_multiplier))
 
     return AuditResult(
         audit="shuffle",

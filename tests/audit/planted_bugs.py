@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import plants
 import plants_before_noise as before
+from page_tables import write_table
 from plants import Plant
 
 from adadpigu.audit.noise import audit_noise
@@ -30,8 +29,33 @@ from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 
-PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
-BEGIN, END = "<!-- the table: begin -->", "<!-- the table: end -->"
+PAGE = "planted-bugs.md"
+
+LISTED = (
+    "importance from un-noised gradients",
+    "α, β from un-noised gradients",
+    "noise added to the mean but scaled for the sum",
+    "noise added to the sum but scaled for the mean",
+    "division by the drawn batch size",
+    "divisor from len(dataset)",
+    "shuffled batches accounted as Poisson",
+    "the same noise key for every tensor",
+    "the same noise key for every step",
+    "noise state restored on resume",
+    "clip ignoring C",
+    "NaN gradient passing the clip",
+    "inf gradient passing the clip",
+    "micro-batches clipped as one record",
+    "un-noised gradient left in p.grad",
+    "noise on masked coordinates missing while they still update",
+    "mask changed after noise was drawn",
+    "batch norm or another operation across records",
+    "empty batch skipped instead of noised",
+    "an augmented copy clipped as its own record",
+    "two releases of one batch charged as two draws",
+    "σ 5 % low",
+)
+"""what has to be planted, whatever else is"""
 
 AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
     "white-box": lambda subject: audit_white_box(subject, observations=3000),
@@ -101,7 +125,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         name="noise added to the mean but scaled for the sum",
-        does="noise of the sum's size lands on the mean: B times too much, so the claim is idle and the model is ruined",
+        does="noise of the sum's size lands on the mean: B times too much, which ruins the model",
         plant=plants.mean_noise_of_a_sum,
         caught_by="noise",
     ),
@@ -235,23 +259,41 @@ def clean(subject_name: str, audit: str) -> AuditResult:
 
 def shown(result: AuditResult) -> str:
     """ε_lower of an audit that has refuted a claim, as the table has it."""
-    if not result.epsilon_certain > result.epsilon_claimed:
-        return "∞" if result.audit == "replay" else "—"
-    return "∞" if math.isinf(result.epsilon_lower) else f"{result.epsilon_lower:.3g}"
+    if any(_UNBOUNDED.search(line) or _chance(line) < 0 for line in result.findings) and not _measured(result):
+        return "∞"
+    return f"{result.epsilon_lower:.3g}".replace("inf", "∞") if _measured(result) else "—"
+
+
+def _measured(result: AuditResult) -> bool:
+    """Whether ε itself was shown to exceed the claim, by noise that does not repeat: else its size means nothing."""
+    repeats = any(_UNBOUNDED.search(line) for line in result.findings)
+    return result.epsilon_certain > result.epsilon_claimed and not repeats
+
+
+def _chance(finding: str) -> float:
+    """How likely a sound package makes a finding; −1 where no chance can."""
+    told = re.search(r"\(p = ([^)]+)\)$", finding)
+    return float(told[1]) if told else -1.0
+
+
+_UNBOUNDED = re.compile(r"the noise repeats itself|the noise on .* is that on .* again")
+"""what repeats cancels in a difference of releases"""
 
 
 def row(bug: Bug, found: Sequence[AuditResult]) -> str:
     """One line of the table: the audit that has to catch the bug first, then the others that do."""
     caught = sorted((result for result in found if not result.passed), key=lambda r: r.audit != bug.caught_by)
     audits = ", ".join(f"**{r.audit}**" if r.audit == bug.caught_by else r.audit for r in caught) or "**nobody**"
-    lower = ", ".join(f"{r.audit} {shown(r)}" for r in caught)
-    finding = next((line for result in caught for line in result.findings), "the bound alone")
-    cells = (bug.name, bug.does, bug.subject, audits, f"{found[0].epsilon_claimed:.3g}", lower, finding)
+    told = [r for r in caught if r.audit in (bug.caught_by, "replay") or _measured(r)]
+    lower = ", ".join(f"{r.audit} {shown(r)}" for r in told)
+    least_likely = [line for result in caught for line in sorted(result.findings, key=_chance)]
+    findings = "; ".join(least_likely[:2]) or "the bound alone"
+    cells = (bug.name, bug.does, bug.subject, audits, f"{found[0].epsilon_claimed:.3g}", lower, findings)
     return "| " + " | ".join(cells) + " |"
 
 
 HEAD = (
-    "| bug | what it does | subject | caught by | ε claimed | ε_lower (95 %) | first finding |\n"
+    "| bug | what it does | subject | caught by | ε claimed | ε_lower (95 %) | findings (two at most) |\n"
     "| --- | --- | --- | --- | --- | --- | --- |"
 )
 
@@ -273,9 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines.append(row(bug, found))
             print(lines[-1], flush=True)
     if given.markdown and given.bug is None:
-        top, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        text = "\n".join(lines)
-        PAGE.write_text(f"{top}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        write_table(PAGE, lines)
     return 1 if missed else 0
 
 
@@ -283,9 +323,8 @@ def _clean_runs(times: int) -> Iterator[bool]:
     """Whether each pass over all subjects and audits that the bugs name was without an alarm."""
     pairs = sorted({(bug.subject, bug.caught_by) for bug in BUGS})
     for number in range(1, times + 1):
-        with nullcontext():
-            found = {pair: AUDITS[pair[1]](subject(pair[0])) for pair in pairs}
-        alarms = [f"{audit} of {name}: {result.findings}" for (name, audit), result in found.items() if not result.passed]
+        found = {f"{audit} of {name}": AUDITS[audit](subject(name)) for name, audit in pairs}
+        alarms = [f"{what}: {result.findings}" for what, result in found.items() if not result.passed]
         print(f"{number} of {times}: {len(pairs)} audits, {'; '.join(alarms) or 'all passed'}", flush=True)
         yield not alarms
 

@@ -254,7 +254,7 @@ def noise_restored_on_resume() -> Iterator[None]:
 @contextmanager
 def frozen_without_noise() -> Iterator[None]:
     """Frozen coordinates keep their sum, get no noise, and are updated."""
-    noisy, begin, restore, look = GaussianMechanism._noisy, Standardiser.__init__, GradientSum.restore, optimising.look
+    noisy, begin, restore = GaussianMechanism._noisy, Standardiser.__init__, GradientSum.restore
 
     def everywhere(query: GradientSum) -> GradientSum:
         return replace(query, active=None)
@@ -275,7 +275,7 @@ def frozen_without_noise() -> Iterator[None]:
         patch.object(
             GradientSum, "restore", lambda self, total, batch_size: restore(everywhere(self), total, batch_size)
         ),
-        patch.object(optimising, "look", lambda release: (look(release)[0], None)),
+        patch.object(optimising, "look", lambda release: (mechanism.look(release)[0], None)),
     ):
         yield
 

@@ -117,7 +117,7 @@ def shuffled() -> Iterator[None]:
         if not batches:
             size = max(1, int(self.sample_rate * count + 1e-9))
             order = randomness.uniform(count).argsort()
-            batches.extend(order[: count // size * size].split(size))
+            batches.extend(torch.split(order[: count // size * size], size))
         taken = torch.zeros(count, dtype=torch.bool)
         taken[batches.pop(0)] = True
         return Coins(taken)

@@ -19,10 +19,10 @@ from torch.utils.data import TensorDataset
 
 from adadpigu.accounting.closed_forms import gaussian_delta
 from adadpigu.audit import membership
-from adadpigu.audit.estimators import Scores
+from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
 from adadpigu.audit.figures import save_figure
 from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
-from adadpigu.audit.membership import _Attacked, _halved, audit_membership, epsilon_of_guesses, guesses
+from adadpigu.audit.membership import _Attacked, _halved, _held_out, audit_membership, epsilon_of_guesses, guesses
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
@@ -121,7 +121,7 @@ def test_models_that_tell_nothing_give_members_away_no_better_than_guessing() ->
 
 def test_the_roc_is_the_one_that_scikit_learn_gives_ties_included() -> None:
     chance = np.random.default_rng(4)
-    within, without = chance.integers(12, size=300) + 2.0, chance.integers(12, size=500) * 1.0
+    within, without = (chance.integers(12, size=size).astype(np.float64) + up for size, up in ((300, 2), (500, 0)))
     roc = Roc.of(within, without)
     labels, scores = np.repeat([1, 0], [300, 500]), np.concatenate([within, without])
     false_positives, true_positives, _ = roc_curve(labels, scores, drop_intermediate=False)
@@ -167,6 +167,22 @@ def test_the_bound_from_guesses_holds_for_a_mechanism_whose_epsilon_is_known() -
         found = max(found, shown)
     assert exceeded <= 22
     assert found > 0.5  # or it would hold for want of guesses
+
+
+def test_all_targets_share_the_significance() -> None:
+    trials = [Trial(canaries=400, guesses=80, right=right) for right in (50, 70, 64)]
+    assert epsilon_of_guesses(trials, 1e-6, 0.06) == one_run_epsilon(trials[1], 1e-6, 0.02)
+
+
+def test_a_threshold_is_counted_on_other_targets_than_it_was_chosen_on() -> None:
+    """The first pairs give all their members away, the others none."""
+    chance = np.random.default_rng(7)
+    members = coins(8, 500, chance)
+    scores = chance.normal(size=members.shape)
+    scores[:4] = np.where(members[:4], 5.0, -5.0) + scores[:4] / 100
+    assert _held_out(scores, members, 1e-5, 0.05) == 0.0
+    scores[4:] = np.where(members[4:], 5.0, -5.0) + scores[4:] / 100
+    assert _held_out(scores, members, 1e-5, 0.05) == epsilon_from_errors(Errors.flawless(1000), 1e-5, 0.05)
 
 
 def test_guesses_are_right_about_members_on_top_and_others_at_the_bottom() -> None:
@@ -238,12 +254,13 @@ def test_the_figure_has_the_attack_the_claim_and_guessing_on_logarithmic_axes(
     axes = figure.axes[0]
     assert axes.get_xscale() == axes.get_yscale() == "log"
     claim, attack, guessing, *marks = axes.lines
-    for rate, allowed in zip(*claim.get_data(), strict=True):
-        assert allowed == pytest.approx(allowed_rate(float(rate), 2.0, 1e-5))
+    rates, allowed = (np.asarray(values) for values in claim.get_data())
+    assert allowed.tolist() == pytest.approx([allowed_rate(rate, 2.0, 1e-5) for rate in rates.tolist()])
     assert np.array_equal(*guessing.get_data())
-    assert float(np.max(attack.get_ydata())) == 1.0
+    assert np.max(np.asarray(attack.get_ydata())) == 1.0
     found = [rate["true_positive_rate"] for rate in quick.details["true_positive_rates"]]
-    assert [float(mark.get_ydata()[0]) for mark in marks] == pytest.approx(np.maximum(found, 0.5 / 1200))  # type: ignore[index]
+    marked = [np.asarray(mark.get_ydata()).item() for mark in marks]
+    assert marked == pytest.approx([max(rate, 0.5 / 1200) for rate in found])
     save_figure(quick, tmp_path / "membership.png")
     assert (tmp_path / "membership.png").stat().st_size > 10_000
 
@@ -255,17 +272,18 @@ def overfitted() -> Subject:
 
 
 def test_the_attack_finds_members_of_models_that_have_learnt_them_by_heart() -> None:
+    """Twelve audits had AUC 0.938 ± 0.005, 0.39 ± 0.025 at 1 %, 0.20 ± 0.035 at 0.1 %: limits are 5 deviations off."""
     result = audit_membership(overfitted(), models=8)
     rare, one_percent = (rate["true_positive_rate"] for rate in result.details["true_positive_rates"])
     assert result.details["auc"] > 0.8
     assert one_percent > 0.15
-    assert rare > 0.03
+    assert rare > 0.02
     assert result.epsilon_lower > 1.0
     assert result.details["epsilon_of_attack"] > 1.5
 
 
 def test_the_attack_finds_next_to_nobody_behind_noise() -> None:
-    """At ε = 0.3 a rate of 1 % false positives allows 1.4 % true ones; 5 % of 1,600 is 14 deviations above that."""
+    """Twenty-five audits had AUC 0.497 ± 0.013 and 0.0098 ± 0.0031 at 1 %: each limit is 8 deviations off."""
     result = audit_membership(subject(epsilon=0.3, steps=20), models=8)
     assert abs(result.details["auc"] - 0.5) < 0.1
     assert result.details["true_positive_rates"][1]["true_positive_rate"] < 0.05
@@ -316,7 +334,7 @@ def test_bad_input_is_refused_with_what_is_allowed(options: dict[str, Any], said
         audit_membership(subject(), **options)
 
 
-def test_models_that_have_diverged_are_refused() -> None:
-    made = subject()
+def test_models_that_have_diverged_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "predict", lambda model, inputs, device: torch.full((len(inputs), 10), math.nan))
     with pytest.raises(InputError, match="not finite"):
-        audit_membership(replace(made, config=replace(made.config, lr=1e38)), models=6)
+        audit_membership(subject(), models=6)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from adadpigu import mechanism
 from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.audit import noise
-from adadpigu.audit.listening import Listener, Nobody
+from adadpigu.audit.listening import Nobody
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
@@ -40,7 +41,7 @@ BATCH = 144
 @cache
 def subject(method: str = "dpsgd", **settings: Any) -> Subject:
     """Sixty steps on the digits, σ given: nothing is calibrated."""
-    given = {"epsilon": None, "noise_multiplier": 1.0, "steps": 60, "method": method}
+    given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 60, "method": method}
     return subject_of(merge(read_preset("digits-dpsgd"), {**given, **settings}), sample_rate=0.1)
 
 
@@ -61,10 +62,11 @@ def test_noise_that_is_as_claimed_passes(method: str) -> None:
     assert result.passed, result.findings
     assert told[-1] == (FEW, FEW)
     assert result.observations >= FEW
-    assert 0.9 * result.epsilon_claimed < result.epsilon_certain < result.epsilon_lower < 1.03 * result.epsilon_claimed
-    names = {release["name"] for release in result.details["releases"]}
-    further = {"quantile": {"within"}, "dpsur": {"loss change"}}
-    assert len(names) == 1 + len(further.get(method, ()))
+    least = 0.7 if method == "dpsur" else 0.95  # of its loss test there are twenty numbers
+    assert least * result.epsilon_claimed < result.epsilon_certain < result.epsilon_claimed
+    assert result.epsilon_certain < result.epsilon_lower < 1.02 * result.epsilon_claimed
+    names = [release["name"] for release in result.details["releases"]]
+    assert names == ["gradient", *{"quantile": ["within"], "dpsur": ["loss change"]}.get(method, [])]
     json.dumps(result.to_json(), allow_nan=False)
 
 
@@ -95,8 +97,13 @@ def same_each_call(z: Tensor) -> Tensor:
 
 def same_each_tensor(z: Tensor) -> Tensor:
     """The generator starts anew at each of the model's tensors."""
-    sizes = [slot.stop - slot.start for slot in subject().prepare().engine.layout.slots]
+    sizes = slot_sizes()
     return torch.cat([z[:size] for size in sizes]) if len(z) == sum(sizes) else z
+
+
+@cache
+def slot_sizes() -> list[int]:
+    return [slot.stop - slot.start for slot in subject().prepare().engine.layout.slots]
 
 
 def student(z: Tensor) -> Tensor:
@@ -113,7 +120,7 @@ GENERATORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "heavy tails": (student, "numbers lie below −4 standard deviations"),
     "one side": (torch.abs, "away from a Gaussian's"),
     "the same each call": (same_each_call, "repeats itself after 4810 numbers .correlation 1"),
-    "the same each tensor": (same_each_tensor, "the noise on '.*' is that on '.*' again .correlation 1"),
+    "the same each tensor": (same_each_tensor, "the noise on '.*' is that on '.*' again .correlation (1|0.9)"),
     "not a number": (lambda z: torch.where(z > 4, torch.nan, z), "numbers of noise are not finite"),
 }
 
@@ -131,8 +138,6 @@ def test_a_bad_generator_is_refuted(name: str) -> None:
 
 
 def found(words: str, result: AuditResult) -> bool:
-    import re
-
     return any(re.search(words, finding) for finding in result.findings)
 
 
@@ -150,9 +155,13 @@ def bare_where(fits: Callable[[BoundedSum], bool]) -> Callable[[Noisy], Noisy]:
 
 MECHANISMS: dict[str, tuple[str, Callable[[Noisy], Noisy], str]] = {
     "added to the mean, scaled for the sum": ("dpsgd", scaled(BATCH), "has 14[34].* times the standard deviation"),
-    "added to the sum, scaled for the mean": ("dpsgd", scaled(1 / BATCH), r"has 0\.0069\d* times the standard deviation"),
-    "none on the count": ("quantile", bare_where(lambda s: s.name != "gradient"), "has 0 times the standard deviation"),
-    "none on the test": ("dpsur", bare_where(lambda s: s.name != "gradient"), "has 0 times the standard deviation"),
+    "added to the sum, scaled for the mean": (
+        "dpsgd",
+        scaled(1 / BATCH),
+        r"has 0\.0069\d* times the standard deviation",
+    ),
+    "none on the count": ("quantile", bare_where(lambda s: s.name != "gradient"), r"on 'within' has \S+e-\d+ times"),
+    "none on the test": ("dpsur", bare_where(lambda s: s.name != "gradient"), r"on 'loss change' has \S+e-\d+ times"),
     "none on nobody": (
         "dpsgd",
         bare_where(lambda s: not bool(unseal(s).any())),
@@ -182,9 +191,7 @@ def test_a_step_that_is_skipped_because_nobody_was_drawn_is_seen(monkeypatch: py
     genuine, kept = Draws.release, dict[int, Any]()
 
     def release(self: Draws, *queries: Any, draw: str = "gradient") -> Any:
-        sampler, _ = self._planned[draw]
-        nobody = isinstance(self._randomness, Nobody)  # as its coins will say
-        if nobody and id(self) in kept:
+        if isinstance(self._randomness, Nobody) and id(self) in kept:  # as the coins would say
             self._planned.pop(draw)
             return kept[id(self)]
         kept[id(self)] = genuine(self, *queries, draw=draw)
@@ -231,8 +238,7 @@ def test_a_mask_that_moves_hides_no_repetition() -> None:
 
 
 def test_too_few_numbers_are_refused() -> None:
-    with pytest.raises(InputError, match="numbers=9999 are too few .* allowed: at least 10000"):
+    with pytest.raises(InputError, match=r"numbers=9999 are too few .* allowed: at least 10000"):
         audited(numbers=9_999)
-    with pytest.raises(InputError, match="confidence=0.2"):
+    with pytest.raises(InputError, match=r"confidence=0\.2"):
         audited(confidence=0.2)
-    assert Listener().count == 0

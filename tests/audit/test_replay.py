@@ -1,146 +1,444 @@
-"""Record and replay on neighbouring data sets catches planted bugs; that every method is clean: tests/methods."""
+"""Record and replay catches planted bugs, and says what they cost; that everything is clean: test_replay_everything.py.
+
+Most bugs are those of `plants.py`, which the audits' table has too; here it is seen what replay finds of each.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import plants
+import plants_before_noise as before
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from safetensors.torch import save_file
+from test_replay_everything import OPTIONS, PLAIN, RECORDS, SHARE, Option, data_for, images, plain_net, prepare_on
 from torch import Tensor, nn
 
 from adadpigu import bounding
-from adadpigu.audit.replay import ReplayResult, replay
-from adadpigu.errors import InputError
-from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.methods.adadpigu import _Running
-from adadpigu.statistics import Statistics
-from adadpigu.training.micro_batches import MicroBatches
+from adadpigu.accounting import epsilon
+from adadpigu.audit.adversarial import EDGE, Record, adversarial_records
+from adadpigu.audit.coins import FrozenChance
+from adadpigu.audit.replay import REMOVED, Recording, ReplayResult, audit_replay, replay, replay_edge
+from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.bounding import BoundedSum
+from adadpigu.config import merge, read_preset
+from adadpigu.data import DataSet, TensorRecords
+from adadpigu.errors import InputError, ModelError
+from adadpigu.mechanism import GaussianMechanism, Release
+from adadpigu.methods import DPSGD, AdaDPIGU, Method
+from adadpigu.models import make_model
+from adadpigu.sensitive import unseal
+from adadpigu.training import Preparation
+from adadpigu.training.optimiser import MaskedOptimiser
+from open_method import OpenMethod
 from trials import prepare_small, small_digits
 
-RECORD = torch.full((1, 8, 8), 0.5)
+RECORD = torch.full((1, 8, 8), 0.5), torch.tensor(1)
+MASKED = AdaDPIGU(importance_steps=2, retention=0.5)
+MOVING = AdaDPIGU(retention=1.0, importance_steps=0, mean_decay=0.9, variance_decay=0.9, offset=0.01)
+UNFREEZING = AdaDPIGU(importance_steps=1, retention=0.3, schedule="linear")
+COPIES, MICRO = OPTIONS["copies, adam, average"], OPTIONS["automatic clipping, micro-batches"]
+Plant = Callable[[], AbstractContextManager[object]]
 
 
-def on_neighbours(method: Method, **options: Any) -> ReplayResult:
-    """Replays a short run with one ordinary record removed."""
-    return replay(lambda data: prepare_small(method, data, steps=6, **options), small_digits(), removed=3)
+def recorded(method: Method, option: Option = PLAIN, **training: Any) -> Recording:
+    ready, data = prepare_on(method, option, **training), data_for(method, option)
+    return Recording(ready, data, share=SHARE, empty=frozenset({1}))
 
 
-def test_replay_is_clean_with_micro_batches_and_a_convolution() -> None:
-    def net() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 10))
-
-    result = on_neighbours(AdaDPIGU(importance_steps=2), net=net, physical_batch_size=7)
-    assert result.breaches == ()
-
-
-def plant(monkeypatch: pytest.MonkeyPatch, factors: Callable[..., Tensor]) -> None:
-    """Breaks the clip."""
-    monkeypatch.setattr(bounding, "clip_factors", factors)
+def on_neighbour(name: str, method: Method, option: Option = PLAIN, **training: Any) -> ReplayResult:
+    """A replay on one neighbour alone."""
+    if name == EDGE:
+        return replay_edge(prepare_on(method, option, **training), data_for(method, option), share=SHARE)
+    recording = recorded(method, option, **training)
+    if name == REMOVED:
+        return recording.without_last()
+    return recording.with_record(adversarial_records(option.data())[name])
 
 
-def unclipped(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
-    return torch.ones_like(norms)
+@pytest.mark.parametrize(
+    ("plant", "method", "option", "neighbour", "breach"),
+    [
+        (before.unclipped, DPSGD(), PLAIN, "large", "above its sensitivity"),
+        (before.unclipped, MASKED, PLAIN, EDGE, "above its sensitivity"),
+        (before.nan_passes, DPSGD(), PLAIN, "NaN", "moves by inf"),
+        (before.inf_times_zero, DPSGD(), PLAIN, "infinite", "moves by inf"),
+        (before.micro_batch_as_one, DPSGD(), MICRO, EDGE, "above its sensitivity"),
+        (before.copy_as_record, DPSGD(), COPIES, "large", "above its sensitivity"),
+        (before.normalised_over_the_batch, DPSGD(), PLAIN, "large", "above its sensitivity"),
+        (before.empty_batch_skipped, DPSGD(), PLAIN, "zero", "4 draws were asked for, 3 released"),
+        (plants.importance_from_unnoised, MASKED, PLAIN, REMOVED, "another active"),
+        (plants.statistics_from_unnoised, MOVING, PLAIN, REMOVED, "another center"),
+        (plants.drawn_divisor, DPSGD(), PLAIN, "zero", r"draw 1: 1\.bias is another on the neighbour"),
+        (plants.length_divisor, DPSGD(), PLAIN, REMOVED, r"draw 1: 1\.bias is another on the neighbour"),
+        (plants.gradient_left_behind, DPSGD(), PLAIN, REMOVED, r"draw 1: 1\.bias\.grad is another on the neighbour"),
+        (plants.mask_moved_after_noise, UNFREEZING, PLAIN, REMOVED, "were released without noise"),
+        (plants.frozen_without_noise, MASKED, PLAIN, EDGE, "something on frozen coordinates"),
+    ],
+)
+def test_replay_catches_a_planted_bug(
+    plant: Plant, method: Method, option: Option, neighbour: str, breach: str
+) -> None:
+    with plant():
+        found = on_neighbour(neighbour, method, option).breaches
+    assert re.search(breach, " | ".join(found))
+    assert on_neighbour(neighbour, method, option).breaches == ()
 
 
-def nan_passes(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
-    return (clip_norm / norms).clamp(max=1)
+def test_replay_catches_an_operation_across_records_that_no_probe_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the probe for mixing switched off, a centred batch gets to the engines."""
+
+    class Centred(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs - inputs.mean(dim=0)
+
+    option = Option(net=lambda: nn.Sequential(Centred(), plain_net()))
+    with pytest.raises(ModelError, match="mixes records"):
+        recorded(DPSGD(), option)
+    monkeypatch.setattr("adadpigu.gradients.choice.refuse_by_behaviour", lambda *_: None)
+    assert "above its sensitivity" in on_neighbour("large", DPSGD(), option, engine="ghost").breaches[0]
+    assert on_neighbour("large", DPSGD(), option, engine="loop").breaches == ()  # one record at a time mixes nothing
 
 
-def clipped_as_one(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
-    return torch.full_like(norms, min(1.0, clip_norm * len(norms) / float(norms.norm())))
+def test_replay_catches_an_un_noised_gradient_that_an_optimiser_picks_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the sum before the noise, left where the optimiser adds to it."""
+    sums: list[Tensor] = []
+    release, step = GaussianMechanism.release, MaskedOptimiser.step
+
+    def spied(self: GaussianMechanism, totals: Any, receipt: Any) -> dict[str, Release]:
+        sums[:] = [unseal(total) for total in totals]
+        return release(self, totals, receipt)
+
+    def heavier(self: MaskedOptimiser, direction: Release) -> None:
+        step(self, direction.map(lambda value: value + sums[0].to(value)))
+
+    monkeypatch.setattr(GaussianMechanism, "release", spied)
+    monkeypatch.setattr(MaskedOptimiser, "step", heavier)
+    found = on_neighbour(REMOVED, DPSGD())
+    assert "1.bias is another on the neighbour, after the same releases" in found.breaches[0]
+    assert found.exposed
 
 
-@pytest.mark.parametrize("planted", [unclipped, clipped_as_one])
-def test_replay_catches_a_broken_clip(planted: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, planted)
-    result = on_neighbours(make_method("dpsgd", {"clip_norm": 0.01}))
-    assert result.breaches
+def test_replay_looks_at_the_last_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: after the last draw the un-noised sum gets into the average that is kept."""
+    sums: list[Tensor] = []
+    genuine = GaussianMechanism.release
+
+    def spied(self: GaussianMechanism, totals: Any, receipt: Any) -> dict[str, Release]:
+        sums.extend(unseal(total) for total in totals)
+        return genuine(self, totals, receipt)
+
+    def kept(self: Any) -> None:
+        self._layout.write(self._p.model, self._average.value + (sums[-1].float() if len(sums) % 4 == 0 else 0))
+
+    monkeypatch.setattr(GaussianMechanism, "release", spied)
+    monkeypatch.setattr("adadpigu.training.loop.Session._keep_weights", kept)
+    found = on_neighbour("duplicated", DPSGD(), ema=0.9)
+    assert [breach for breach in found.breaches if "the model that is kept has another" in breach]
 
 
-def test_replay_catches_a_nan_that_passes_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, nan_passes)
-    monkeypatch.setattr("adadpigu.training.preparation.check_records", lambda *_, **__: None)
-    result = replay(
-        lambda data: prepare_small(make_method("dpsgd"), data, steps=2),
-        small_digits(),
-        added=(torch.full((1, 8, 8), float("nan")), torch.tensor(1)),
-    )
-    assert result.breaches
+def test_replay_catches_a_run_that_stops_because_of_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a large un-noised sum ends the run as an interrupt would."""
+    genuine = GaussianMechanism.release
 
-
-def test_replay_catches_a_mask_learned_from_un_noised_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the ranking is taken from the raw sum of the last draw instead of from releases."""
-    raw: list[Tensor] = []
-    genuine = MicroBatches._bound
-
-    def spy(self: MicroBatches, records: Any, queries: Any, bounders: Any) -> None:
-        genuine(self, records, queries, bounders)
-        raw.append(bounders[0]._total)
-
-    def leaky(self: _Running) -> Any:
-        made = begin(self)
-        self._mask.rank(torch.argsort(raw[-1].abs(), descending=True))
+    def wary(self: GaussianMechanism, sums: Any, receipt: Any) -> dict[str, Release]:
+        made = genuine(self, sums, receipt)
+        if self._tape is not None and len(seen) == 2 and float(unseal(sums[0]).norm()) > 0:
+            raise KeyboardInterrupt
+        seen.append(1)
         return made
 
-    begin = _Running._begin_training
-    monkeypatch.setattr(MicroBatches, "_bound", spy)
-    monkeypatch.setattr(_Running, "_begin_training", leaky)
-    result = on_neighbours(AdaDPIGU(importance_steps=2))
-    assert any("another active" in breach for breach in result.breaches)
+    seen: list[int] = []
+    monkeypatch.setattr(GaussianMechanism, "release", wary)
+    recording = Recording(prepare_on(DPSGD()), images(), share=0.0, empty=frozenset(range(4)))  # nobody: it goes on
+    seen.clear()
+    found = recording.with_record(RECORD)
+    assert "4 draws recorded, 3 replayed" in found.breaches
+    assert any("interrupted" in breach for breach in found.breaches)
 
 
-def test_replay_catches_statistics_learned_from_un_noised_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: α and β move with the raw sum of the draw instead of with its release."""
-    raw: list[Tensor] = []
-    genuine = MicroBatches._bound
+def test_replay_catches_public_facts_that_depend_on_the_records() -> None:
+    """Planted: the clip norm, the number of steps or the declared record count follow len(dataset)."""
 
-    def spy(self: MicroBatches, records: Any, queries: Any, bounders: Any) -> None:
-        genuine(self, records, queries, bounders)
-        raw.append(bounders[0]._total)
+    def clip(data: DataSet) -> Preparation:
+        return prepare_small(DPSGD(clip_norm=100 / len(data.train)), data, steps=3)
 
-    def leaky(self: Statistics, restored: Any, *, noise_variance: Tensor) -> None:
-        self.mean += 0.1 * (raw[-1] / 40 - self.mean)
+    def longer(data: DataSet) -> Preparation:
+        return prepare_small(DPSGD(), data, steps=3 + (len(data.train) < 240))
 
-    monkeypatch.setattr(MicroBatches, "_bound", spy)
-    monkeypatch.setattr(Statistics, "update", leaky)
-    result = on_neighbours(AdaDPIGU(retention=1.0, importance_steps=0, mean_decay=0.9))
-    assert any("another center" in breach for breach in result.breaches)
+    def shorter(data: DataSet) -> Preparation:
+        return prepare_small(DPSGD(), data, steps=3 - (len(data.train) < 240))
 
+    def declared(data: DataSet) -> Preparation:
+        return prepare_small(DPSGD(), replace(data, records=len(data.train)), steps=3)
 
-def test_replay_notices_a_run_that_asks_for_more_or_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    def longer_without(data: Any) -> Any:
-        return prepare_small(make_method("dpsgd"), data, steps=3 + (len(data.train) < 240))
-
-    def shorter_without(data: Any) -> Any:
-        return prepare_small(make_method("dpsgd"), data, steps=3 - (len(data.train) < 240))
-
-    assert any("more draws" in b for b in replay(longer_without, small_digits(), removed=0).breaches)
-    assert any("3 draws recorded, 2 replayed" in b for b in replay(shorter_without, small_digits(), removed=0).breaches)
+    for plant, breach in (
+        (clip, "other releases"),
+        (longer, "more draws"),
+        (shorter, "3 draws recorded, 2 replayed"),
+        (declared, "sample_rate"),
+    ):
+        found = replay(plant, small_digits(), removed=0)
+        assert any(breach in text for text in found.breaches), breach
+        assert found.exposed
 
 
-def test_replay_catches_a_clip_that_is_a_tenth_of_a_percent_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_catches_a_query_that_is_changed_between_its_charge_and_its_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Planted: the mask that was asked for is written to before noise is drawn."""
+    genuine = GaussianMechanism.release
+
+    def late(self: GaussianMechanism, sums: list[BoundedSum], receipt: Any) -> dict[str, Release]:
+        for total in sums:
+            if total.active is not None:
+                total.active[0] ^= True
+        return genuine(self, sums, receipt)
+
+    monkeypatch.setattr(GaussianMechanism, "release", late)
+    found = on_neighbour("zero", MASKED)
+    assert "has another active when its noise is drawn than when it was asked for" in found.breaches[0]
+
+
+@pytest.mark.parametrize("factor", [1.001, 1.00002])
+def test_replay_sees_a_clip_that_is_a_little_too_wide(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From two parts in a hundred thousand on."""
+    widen(monkeypatch, factor)
+    found = on_neighbour("large", DPSGD(clip_norm=0.01))
+    assert found.breaches
+    assert found.largest == pytest.approx(factor, abs=1e-8)
+    assert not found.exposed
+
+
+def widen(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """Plants a clip to more than C."""
     genuine = bounding.clip_factors
 
     def wide(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
-        return genuine(norms, clip_norm * 1.001, stability, length=length)
+        return genuine(norms, clip_norm * factor, stability, length=length)
 
-    plant(monkeypatch, wide)
-    assert on_neighbours(make_method("dpsgd", {"clip_norm": 0.01})).breaches
+    monkeypatch.setattr(bounding, "clip_factors", wide)
 
 
-@pytest.mark.parametrize("neighbours", [{}, {"removed": 1, "added": (RECORD, torch.tensor(1))}])
+def test_the_effect_of_a_record_on_a_draw_is_reckoned_in_units_of_its_noise() -> None:
+    """Oracle: several releases of one draw, each moved by r_k of its sensitivity and paid with s_k, make √(Σ s_k r_k²).
+
+    The method releases a gradient (s = 0.9) and a share of records (s = 0.1) from one batch, and tests on a second.
+    """
+    found = on_neighbour(EDGE, OpenMethod())
+    gradients, tests = found.effects[::2], found.effects[1::2]
+    assert gradients == pytest.approx([1.0] * 4, abs=1e-9)  # clipped to C, and 0.5 from the middle of the share
+    assert tests == pytest.approx([1.0] * 4, abs=1e-9)  # its loss moves by far more than is counted
+
+
+def test_chance_of_common_records_does_not_depend_on_the_last_one() -> None:
+    """Every random operation gives the same rows with one row more; unfrozen, the second of two does not."""
+
+    def rows(count: int, chance: FrozenChance | None) -> list[Tensor]:
+        def drawn() -> list[Tensor]:
+            shape = torch.zeros(count, 7, dtype=torch.float64)
+            mapped = torch.func.vmap(lambda row: nn.functional.dropout(row + 1), randomness="different")(shape)
+            noise = [torch.randn(count, 7), torch.randn_like(shape), torch.zeros(count, 7).normal_(), mapped]
+            return [torch.rand(count, 3), nn.functional.dropout(shape + 1, 0.3), shape.clone().uniform_(2, 3), *noise]
+
+        torch.manual_seed(5)
+        if chance is None:
+            return drawn()
+        chance.rekey(torch.tensor([5]))
+        with chance:
+            return drawn()
+
+    fewer, more = (rows(count, FrozenChance()) for count in (20, 21))
+    assert all(torch.equal(few, many[:20]) for few, many in zip(fewer, more, strict=True))
+    assert not torch.equal(fewer[3], fewer[5])
+    unfrozen = zip(rows(20, None), rows(21, None), strict=True)
+    assert not all(torch.equal(few, many[:20]) for few, many in unfrozen)
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_frozen_chance_has_the_laws_it_replaces(used: bool) -> None:
+    """Means and variances of 20,000 numbers each, within 7 standard errors: a false alarm below 3e-12 for each."""
+    chance = FrozenChance()
+    chance.rekey(torch.tensor([11]))
+    torch.manual_seed(3)
+    with chance if used else torch.no_grad():
+        normal, uniform, kept = torch.randn(20_000), torch.rand(20_000), nn.functional.dropout(torch.ones(20_000), 0.3)
+        dropped = torch.native_dropout(torch.ones(20_000), 0.3, True)[0]
+    for values, mean, variance in (
+        (normal, 0.0, 1.0),
+        (uniform, 0.5, 1 / 12),
+        (kept, 1.0, 3 / 7),
+        (dropped, 1.0, 3 / 7),
+    ):
+        assert abs(float(values.mean()) - mean) < 7 * math.sqrt(variance / 20_000)
+        assert float(values.var()) == pytest.approx(variance, rel=7 * math.sqrt(2 / 20_000))
+    assert chance.used == used
+
+
+def test_without_frozen_chance_dropout_of_copies_would_look_like_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
+    option = OPTIONS["dropout of copies, micro-batches"]
+    monkeypatch.setattr(FrozenChance, "rekey", lambda *_: None)
+    monkeypatch.setattr(FrozenChance, "__torch_dispatch__", lambda _, f, t, args=(), kw=None: f(*args, **(kw or {})))
+    assert on_neighbour("zero", DPSGD(), option).breaches
+
+
+def test_a_removed_record_is_looked_at_wherever_it_stands() -> None:
+    """Its place is the last one, so that nobody else's augmentation moves."""
+    found = replay(lambda data: prepare_small(DPSGD(), data, steps=3, copies=2, flip=True), small_digits(), removed=3)
+    assert found.breaches == ()
+    assert 0.01 < found.largest <= 1 + 1e-5
+
+
+def test_a_label_outside_the_classes_is_refused_and_past_the_check_ends_the_run() -> None:
+    """A run that ends is seen by anybody: so the check is part of the guarantee. Label −100 means none to torch."""
+    data = images()
+    assert isinstance(data.train, TensorRecords)
+    outside = (data.train.inputs[0], torch.tensor(10))
+    worse = TensorRecords(
+        torch.cat([data.train.inputs, outside[0][None]]), torch.cat([data.train.targets, outside[1][None]])
+    )
+    with pytest.raises(InputError, match=f"record {RECORDS} has label 10"):
+        prepare_on(DPSGD())(replace(data, train=worse))
+    recording = recorded(DPSGD())
+    assert "ends where the recorded one goes on: an error amid" in recording.with_record(outside).breaches[0]
+    unlabelled: Record = data.train.inputs[0], torch.tensor(-100)
+    assert recording.with_record(unlabelled).breaches == ()
+
+
+@pytest.mark.parametrize("neighbours", [{}, {"removed": 1, "added": RECORD}])
 def test_a_replay_needs_exactly_one_neighbour(neighbours: Any) -> None:
     with pytest.raises(InputError, match="exactly one"):
-        replay(lambda data: prepare_small(make_method("dpsgd"), data), small_digits(), **neighbours)
+        replay(lambda data: prepare_small(DPSGD(), data), small_digits(), **neighbours)
 
 
-def test_replay_catches_a_divisor_or_rate_taken_from_the_records() -> None:
-    """Planted: the expected batch size follows len(dataset), so the neighbour's clip norm (scaled by it) differs."""
-    result = replay(
-        lambda data: prepare_small(make_method("dpsgd", {"clip_norm": 100 / len(data.train)}), data, steps=3),
-        small_digits(),
-        removed=0,
-    )
-    assert any("other releases" in breach for breach in result.breaches)
+# The audit
+
+
+@cache
+def subject(method: str = "dpsgd", **settings: Any) -> Subject:
+    """Its claim is what so much noise costs, since to calibrate takes longer than to audit."""
+    shared = {"noise_multiplier": 1.0, "steps": 40, "method": method}
+    return subject_of(merge(read_preset("digits-adadpigu"), shared | settings), sample_rate=0.05)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "adadpigu"])
+def test_a_sound_run_is_shown_to_spend_what_it_claims(method: str) -> None:
+    told: list[tuple[int, int]] = []
+    found = audit_replay(subject(method), steps=4, progress=lambda done, total: told.append((done, total)))
+    assert found.passed
+    assert found.findings == ()
+    assert found.epsilon_claimed == subject(method).epsilon > 1
+    assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-6)
+    assert found.epsilon_certain == found.epsilon_lower
+    assert found.observations == 11 * 4
+    assert told == [(done, 10) for done in range(1, 11)]
+    plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert plain["largest_share"] == pytest.approx(1.0, abs=1e-5)
+    assert plain["neighbours"].keys() == {*adversarial_records(subject().data), REMOVED, EDGE}
+
+
+def test_a_clip_that_is_too_wide_costs_as_much_as_noise_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the plan with σ/1.05 instead of σ."""
+    honest = subject()
+    widen(monkeypatch, 1.05)
+    found = audit_replay(honest, steps=4)
+    (stage,) = honest.plan.stages
+    (draw,) = stage.draws
+    less = replace(draw, noise_multiplier=round(honest.noise_multiplier / 1.05, 12))
+    plan = replace(honest.plan, stages=(replace(stage, draws=(less,)),))
+    assert found.epsilon_lower == pytest.approx(epsilon(plan.event(), honest.delta), rel=1e-4)
+    assert found.epsilon_certain > honest.epsilon
+    assert not found.passed
+    assert "above its sensitivity" in found.findings[0]
+
+
+def test_a_draw_that_no_neighbour_moves_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: DPSUR whose test draw sees nobody is charged for its gradients alone."""
+    honest = subject("dpsur")
+    genuine = GaussianMechanism.release
+
+    def blind(self: GaussianMechanism, sums: list[BoundedSum], receipt: Any) -> dict[str, Release]:
+        for total in sums:
+            if total.name == "loss change":
+                unseal(total).zero_()
+        return genuine(self, sums, receipt)
+
+    monkeypatch.setattr(GaussianMechanism, "release", blind)
+    found = audit_replay(honest, steps=2)
+    assert found.epsilon_lower == pytest.approx(honest.cost(only="gradient"), rel=1e-6)
+
+
+def test_what_no_noise_covers_has_no_epsilon() -> None:
+    honest = subject()
+    with plants.drawn_divisor():
+        found = audit_replay(honest, steps=2)
+    assert not found.passed
+    assert math.isinf(found.epsilon_lower)
+    assert found.to_json()["epsilon_lower"] is None
+    assert any("is another on the neighbour, after the same releases" in finding for finding in found.findings)
+    assert any("removed" in finding for finding in found.findings)
+
+
+def test_findings_about_the_claim_are_passed_on() -> None:
+    found = audit_replay(replace(subject(), findings=("the ledger is damaged",)), steps=2)
+    assert found.findings == ("the ledger is damaged",)
+    assert not found.passed
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"features": "scattering", "normalisation": "released", "model": "scatter-linear"},
+        {"copies": 2, "flip": True, "shift": 1, "model": "digits-cnn", "engine": "functional"},
+        {"clipping": "automatic", "physical_batch_size": None, "optimizer": "adam", "lr": 0.01, "ema": None},
+    ],
+    ids=["scattering", "copies", "automatic"],
+)
+def test_a_run_is_audited_as_its_config_has_it(settings: dict[str, Any]) -> None:
+    found = audit_replay(subject(**settings), steps=3)
+    assert found.passed, found.findings
+    assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-3)
+
+
+def test_where_the_dummy_block_cannot_be_attached_the_audit_says_what_it_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "public.safetensors"
+    save_file(dict(make_model("digits-mlp", seed=1).named_parameters()), str(path))
+    config = {"select": "public-model", "public_model": str(path), "retention": 0.5}
+    found = audit_replay(subject_of(merge(read_preset("digits-adadpigu"), _frozen(config))), steps=2)
+    assert found.passed
+    assert EDGE not in found.details["neighbours"]
+    assert "the dummy block cannot be attached" in found.assumed[-1]
+
+
+def _frozen(options: dict[str, object]) -> dict[str, object]:
+    return {"noise_multiplier": 2.0, "steps": 10, "method": "parameter-freezing", "method_options": options}
+
+
+def test_the_figure_has_a_bar_for_every_neighbour_and_marks_breaches() -> None:
+    with before.nan_passes():
+        found = audit_replay(subject(), steps=2)
+    figure = Figure(layout="constrained")
+    assert found.draw is not None
+    found.draw(figure)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(found.details["neighbours"])
+    bars = [bar for bar in axes.patches if isinstance(bar, Rectangle)]
+    assert len({bar.get_facecolor() for bar in bars}) == 2
+    assert max(bar.get_width() for bar in bars) == 10.0  # infinite, as far as it is drawn
+
+
+@pytest.mark.parametrize(("options", "message"), [({"steps": 0}, "steps=0"), ({"confidence": 1.0}, "confidence=1.0")])
+def test_bad_options_are_refused_by_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        audit_replay(subject(), **options)

@@ -18,10 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.adversarial import EDGE, Edge
-from adadpigu.audit.replay import REMOVED, PrepareOn, ReplayResult, replay_all
+from adadpigu.audit.adversarial import EDGE, Edge, adversarial_records
+from adadpigu.audit.replay import REMOVED, PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.subject import Attach
 from adadpigu.data import DataSet, TensorRecords
+from adadpigu.errors import ModelError
 from adadpigu.features.front import make_front
 from adadpigu.gradients import ENGINES
 from adadpigu.methods import Method, all_methods, make_method
@@ -32,15 +33,18 @@ from method_cases import CASES
 from open_method import OpenMethod
 from trials import small_digits
 
-RECORDS, SHARE = 24, 0.5
-NEIGHBOURS = {"zero", "duplicated", "wrong class", REMOVED, EDGE}
-ODD_NUMBERS = {"huge", "large", "subnormal", "NaN", "infinite", "one infinity"}
+RECORDS, SHARE = 16, 0.5
+NUMBERS = {"huge", "large", "zero", "subnormal", "NaN", "infinite", "one infinity", "duplicated", "wrong class"}
+POSITIONS = {"zero", "largest", "duplicated", "wrong class"}
+TELLING = {"large", "largest", "one infinity", "duplicated"}
+"""those that are replayed with every option; what a net makes of the others is near to what it makes of these"""
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether these nets are fit to be trained is tested elsewhere, and takes half of the time."""
-    monkeypatch.setattr("adadpigu.gradients.choice.refuse_by_behaviour", lambda *_: None)
+    """Whether nets are fit to be trained and engines right is tested elsewhere, and takes half of the time."""
+    for check in ("refuse_by_behaviour", "_against_rules", "_against_functional"):
+        monkeypatch.setattr(f"adadpigu.gradients.choice.{check}", lambda *_: None)
     for module in ("adadpigu.training.train", "adadpigu.accounting.statement"):
         monkeypatch.setattr(importlib.import_module(module), "library_versions", dict)
 
@@ -63,15 +67,17 @@ def plain_net() -> nn.Module:
 
 
 def dropping_net() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 10)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 10))
 
 
 def convolutional_net() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, stride=2), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 10, bias=False)
     )
+
+
+def scattering_head() -> nn.Module:
+    return make_model("scatter-linear", shape=(81, 2, 2))
 
 
 class Recurrent(nn.Module):
@@ -109,6 +115,8 @@ class Option:
     front: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     randomness: Callable[[], Randomness] | None = None
+    reaches_engine: bool = True
+    """whether an engine has anything else to do; an optimiser's options come after the noise"""
 
 
 PLAIN = Option()
@@ -117,38 +125,43 @@ OPTIONS: dict[str, Option] = {
         training={"copies": 2, "flip": True, "shift": 1, "ema": 0.9, "optimizer": "adam", "lr": 0.01}
     ),
     "automatic clipping, micro-batches": Option(
-        training={"clipping": "automatic", "clip_stability": 0.1, "physical_batch_size": 7}
+        training={"clipping": "automatic", "clip_stability": 0.1, "physical_batch_size": 4}
     ),
-    "micro-batches by memory": Option(training={"memory_limit": "40kB"}),
-    "momentum, decay, tail, schedule, spare steps": Option(
-        training={"momentum": 0.7, "weight_decay": 0.1, "tail": 0.5, "lr_schedule": "cosine", "warmup": 0.3}
-        | {"spare_steps": 2}
-    ),
-    "scattering, released normalisation": Option(
-        net=lambda: make_model("scatter-linear", shape=(81, 2, 2)),
-        front={"features": "scattering", "normalisation": "released"},
-    ),
-    "scattering of variants": Option(
-        net=lambda: make_model("scatter-linear", shape=(81, 2, 2)),
-        front={"features": "scattering", "normalisation": "released"},
-        training={"copies": 2, "flip": True, "physical_batch_size": 7},
-    ),
-    "normalised by record, fast randomness": Option(
+    "normalised by record, momentum, decay, tail, schedule, spare steps": Option(
         front={"features": "none", "normalisation": "record"},
+        training={"momentum": 0.7, "weight_decay": 0.1, "tail": 0.5, "spare_steps": 2}
+        | {"lr_schedule": "cosine", "warmup": 0.3},
+        reaches_engine=False,
+    ),
+    "dropout of copies, micro-batches": Option(
+        net=dropping_net, training={"copies": 2, "flip": True, "physical_batch_size": 4}
+    ),
+    "convolution, released normalisation, fast randomness": Option(
+        net=convolutional_net,
+        front={"features": "none", "normalisation": "released"},
         randomness=partial(choose_randomness, "fast", torch.device("cpu")),
     ),
-    "dropout": Option(net=dropping_net, randomness=partial(choose_randomness, "secure", torch.device("cpu"))),
-    "dropout of copies, micro-batches": Option(
-        net=dropping_net, training={"copies": 2, "flip": True, "physical_batch_size": 7}
+    "attention with dropout, secure randomness": Option(
+        net=Attending, data=sequences, randomness=partial(choose_randomness, "secure", torch.device("cpu"))
     ),
-    "convolution": Option(net=convolutional_net),
-    "recurrent": Option(net=Recurrent, data=sequences),
-    "attention with dropout": Option(net=Attending, data=sequences),
 }
+FURTHER = {
+    "recurrent": Option(net=Recurrent, data=sequences),
+    "scattering, released normalisation": Option(
+        net=scattering_head, front={"features": "scattering", "normalisation": "released"}
+    ),
+    "scattering of variants, micro-batches": Option(
+        net=scattering_head,
+        front={"features": "scattering", "normalisation": "orders"},
+        training={"copies": 2, "flip": True, "physical_batch_size": 4},
+    ),
+    "micro-batches by memory": Option(training={"memory_limit": "40kB"}),
+}
+"""of which a method meets nothing but what it meets of those above"""
 
 
 def prepare_on(method: Method, option: Option = PLAIN, **training: Any) -> PrepareOn:
-    """Four steps of about twelve records."""
+    """Four steps of about eight records."""
     chosen: dict[str, Any] = {"batch_size": 60, "steps": 4, "lr": 0.5, "evaluate_every": 4, "reserve": 1}
     chosen |= {"noise_multiplier": 1.5 if method.private else None} | option.training | training
 
@@ -157,6 +170,8 @@ def prepare_on(method: Method, option: Option = PLAIN, **training: Any) -> Prepa
         model, loss = option.net(), F.cross_entropy
         if attach is not None:
             model, data, loss = attach(model, data)  # type: ignore[assignment]
+        if in_double(method, option):
+            model.double()
         front = make_front(shape=data.shape or (), **option.front)[0] if option.front else None
         options = TrainingOptions(**chosen)
         return prepare(
@@ -166,19 +181,36 @@ def prepare_on(method: Method, option: Option = PLAIN, **training: Any) -> Prepa
     return prepared
 
 
+def in_double(method: Method, option: Option) -> bool:
+    """Methods that release sums of losses, of which float32 leaves too few digits; fronts are made for float32."""
+    return method.name in ("dpsur", "open") and not option.front
+
+
+def data_for(method: Method, option: Option) -> DataSet:
+    data = option.data()
+    assert isinstance(data.train, TensorRecords)
+    if not (in_double(method, option) and data.train.inputs.is_floating_point()):
+        return data
+    return replace(data, train=TensorRecords(data.train.inputs.double(), data.train.targets))
+
+
 def replayed(method: Method, option: Option = PLAIN, **training: Any) -> dict[str, ReplayResult]:
-    return replay_all(
-        prepare_on(method, option, **training), option.data(), share=SHARE, randomness=option.randomness
-    )
+    """All neighbours of a plain run; the telling ones with options."""
+    ready, data = prepare_on(method, option, **training), data_for(method, option)
+    every = adversarial_records(data)
+    records = {name: record for name, record in every.items() if option is PLAIN or name in TELLING}
+    found = replay_all(ready, data, records=records, share=SHARE, randomness=option.randomness)
+    return found | {EDGE: replay_edge(ready, data, share=SHARE, randomness=option.randomness)}
 
 
 def assert_clean(method: Method, option: Option, found: dict[str, ReplayResult]) -> None:
     """A method without a guarantee has no finite sensitivity to exceed; its calls must be the same all the same."""
-    numbers = set() if option.data is sequences else ODD_NUMBERS
-    assert found.keys() >= NEIGHBOURS | numbers
+    every = POSITIONS if option.data is sequences else NUMBERS
+    assert found.keys() == {REMOVED, EDGE} | (every if option is PLAIN else every & TELLING)
     assert {name: result.breaches for name, result in found.items() if result.breaches} == {}
     assert all(result.draws >= 4 and len(result.effects) == result.draws for result in found.values())
-    assert all(result.largest <= 1 + 1e-5 for result in found.values())
+    tolerance = 1e-3 if method.name in ("dpsur", "open") and option.front else 1e-5
+    assert all(result.largest <= 1 + tolerance for result in found.values())
     if method.private:  # the bound is met, not merely kept: the replay looks at something
         assert found[EDGE].largest > 0.99
         assert found[REMOVED].largest > 0.01
@@ -210,6 +242,8 @@ def test_every_method_keeps_its_bounds_on_every_engine(case: str, engine: str, m
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("case", BY_DEFAULT)
 def test_every_method_keeps_its_bounds_with_every_option(case: str, option: str, methods: dict[str, Method]) -> None:
+    if not methods[case].private and "clipping" in OPTIONS[option].training:
+        pytest.skip(f"{case} clips nothing, and refuses to be told how")
     assert_clean(methods[case], OPTIONS[option], replayed(methods[case], OPTIONS[option]))
 
 
@@ -220,10 +254,36 @@ def test_every_variant_keeps_its_bounds_with_augmented_copies(case: str, methods
 
 
 @pytest.mark.parametrize("engine", ["materialised", "functional", "loop"])
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", [name for name, option in OPTIONS.items() if option.reaches_engine])
 @pytest.mark.parametrize("case", ["dpsgd", "adadpigu"])
 def test_every_engine_keeps_its_bounds_with_every_option(
     case: str, option: str, engine: str, methods: dict[str, Method]
 ) -> None:
-    """`auto`, in the test above, takes the ghost engine wherever it can."""
+    """That an engine meets; `auto`, in the test above, takes the ghost engine for all of these."""
     assert_clean(methods[case], OPTIONS[option], replayed(methods[case], OPTIONS[option], engine=engine))
+
+
+@pytest.mark.parametrize("option", FURTHER)
+@pytest.mark.parametrize("case", ["dpsgd", "adadpigu"])
+def test_further_options_keep_their_bounds(case: str, option: str, methods: dict[str, Method]) -> None:
+    assert_clean(methods[case], FURTHER[option], replayed(methods[case], FURTHER[option]))
+
+
+@pytest.mark.parametrize("engine", ["materialised", "loop"])
+def test_recurrent_layers_keep_their_bounds_on_the_engines_that_take_them(engine: str) -> None:
+    method, option = make_method("adadpigu"), FURTHER["recurrent"]
+    assert_clean(method, option, replayed(method, option, engine=engine))
+
+
+def test_recurrent_layers_are_refused_by_torch_func(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(ModelError, match="vmap refuses 'passes' "):
+        prepare_on(make_method("dpsgd"), FURTHER["recurrent"], engine="functional")(sequences())
+
+
+def test_short_products_are_for_a_gpu() -> None:
+    """So that here there is nothing to replay with precision='bf16'."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ModelError, match="needs a GPU"):
+        prepare_on(make_method("dpsgd"), precision="bf16")(images())

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from adadpigu.audit import white_box
 from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.tapes import Recorder
 from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.audit.tapes import Recorder
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.errors import InputError

@@ -146,6 +146,8 @@ def one_run_refutes(epsilon: float, trial: Trial, delta: float, significance: fl
     """Whether ε is refuted by one run's guesses: they would be this right with less chance than `significance`.
 
     P[W ≥ v] + 2mδ max_i P[v − i ≤ W < v]/i,  W ~ Bin(r, e^ε/(1 + e^ε)),  v right among r guesses on m canaries.
+
+    Nothing is refuted at a significance of 2δ or less: with a chance of δ, all may be given away.
     """
     from scipy.special import bdtrc
 
@@ -232,7 +234,9 @@ def one_run_refutes_curve(curve: Curve, trial: Trial, significance: float) -> bo
     all_guesses = guesses / trial.canaries
     hit, miss = significance * right / trial.canaries, significance * (guesses - right) / trial.canaries
     for count in range(right - 1, -1, -1):
-        more = max(miss, curve(hit))
+        more = curve(hit)
+        if more <= miss:
+            return False  # H grows no more, so neither does R
         hit += count / (guesses - count) * (more - miss)
         miss = more
         if hit + miss >= all_guesses:

@@ -23,7 +23,7 @@ from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.laws import Numbers
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject
-from adadpigu.audit.watching import announced, first_records, run_length
+from adadpigu.audit.watching import announced, run_length, so_many_records
 from adadpigu.bounding import BoundedSum, GradientSum, Query
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
@@ -154,7 +154,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
 
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps, on few records, whose draws the listener is told of."""
-    few = first_records(subject, math.ceil(_BATCH / subject.sample_rate))
+    few = so_many_records(subject, math.ceil(_BATCH / subject.sample_rate))
     ready = subject.prepare(data=few, steps=steps, evaluate_every=steps, **changes)
     listener.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
     return announced(subject, ready, listener.announce)

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from adadpigu.accounting import Plan, PlannedDraw, PlannedStage, epsilon
+from adadpigu.accounting import Plan, epsilon
 from adadpigu.audit.adversarial import EDGE, Edge, Record, Unchecked, adversarial_records, held
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Attach, Subject
-from adadpigu.audit.tapes import TOLERANCE, Player, Recorder, public_state
+from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Player, Recorder, public_state
 from adadpigu.bounding import Query
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import AdaDPIGUError, InputError
+from adadpigu.errors import AdaDPIGUError, InputError, ModelError
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.train import train_prepared
@@ -39,6 +39,8 @@ REMOVED = "removed"
 """the neighbour that has an ordinary record less"""
 _POPULATION, _SHARE = 96, 1 / 3
 """records that an audited run is cut to, and how many of them are in a batch"""
+_EMPTY = frozenset({1})
+"""draws of D that take nobody"""
 _MOST_SHOWN = 10.0
 """where bars of the figure end"""
 
@@ -51,13 +53,18 @@ class PrepareOn(Protocol):
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found. Clean: no breach, and `largest` ≤ 1 up to rounding."""
+    """What a replay found, what was wrong with the recording included.
+
+    Clean: no breach, and `largest` ≤ 1 up to rounding.
+    """
 
     draws: int
     largest: float
     breaches: tuple[str, ...]
     effects: tuple[float, ...] = ()
     """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
+    exposed: bool = False
+    """whether something differs that no noise covers"""
 
 
 class Recording:
@@ -78,7 +85,6 @@ class Recording:
         inner = ReproducibleRandomness(0) if randomness is None else randomness
         self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty)
         ready = prepare_on(data)
-        self.plan = ready.plan
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
         with self._coins.chance:
             train_prepared(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
@@ -108,11 +114,16 @@ class Recording:
                 train_prepared(ready, randomness=coins, observers=[player], tape=player)
             player.finish()
         except ReplayError as breach:
-            player.breaches.append(str(breach))
+            player.expose(str(breach))
         except AdaDPIGUError as error:
-            player.breaches.append(f"the neighbour's run ends where the recorded one goes on: {error}")
-        draws = len(self._tape.calls)
-        return ReplayResult(draws, player.largest, tuple(player.breaches), tuple(player.effects))
+            player.expose(f"the neighbour's run ends where the recorded one goes on: {error}")
+        return ReplayResult(
+            draws=len(self._tape.calls),
+            largest=player.largest,
+            breaches=self.breaches + tuple(player.breaches),
+            effects=tuple(player.effects),
+            exposed=player.exposed or bool(self.breaches),
+        )
 
 
 def replay(
@@ -132,8 +143,7 @@ def replay(
     if removed is not None:
         data = _with_last(data, removed)
     recording = Recording(prepare_on, data, randomness=ReproducibleRandomness(seed))
-    found = recording.without_last() if added is None else recording.with_record(added)
-    return replace(found, breaches=recording.breaches + found.breaches)
+    return recording.without_last() if added is None else recording.with_record(added)
 
 
 def _with_last(data: DataSet, position: int) -> DataSet:
@@ -148,33 +158,38 @@ def replay_all(
     prepare_on: PrepareOn,
     data: DataSet,
     *,
+    records: Mapping[str, Record] | None = None,
     randomness: Callable[[], Randomness] | None = None,
     share: float | None = None,
     progress: Progress | None = None,
 ) -> dict[str, ReplayResult]:
-    """Two recordings, and a replay of every neighbour by name: each adversarial record added, an ordinary one removed.
+    """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
 
-    In the second draw of D nobody is drawn, so that the extra record is alone there. The second recording has a dummy
-    block beside the model, for the record at the mask's edge. What is wrong with a recording by itself is told of all
-    its neighbours.
+    `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
+    is alone there; `share` chooses who else is drawn.
     """
-    records, edge = adversarial_records(data), Edge()
-    total, found = len(records) + 2, dict[str, ReplayResult]()
-    empty, fresh = frozenset({1}), randomness or partial(ReproducibleRandomness, 0)
-
-    def note(name: str, recording: Recording, result: ReplayResult) -> None:
-        found[name] = replace(result, breaches=recording.breaches + result.breaches)
+    fresh = randomness or partial(ReproducibleRandomness, 0)
+    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY)
+    records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
+    for name in (*records, REMOVED):
+        found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
         if progress is not None:
-            progress(len(found), total)
-
-    plain = Recording(prepare_on, data, randomness=fresh(), share=share, empty=empty)
-    for name, record in records.items():
-        note(name, plain, plain.with_record(record))
-    note(REMOVED, plain, plain.without_last())
-    attached = partial(prepare_on, attach=edge.attach)
-    beside = Recording(attached, data, randomness=fresh(), share=share, empty=empty, aim=edge.aim)
-    note(EDGE, beside, beside.with_record(edge.record(data)))
+            progress(len(found), len(records) + 1)
     return found
+
+
+def replay_edge(
+    prepare_on: PrepareOn,
+    data: DataSet,
+    *,
+    randomness: Callable[[], Randomness] | None = None,
+    share: float | None = None,
+) -> ReplayResult:
+    """The same with a dummy block beside the model, and a record at the mask's edge."""
+    edge, fresh = Edge(), randomness or partial(ReproducibleRandomness, 0)
+    attached = partial(prepare_on, attach=edge.attach)
+    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, aim=edge.aim)
+    return recording.with_record(edge.record(data))
 
 
 def audit_replay(
@@ -183,19 +198,19 @@ def audit_replay(
     """Replays the subject's own run, cut to a few records and `steps` steps, on every neighbour.
 
     ε_lower is what the worst neighbour would have shown, had it done in all steps of the plan what it did in its worst
-    one: the claim, where a record moves a sum by exactly its sensitivity. Deterministic, so that the confidence is 1,
-    whatever is asked for.
+    one: the claim, where a record moves a sum by exactly its sensitivity; infinite, where anything public differs after
+    the same releases. Deterministic, so that the confidence is 1, whatever is asked for.
     """
     check_confidence(confidence)
     if steps < 1:
         raise InputError(f"steps={steps} is not at least 1")
-    data = _cut_data(subject.data)
-    found = replay_all(_cut(subject, steps), data, share=_SHARE, progress=progress)
-    largest = max(result.largest for result in found.values())
-    order = [(stage.name, draw.name) for stage, draw in _draws(_cut_plan(subject.plan, steps))]
-    shown = max(_epsilon(subject, order, result.effects) for result in found.values())
-    if largest <= 1 + TOLERANCE:
-        shown = min(shown, subject.epsilon)
+    data, prepare_on = _cut_data(subject.data), _cut(subject, steps)
+    found, without_edge = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
+    try:
+        found[EDGE] = replay_edge(prepare_on, data, share=_SHARE)
+    except (InputError, ModelError) as error:
+        without_edge.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
+    shown = _shown(subject, steps, found)
     return AuditResult(
         audit="replay",
         subject=subject.label,
@@ -209,9 +224,10 @@ def audit_replay(
             "the adversary knows all other records, its own is in every batch, and it sees every release",
             "it moves every draw of the run as far as the farthest of the few that were replayed",
             "noise and sampling are as claimed (`adadpigu audit noise` and `adadpigu audit sampler` test that)",
+            *without_edge,
         ),
         findings=(*subject.findings, *_findings(found)),
-        details=_details(found, largest, records=len(held(data)), steps=_cut_plan(subject.plan, steps).steps),
+        details=_details(found, records=len(held(data)), steps=_cut_plan(subject.plan, steps).steps),
         draw=lambda figure: _draw(figure, found),
     )
 
@@ -245,23 +261,37 @@ def _cut_plan(plan: Plan, steps: int) -> Plan:
     return replace(plan, stages=tuple(replace(stage, steps=min(stage.steps, each)) for stage in plan.stages))
 
 
-def _draws(plan: Plan) -> list[tuple[PlannedStage, PlannedDraw]]:
-    """The draws of a plan in the order in which they are made."""
-    return [(stage, draw) for stage in plan.stages for _ in range(stage.steps) for draw in stage.draws]
+def _order(plan: Plan) -> list[tuple[str, str]]:
+    """The draws of a plan as they are made, each by its stage and name."""
+    return [(stage.name, draw.name) for stage in plan.stages for _ in range(stage.steps) for draw in stage.draws]
 
 
-def _epsilon(subject: Subject, order: Sequence[tuple[str, str]], effects: Sequence[float]) -> float:
-    """ε of the subject's plan, had a record the largest effect that was seen on each kind of draw."""
-    worst: dict[tuple[str, str], float] = {}
-    for kind, effect in zip(order, effects, strict=False):  # fewer effects where the replay was broken off
-        worst[kind] = max(worst.get(kind, 0.0), round(effect, 6))
-    if math.inf in worst.values():
+def _shown(subject: Subject, steps: int, found: Mapping[str, ReplayResult]) -> float:
+    """ε of the subject's plan, had one neighbour its largest effect on each kind of draw whenever it is made."""
+    if any(result.exposed or math.inf in result.effects for result in found.values()):
         return math.inf
+    order = _order(_cut_plan(subject.plan, steps))
+    kinds = tuple(dict.fromkeys(order))
+    seen = set()
+    for result in found.values():
+        moved = list(zip(order, result.effects, strict=True))
+        seen.add(tuple(round(max(effect for kind, effect in moved if kind == which), 6) for which in kinds))
+    farthest = [one for one in seen if not any(one != other and _within(one, other) for other in seen)]
+    shown = max(_epsilon(subject, dict(zip(kinds, effects, strict=True))) for effects in farthest)
+    return shown if any(result.breaches for result in found.values()) else min(shown, subject.epsilon)
+
+
+def _within(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> float:
+    """ε of the plan with every σ over the effect that a record has there; a draw that it does not move is free."""
     stages = []
     for stage in subject.plan.stages:
-        seen = [(draw, worst.get((stage.name, draw.name), 0.0)) for draw in stage.draws]
-        moved = tuple(replace(d, noise_multiplier=d.noise_multiplier / e) for d, e in seen if e > 0)
-        stages.append(replace(stage, draws=moved))
+        moved = [(draw, effects.get((stage.name, draw.name), 0.0)) for draw in stage.draws]
+        draws = tuple(replace(draw, noise_multiplier=draw.noise_multiplier / by) for draw, by in moved if by > 0)
+        stages.append(replace(stage, draws=draws))
     plan = replace(subject.plan, stages=tuple(stages))
     return epsilon(plan.event(), subject.delta) if plan.charges() else 0.0
 
@@ -275,12 +305,18 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
     return [f"{breach} (record: {', '.join(names)})" for breach, names in by_breach.items()]
 
 
-def _details(found: Mapping[str, ReplayResult], largest: float, *, records: int, steps: int) -> dict[str, object]:
+def _details(found: Mapping[str, ReplayResult], *, records: int, steps: int) -> dict[str, object]:
+    largest = max(result.largest for result in found.values())
     neighbours = {
         name: {"largest_share": _finite(result.largest), "breaches": len(result.breaches)}
         for name, result in found.items()
     }
-    shared = {"largest_share": _finite(largest), "tolerance": TOLERANCE, "replayed_records": records}
+    shared = {
+        "largest_share": _finite(largest),
+        "tolerance": TOLERANCE,
+        "tolerance_of_losses": LOSS_TOLERANCE,
+        "replayed_records": records,
+    }
     return {**shared, "replayed_steps": steps, "neighbours": neighbours}
 
 

@@ -34,7 +34,7 @@ from adadpigu.audit.subject import Subject
 from adadpigu.audit.watching import Taken, Watched, run_length, watch
 from adadpigu.errors import InputError
 from adadpigu.randomness import Randomness
-from adadpigu.sampling import Population
+from adadpigu.training.configured import training_options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 _LEAST_DRAWS, _MOST_DRAWS = 200, 1500
 """unless the caller says how many"""
 _FEWEST_DRAWS = 10
-_BATCH = 256
-"""records in a draw, on average, beyond which a CPU has fewer records to draw from"""
+_BATCH = 128
+"""records in a draw, on average, where a CPU draws them: its time goes by draws, what a draw tells by its records"""
 _COMPARED = 2000
 """draws, or records, that are compared each with each"""
-_SMALL_DRAWS = 100
+_SMALL_DRAWS = 80
 """of about one record each, in which empty ones are common"""
 
 
@@ -70,12 +70,12 @@ def audit_sampler(
     check_confidence(confidence)
     if draws is not None and draws < _FEWEST_DRAWS:
         raise InputError(f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}")
-    population, rate = subject.data.train, subject.sample_rate
-    records = _records(population, rate, subject.config.device)
+    rate = subject.sample_rate
+    records = _records(subject)
     steps = run_length(subject, _enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
-    few = min(len(population), math.ceil(1 / rate))
-    small = watch(subject, records=few, steps=run_length(subject, _SMALL_DRAWS), randomness=randomness)
+    short = run_length(subject, _SMALL_DRAWS)
+    small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
     checks = [check for taken in watched.kinds for check in _checks(taken)]
     checks += [*_consecutive(watched), *(_empties(taken) for taken in small.kinds)]
     return AuditResult(
@@ -88,7 +88,7 @@ def audit_sampler(
         confidence=confidence,
         observations=len(watched.in_order),
         exposed=subject.exposed,
-        assumed=_assumed(records, len(population)),
+        assumed=_assumed(records, subject.data.records),
         findings=(*subject.findings, *_plain(watched), *_plain(small), *refuted(checks, REFUTING / 2)),
         details={
             "records": records,
@@ -100,9 +100,10 @@ def audit_sampler(
     )
 
 
-def _records(population: Population, rate: float, device: str) -> int:
-    """How many records are drawn from: all of them, unless a CPU would then have large batches."""
-    return len(population) if device != "cpu" else min(len(population), math.ceil(_BATCH / rate))
+def _records(subject: Subject) -> int:
+    """How many records are drawn from: on a GPU as many as there are, since it gives batches of B their own shape."""
+    device = training_options(subject.config, subject.data.records).torch_device()
+    return len(subject.data.train) if device.type == "cuda" else math.ceil(_BATCH / subject.sample_rate)
 
 
 def _enough_draws(records: int, rate: float) -> int:
@@ -112,12 +113,11 @@ def _enough_draws(records: int, rate: float) -> int:
     return min(max(math.ceil(needed), _LEAST_DRAWS), _MOST_DRAWS)
 
 
-def _assumed(records: int, population: int) -> tuple[str, ...]:
-    some = (f"{records:,} of {population:,} records stand for all",) if records < population else ()
+def _assumed(records: int, declared: int) -> tuple[str, ...]:
     return (
         "noise is added as claimed (`adadpigu audit noise` tests that)",
         "records and draws do not depend on each other in ways that these tests do not look at",
-        *some,
+        f"{records:,} records are sampled as the {declared:,} of the run are",
     )
 
 

@@ -6,7 +6,7 @@ more observations, and one-run, many-runs and membership. A method that register
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from adadpigu.audit.many_runs import audit_many_runs
@@ -36,7 +36,7 @@ class Entry:
     method: str
     audit: str
     run: Callable[[Subject, Progress | None], AuditResult]
-    settings: dict[str, object]
+    settings: Mapping[str, object]
     sample_rate: float
 
     def result(self, progress: Progress | None = None) -> AuditResult:

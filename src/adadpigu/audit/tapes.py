@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from adadpigu.audit.coins import ReplayError
-from adadpigu.bounding import BoundedSum, Query
+from adadpigu.bounding import BoundedSum, Query, RecordSum
 from adadpigu.mechanism import Release
 from adadpigu.sensitive import unseal
 from adadpigu.training.run import Facts, Metrics, Run
 
 TOLERANCE = 1e-5
 """relative to the sensitivity, for floating-point noise"""
+LOSS_TOLERANCE = 1e-3
+"""the same for sums of float32 losses: in another batch each is rounded otherwise, by 1e-7, however small the bound"""
 _BARE = 1e-3
 """share of a release's entries that may equal the sum itself by chance"""
 _FEW = 4
@@ -42,6 +44,7 @@ class Call:
     public: dict[str, Tensor]
     """the learned tensors that shaped the sum: mask, centre, scale, parameters"""
     total: Tensor = field(repr=False)
+    tolerance: float = TOLERANCE
 
     @property
     def active(self) -> Tensor | None:
@@ -50,8 +53,16 @@ class Call:
 
 def _call(total: BoundedSum) -> Call:
     query = total.query
-    content = unseal(total).detach().clone()
-    return Call(total.name, total.sensitivity, query.share, total.size, _tensors(query), content)
+    of_losses = isinstance(query, RecordSum) and ("loss" in query.needs or len(query.losses_at) > 0)
+    return Call(
+        name=total.name,
+        sensitivity=total.sensitivity,
+        share=query.share,
+        size=total.size,
+        public=_tensors(query),
+        total=unseal(total).detach().clone(),
+        tolerance=LOSS_TOLERANCE if of_losses and total.dtype != torch.float64 else TOLERANCE,
+    )
 
 
 def _tensors(query: Query) -> dict[str, Tensor]:
@@ -127,14 +138,16 @@ class Recorder:
             self._check(call, asked, releases[call.name])
 
     def begin(self, facts: Facts) -> None:
-        self.told.append(asdict(facts))
+        self.told.append(vars(facts))
 
     def update(self, metrics: Metrics) -> None:
-        self.told.append(asdict(metrics))
+        self.told.append(vars(metrics))
 
     def end(self, run: Run) -> None:
-        self.told += [_outcome(run)]
+        self.told.append(_outcome(run))
         self.kept = public_state(run.model)
+        if len(self.asked_for) != len(self.calls):
+            self.breaches.append(f"{len(self.asked_for)} draws were asked for, {len(self.calls)} released")
 
     def bare(self) -> list[str]:
         """The releases of which one in a thousand entries, and at least four, came out as they had gone in.
@@ -165,8 +178,9 @@ class Recorder:
 
 
 def _outcome(run: Run) -> dict[str, object]:
-    """All that a finished run says of itself, the clock aside."""
-    return {**run.summary(), "seconds": None, "privacy": run.privacy.to_json(), "accuracy": run.accuracy}
+    """All that a finished run says of itself, the clock and the model aside."""
+    facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
+    return {**facts, **vars(run.privacy)}
 
 
 class Player:
@@ -188,6 +202,8 @@ class Player:
         self._position = 0
         self._told = 0
         self.breaches: list[str] = []
+        self.exposed = False
+        """whether one of them is more than a move beyond a sensitivity: then no noise covers it"""
         self.largest = 0.0
         """largest difference seen, as a share of its sensitivity"""
         self.effects: list[float] = []
@@ -217,20 +233,25 @@ class Player:
         return None
 
     def begin(self, facts: Facts) -> None:
-        self._compare_told(asdict(facts))
+        self._compare_told(vars(facts))
 
     def update(self, metrics: Metrics) -> None:
-        self._compare_told(asdict(metrics))
+        self._compare_told(vars(metrics))
 
     def end(self, run: Run) -> None:
         self._compare_told(_outcome(run))
         if (key := differing(self._recorded.kept, public_state(run.model))) is not None:
-            self.breaches.append(f"the model that is kept has another {key} on the neighbour, after the same releases")
+            self.expose(f"the model that is kept has another {key} on the neighbour, after the same releases")
 
     def finish(self) -> None:
         """To be called after the run: everything recorded must have been asked for again."""
         if self._position != len(self._recorded.calls):
-            self.breaches.append(f"{len(self._recorded.calls)} draws recorded, {self._position} replayed")
+            self.expose(f"{len(self._recorded.calls)} draws recorded, {self._position} replayed")
+
+    def expose(self, breach: str) -> None:
+        """Notes what anybody can see without noise."""
+        self.breaches.append(breach)
+        self.exposed = True
 
     def _compare_asked(self, position: int, queries: Sequence[Query]) -> None:
         state = {} if self._state is None else self._state()
@@ -250,7 +271,7 @@ class Player:
         difference = difference if math.isfinite(difference) else math.inf
         share = difference / old.sensitivity if math.isfinite(old.sensitivity) else 0.0
         self.largest = max(self.largest, share)
-        if not difference <= old.sensitivity * (1 + TOLERANCE):
+        if not difference <= old.sensitivity * (1 + old.tolerance):
             self.breaches.append(
                 f"draw {position}: {new.name!r} moves by {difference:.6g}, above its sensitivity {old.sensitivity:.6g}"
             )
@@ -265,4 +286,4 @@ class Player:
         assert isinstance(before, Mapping)
         odd = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
         if odd:
-            self.breaches.append(f"the neighbour's run says something else of {', '.join(sorted(odd))}")
+            self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")

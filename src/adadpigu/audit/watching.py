@@ -86,13 +86,13 @@ def run_length(subject: Subject, steps: int) -> int:
     return steps
 
 
-def first_records(subject: Subject, count: int) -> DataSet:
-    """The subject's data with its first records alone, under the same description: the claimed rates do not move."""
+def so_many_records(subject: Subject, count: int) -> DataSet:
+    """The subject's first records, over again where there are fewer, under its own description: no rate moves."""
     records = subject.data.train
     if not isinstance(records, TensorRecords):
         raise InputError(f"{subject.label}: records are a {type(records).__name__}; allowed: held as tensors")
-    kept = TensorRecords(records.inputs[:count], records.targets[:count], name=records.name)
-    return replace(subject.data, train=kept)
+    inputs, targets = records.take(torch.arange(count) % len(records))
+    return replace(subject.data, train=TensorRecords(inputs, targets, name=records.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class _Watcher:
 
     def __init__(self, seen: Tensor, progress: Progress | None) -> None:
         self._seen, self._progress = seen, progress
-        self._open: PlannedDraw | None = None
+        self._current: PlannedDraw | None = None
         self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []
         """each with how often it has taken every record"""
         self.astray = 0
@@ -125,16 +125,16 @@ class _Watcher:
 
     def announce(self, draw: PlannedDraw) -> None:
         self._close()
-        self._open = draw
+        self._current = draw
 
     def _close(self) -> None:
         counts = self._seen[1:].cpu().numpy().clip(max=255).astype(np.uint8)
         self._seen.zero_()
-        if self._open is None:
+        if self._current is None:
             self.astray += int(counts.sum())
         else:
-            self.draws.append((self._open, counts))
-        self._open = None
+            self.draws.append((self._current, counts))
+        self._current = None
 
     def begin(self, facts: Facts) -> None:
         return None
@@ -198,8 +198,8 @@ def watch(
     randomness: Randomness | None = None,
     progress: Progress | None = None,
 ) -> Watched:
-    """Runs so many steps of the subject on its first records, and keeps what its draws have taken."""
-    ready = subject.prepare(data=first_records(subject, records), steps=steps, evaluate_every=steps)
+    """Runs so many steps of the subject on so many records, and keeps what its draws have taken."""
+    ready = subject.prepare(data=so_many_records(subject, records), steps=steps, evaluate_every=steps)
     placed = ready.data.train
     assert isinstance(placed, TensorRecords)
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
