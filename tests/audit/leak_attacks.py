@@ -44,12 +44,7 @@ DELTA = 1e-9
 
 def leak_subject(records: int, *, method: dict[str, object] | None = None, **settings: object) -> Subject:
     """AdaDPIGU on the first so many digits, at the sample rate that `batch_size` makes of them."""
-    plain: dict[str, object] = {
-        "delta": DELTA,
-        "physical_batch_size": None,
-        "ema": None,
-        "method_options": method or {},
-    }
+    plain = {"delta": DELTA, "physical_batch_size": None, "ema": None, "device": "cpu", "method_options": method or {}}
     whole = merge(read_preset("digits-adadpigu"), {**plain, **settings})
     assert whole.batch_size is not None
     subject = subject_of(whole, sample_rate=whole.batch_size / records)

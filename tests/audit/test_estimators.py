@@ -1,8 +1,4 @@
-"""Estimators: golden values of shared/facts/auditing.md, closed forms, and coverage on mechanisms whose ε is known.
-
-Coverage: 1,000 audits at 95 %. Of a valid bound more than 85 exceed the truth with a probability below 1.5e-6; where a
-sum over all counts is as cheap, coverage is computed exactly instead, at 1 − 1e-6 too. Seeds were chosen once.
-"""
+"""Estimators: golden values of shared/facts/auditing.md, closed forms and properties (coverage: test_coverage.py)."""
 
 from __future__ import annotations
 
@@ -12,25 +8,22 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
+from guessing import ends, errors_of, trial_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
 from adadpigu.accounting import calibrate, epsilon, plan_for
-from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon, gaussian_sigma
-from adadpigu.accounting.pld import pld_epsilon, privacy_profile
-from adadpigu.accounting.spending import Spending, spending_of
+from adadpigu.accounting.closed_forms import gaussian_sigma
+from adadpigu.audit.curves import profile_curve
 from adadpigu.audit.estimators import (
-    Curve,
     Errors,
     Scores,
     Trial,
-    claim_curve,
     epsilon_from_errors,
     fewest_for_mu,
     fewest_guesses,
     fewest_observations,
-    gaussian_curve,
     gaussian_mu,
     hull_vertices,
     largest_over_hull,
@@ -42,7 +35,6 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
     one_run_refutes_gaussian,
-    profile_curve,
     rate_above,
 )
 from adadpigu.errors import InputError
@@ -52,12 +44,6 @@ AUDITS, ALLOWED = 1000, 85
 CERTAIN = 1e-6
 
 Generator = np.random.Generator
-
-
-def too_many(exceeds: Callable[[Generator], bool], seed: int) -> bool:
-    """Whether more audits than a valid 95 % bound allows show more than the truth."""
-    generator = np.random.default_rng(seed)
-    return sum(exceeds(generator) for _ in range(AUDITS)) > ALLOWED
 
 
 def ideal(count: int, mu: float) -> tuple[Scores, Scores]:
@@ -70,13 +56,6 @@ def expected(count: int, mu: float, threshold: float) -> Errors:
     """The errors of a threshold between N(0, 1) and N(μ, 1), rounded."""
     alarms, misses = round(count * norm.sf(threshold)), round(count * norm.cdf(threshold - mu))
     return Errors(false_alarms=alarms, without=count, misses=misses, within=count)
-
-
-def ends(scores: Scores, present: np.ndarray, a_side: int) -> Trial:
-    """ "in" of the highest scores, "out" of the lowest."""
-    order = np.argsort(scores)
-    right = present[order[-a_side:]].sum() + (~present[order[:a_side]]).sum()
-    return Trial(canaries=len(scores), guesses=2 * a_side, right=int(right))
 
 
 # golden values
@@ -131,284 +110,6 @@ def test_one_run_with_ideal_scores_shows_about_what_it_should(
     assert np.mean([by_curve(trial) for trial in trials]) == pytest.approx(curve, abs=0.15)
 
 
-# coverage, simulated
-
-
-def test_the_check_itself_is_sized_for_its_false_alarms() -> None:
-    assert 5e-7 < binom.sf(ALLOWED, AUDITS, 0.05) < 1.5e-6
-
-
-@pytest.mark.parametrize(("mu", "count"), [(0.0, 400), (1.0, 50), (1.0, 5_000), (4.0, 300)])
-def test_gaussian_mu_covers(mu: float, count: int) -> None:
-    shown = cache(lambda alarms, misses: gaussian_mu(_errors(alarms, misses, count), 0.05))
-    rate = norm.cdf(-mu / 2)
-    assert not too_many(lambda g: shown(*g.binomial(count, rate, 2).tolist()) > mu, seed=101)
-
-
-@pytest.mark.parametrize(("true", "count"), [(0.0, 100), (1.0, 1000), (4.0, 200)])
-def test_epsilon_from_errors_covers_randomised_response(true: float, count: int) -> None:
-    shown = cache(lambda alarms, misses: epsilon_from_errors(_errors(alarms, misses, count), 0.0, 0.05))
-    rate = 1 / (1 + math.exp(true))
-    assert not too_many(lambda g: shown(*g.binomial(count, rate, 2).tolist()) > true, seed=102)
-
-
-def test_epsilon_from_errors_covers_a_gaussian_at_its_delta() -> None:
-    mu, delta, count = 1.5, 0.05, 500
-    true = gaussian_epsilon(1 / mu, delta)
-    threshold = true / mu + mu / 2  # where the likelihood ratio is e^ε: the test that is tight at δ
-    rates = [norm.sf(threshold), norm.cdf(threshold - mu)]
-    shown = cache(lambda alarms, misses: epsilon_from_errors(_errors(alarms, misses, count), delta, 0.05))
-    assert not too_many(lambda g: shown(*g.binomial(count, rates).tolist()) > true, seed=103)
-
-
-@pytest.mark.parametrize(
-    ("true", "canaries", "delta"), [(0.0, 1000, 0.0), (0.5, 1000, 0.0), (2.0, 100, 0.0), (2.0, 200, 1e-4)]
-)
-def test_one_run_covers_randomised_response(true: float, canaries: int, delta: float) -> None:
-    """Every canary is told truly with e^ε/(1 + e^ε), and given away with δ: tight at δ = 0."""
-    chance = delta + (1 - delta) / (1 + math.exp(-true))
-    shown = cache(lambda right: one_run_epsilon(_trial(canaries, canaries, right), delta, 0.05))
-    assert not too_many(lambda g: shown(int(g.binomial(canaries, chance))) > true, seed=104)
-
-
-@pytest.mark.parametrize("true", [0.5, 2.0])
-def test_one_run_by_a_curve_covers_randomised_response(true: float) -> None:
-    """The curve of pure ε, for which the recursion is tight."""
-    curve, canaries = profile_curve([true], [0.0]), 300
-    refuted = cache(lambda right: one_run_refutes_curve(curve, _trial(canaries, canaries, right), 0.05))
-    assert not too_many(lambda g: refuted(int(g.binomial(canaries, 1 / (1 + math.exp(-true))))), seed=105)
-
-
-@pytest.mark.parametrize(("mu", "canaries", "a_side"), [(0.5, 200, 100), (2.0, 200, 30), (0.0, 50, 25)])
-def test_one_run_by_a_gaussian_curve_covers_independent_gaussians(mu: float, canaries: int, a_side: int) -> None:
-    shown = cache(lambda trial: one_run_mu(trial, 0.05))
-
-    def exceeds(generator: Generator) -> bool:
-        present = generator.random(canaries) < 0.5
-        return shown(ends(generator.normal(size=canaries) + mu * present, present, a_side)) > mu
-
-    assert not too_many(exceeds, seed=106)
-
-
-def test_one_run_by_the_claims_own_curve_covers_sampled_gaussians() -> None:
-    """Canaries in a composed plan, scored by their exact likelihood ratio."""
-    rate, sigma, steps, canaries, a_side = 0.2, 0.7, 12, 120, 20
-    curve = claim_curve(plan_for(rate, steps)(sigma).event())
-    refuted = cache(lambda trial: one_run_refutes_curve(curve, trial, 0.05))
-
-    def exceeds(generator: Generator) -> bool:
-        present = generator.random(canaries) < 0.5
-        drawn = (generator.random((canaries, steps)) < rate) & present[:, None]
-        seen = drawn + sigma * generator.normal(size=(canaries, steps))
-        scores = np.log1p(rate * np.expm1((seen - 0.5) / sigma**2)).sum(axis=1)
-        return refuted(ends(scores, present, a_side))
-
-    assert not too_many(exceeds, seed=107)
-
-
-def test_wald_instead_of_clopper_pearson_is_caught() -> None:
-    true, count = 4.0, 200
-    rate = 1 / (1 + math.exp(true))
-
-    def exceeds(generator: Generator) -> bool:
-        wrong = generator.binomial(count, rate, 2) / count
-        alarms, misses = wrong + norm.isf(0.025) * np.sqrt(wrong * (1 - wrong) / count)
-        return min(alarms, misses) == 0 or math.log(max((1 - misses) / alarms, (1 - alarms) / misses)) > true
-
-    assert too_many(exceeds, seed=102)
-
-
-def test_a_threshold_chosen_on_the_scores_that_are_counted_is_caught() -> None:
-    true, canaries = 1.0, 400
-    shown = cache(lambda guesses, right: one_run_epsilon(_trial(canaries, guesses, right), 0.0, 0.05))
-
-    def exceeds(generator: Generator) -> bool:
-        right = np.cumsum(generator.random(canaries) < 1 / (1 + math.exp(-true)))
-        return any(shown(guesses, int(right[guesses - 1])) > true for guesses in range(10, canaries + 1, 10))
-
-    assert too_many(exceeds, seed=109)
-
-
-def test_the_same_choice_paid_for_by_bonferroni_covers() -> None:
-    true, canaries = 1.0, 400
-    pure = cache(lambda value, trial, level: one_run_refutes(value, trial, 0.0, level))
-
-    def exceeds(generator: Generator) -> bool:
-        right = np.cumsum(generator.random(canaries) < 1 / (1 + math.exp(-true)))
-        trials = [_trial(canaries, guesses, int(right[guesses - 1])) for guesses in range(10, canaries + 1, 10)]
-        return any(pure(true, trial, 0.05 / len(trials)) for trial in trials)
-
-    assert not too_many(exceeds, seed=109)
-
-
-# coverage, exact
-
-
-@pytest.mark.parametrize("significance", [0.05, CERTAIN])
-@pytest.mark.parametrize("trials", [1, 7, 400])
-def test_clopper_pearson_covers_every_rate_and_no_wider_than_it_must(trials: int, significance: float) -> None:
-    bounds = np.array([rate_above(errors, trials, significance) for errors in range(trials + 1)])
-    assert np.all(np.diff(bounds) > 0)
-    for rate in np.concatenate([np.linspace(0, 1, 501), bounds * (1 + 1e-9), bounds * (1 - 1e-9)]).clip(0, 1):
-        below = int((bounds < rate).sum())
-        assert binom.cdf(below - 1, trials, rate) <= significance * (1 + 1e-6)
-    inside = bounds[:-1]
-    assert binom.cdf(np.arange(trials), trials, inside) == pytest.approx(significance, rel=1e-8)
-
-
-@pytest.mark.parametrize("significance", [0.05, CERTAIN])
-@pytest.mark.parametrize(("true", "guesses"), [(0.0, 1), (0.0, 60), (1.0, 60), (1.0, 1000), (4.0, 400)])
-def test_one_run_on_randomised_response_is_the_binomial_test(true: float, guesses: int, significance: float) -> None:
-    """Pure ε refutes from the first count on that is rarer than `significance`, the curve at most two counts later."""
-    chance, counts = 1 / (1 + math.exp(-true)), np.arange(guesses + 1)
-    rare = binom.sf(counts - 1, guesses, chance) < significance
-    pure = [one_run_refutes(true, _trial(guesses, guesses, right), 0.0, significance) for right in counts.tolist()]
-    assert pure == rare.tolist()
-    curve, first = profile_curve([true], [0.0]), guesses + 1 - int(rare.sum())
-    by_curve = {
-        right: one_run_refutes_curve(curve, _trial(guesses, guesses, right), significance)
-        for right in range(max(0, first - 3), min(guesses, first + 3) + 1)
-    }
-    assert not any(by_curve[right] for right in by_curve if right < first)
-    assert all(by_curve[right] for right in by_curve if right >= min(guesses, first + 2) and right >= first)
-
-
-@pytest.mark.parametrize("significance", [0.2, 0.05, CERTAIN])
-@pytest.mark.parametrize("canaries", [1, 2, 5, 20, 200])
-@pytest.mark.parametrize("mu", [0.0, 0.3, 1.0, 3.0])
-def test_one_run_by_a_gaussian_curve_never_refutes_what_is_no_rarer(
-    mu: float, canaries: int, significance: float
-) -> None:
-    """Independent Gaussians, a guess about each: the number of right ones is binomial with Φ(μ/2)."""
-    right = 0
-    while binom.sf(right - 1, canaries, norm.cdf(mu / 2)) > significance * (1 + 1e-9) and right < canaries:
-        assert not one_run_refutes_gaussian(mu, _trial(canaries, canaries, right), significance)
-        right += 1
-    assert right > 0
-
-
-def test_canaries_that_nobody_guessed_about_change_pure_epsilon_only_through_delta() -> None:
-    assert one_run_epsilon(_trial(100, 80, 70), 0.0, 0.05) == one_run_epsilon(_trial(9000, 80, 70), 0.0, 0.05)
-    few, many = (one_run_epsilon(_trial(canaries, 80, 70), DELTA, 0.05) for canaries in (100, 9000))
-    assert many < few < one_run_epsilon(_trial(100, 80, 70), 0.0, 0.05)
-
-
-def test_the_price_of_delta_is_the_formula() -> None:
-    """Against the sum written out, on counts small enough for one."""
-    trial, delta, true = _trial(30, 12, 11), 1e-3, 0.7
-    law = binom(12, 1 / (1 + math.exp(-true)))
-    slack = max(sum(law.pmf(w) for w in range(11 - i, 11)) / i for i in range(1, 12))
-    chance = law.sf(10) + 2 * 30 * delta * slack
-    assert one_run_refutes(true, trial, delta, chance * (1 + 1e-9))
-    assert not one_run_refutes(true, trial, delta, chance * (1 - 1e-9))
-
-
-@pytest.mark.parametrize("delta", [CERTAIN, 1e-3])
-def test_one_run_says_nothing_about_epsilon_where_delta_explains_it_all(delta: float) -> None:
-    for guesses in (10, 1000):
-        assert one_run_epsilon(Trial.flawless(1000, guesses), delta, 2 * delta) == 0
-    assert one_run_epsilon(Trial.flawless(1000, 1000), delta, 10 * delta) > 0
-
-
-# curves
-
-
-POWERS = (1e-12, 1e-6, 0.01, 0.2, 0.5, 0.8, 0.99, 1 - 1e-6)
-
-
-@pytest.mark.parametrize("mu", [0.05, 1.0, 3.0])
-def test_a_gaussians_profile_gives_its_curve_and_never_more(mu: float) -> None:
-    epsilons = np.linspace(0.0, 12 * mu + mu**2, 4000).tolist()
-    curve = profile_curve(epsilons, [gaussian_delta(1 / mu, value) for value in epsilons])
-    exact = gaussian_curve(mu)
-    for power in POWERS:
-        assert curve(power) == pytest.approx(exact(power), rel=1e-4)
-        assert curve(power) <= exact(power) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize(("rate", "sigma"), [(0.3, 0.8), (0.02, 0.9), (0.9, 3.0)])
-def test_the_claims_curve_lies_below_both_directions_and_touches_the_worse(rate: float, sigma: float) -> None:
-    """One sampled Gaussian, whose trade-off is known: N(0, σ²) against (1 − q)N(0, σ²) + qN(1, σ²)."""
-    curve = claim_curve(plan_for(rate, 1)(sigma).event())
-    thresholds = np.linspace(-5, 6, 400)
-    low, high = norm.cdf(thresholds), norm.cdf(thresholds - 1 / sigma)
-    plain, mixed = low, (1 - rate) * low + rate * high
-    removing, adding = zip(1 - plain, 1 - mixed, strict=True), zip(mixed, plain, strict=True)
-    gaps = {"removing": 1.0, "adding": 1.0}
-    for name, points in (("removing", removing), ("adding", adding)):
-        for level, power in points:
-            assert curve(power) <= level + 1e-9
-            gaps[name] = min(gaps[name], (level - curve(power)) / level) if level > 1e-4 else gaps[name]
-    assert gaps["removing"] < 1e-3
-    assert gaps["adding"] < 1e-3
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: gaussian_curve(1.0), lambda: claim_curve(plan_for(0.2, 5)(0.8).event())], ids=["gaussian", "claim"]
-)
-def test_curves_are_convex_increasing_and_their_own_mirror_image(make: Callable[[], Curve]) -> None:
-    curve = make()
-    powers = np.linspace(0.0, 1.0, 401)
-    levels = np.array([curve(power) for power in powers])
-    assert levels[0] == 0
-    assert np.all(np.diff(levels) >= 0)
-    assert np.all(np.diff(levels, 2) >= -1e-12)
-    assert np.all(levels <= powers)
-    for power, level in zip(powers, levels, strict=True):
-        if 1e-6 < level < 1 - 1e-6:
-            assert curve(1 - level) == pytest.approx(1 - power, abs=1e-5)
-
-
-def test_the_claims_curve_refutes_more_than_the_gaussian_of_the_same_epsilon() -> None:
-    plan = plan_for(0.02, 3000)
-    claim = claim_curve(plan(calibrate(plan, epsilon=8.0, delta=DELTA).noise_multiplier).event())
-    gaussian = gaussian_curve(1 / gaussian_sigma(8.0, DELTA))
-    by_claim, by_gaussian = (
-        next(v for v in range(980, 1001) if one_run_refutes_curve(curve, _trial(5000, 1000, v), 0.05))
-        for curve in (claim, gaussian)
-    )
-    assert 980 < by_claim < by_gaussian
-
-
-def test_no_privacy_gives_a_curve_that_nothing_refutes_and_no_release_one_that_a_coin_meets() -> None:
-    nothing = claim_curve(plan_for(0.1, 10)(0.0).event())
-    assert not one_run_refutes_curve(nothing, Trial.flawless(1000, 1000), 0.05)
-    free = claim_curve(plan_for(0.0, 10)(1.0).event())
-    assert [free(power) for power in POWERS] == pytest.approx(POWERS)
-
-
-@pytest.mark.parametrize(("rate", "sigma"), [(0.3, 1.0), (0.02, 0.9), (0.999999, 1.0)])
-def test_a_profile_is_the_closed_form_of_one_sampled_gaussian(rate: float, sigma: float) -> None:
-    spending = spending_of(plan_for(rate, 1)(sigma).event())
-    epsilons = [0.0, 0.001, 0.5, 1.0, 2.0, 4.0]
-    exact = [rate * gaussian_delta(sigma, math.log1p(math.expm1(value) / rate)) for value in epsilons]
-    found = privacy_profile(spending, epsilons, 1e-3)  # all of them on the grid, where the rounding is exact
-    assert found == pytest.approx(exact, abs=2e-12, rel=1e-9)
-    assert all(delta >= true for delta, true in zip(found, exact, strict=True))
-
-
-def test_a_profile_of_an_unsampled_gaussian_is_its_closed_form() -> None:
-    spending = spending_of(plan_for(1.0, 4)(2.0).event())
-    assert privacy_profile(spending, [0.0, 1.0, 3.0], 1e-4) == [gaussian_delta(1.0, value) for value in (0.0, 1.0, 3.0)]
-
-
-def test_a_profile_undoes_epsilon() -> None:
-    spending = Spending(private=True, precision=0.04, sampled=((0.02, 1.0, 500), (0.1, 2.0, 30)))
-    deltas = [1e-2, 1e-4, 1e-7]
-    epsilons = [pld_epsilon(spending, delta, 1e-3) for delta in deltas]
-    assert privacy_profile(spending, epsilons, 1e-3) == pytest.approx(deltas, rel=1e-4)
-
-
-def test_a_draw_with_next_to_no_noise_gives_the_record_away_whenever_it_is_drawn() -> None:
-    spending = Spending(private=True, precision=0.0, sampled=((0.001, 1e-3, 2), (0.1, 2.0, 3)))
-    rest = Spending(private=True, precision=0.0, sampled=((0.1, 2.0, 3),))
-    drawn = 1 - 0.999**2
-    found, without = (privacy_profile(each, [0.0, 0.5], 1e-3) for each in (spending, rest))
-    assert found == pytest.approx([drawn + delta for delta in without])
-    barely = Spending(private=True, precision=1e6, sampled=((0.1, 2.0, 3),))
-    assert privacy_profile(barely, [0.0, 50.0], 1e-3) == [1.0, 1.0]
-
-
 # properties
 
 
@@ -417,11 +118,11 @@ def test_a_draw_with_next_to_no_noise_gives_the_record_away_whenever_it_is_drawn
 )
 def test_more_errors_show_less_and_more_certainty_shows_less(count: int, errors: int, other: int, delta: float) -> None:
     errors, other = errors % count, other % (count + 1)
-    better, worse = _errors(errors, other, count), _errors(errors + 1, other, count)
+    better, worse = errors_of(errors, other, count), errors_of(errors + 1, other, count)
     for estimate in (gaussian_mu, partial(_plain, delta)):
         assert estimate(worse, 0.05) <= estimate(better, 0.05)
         assert estimate(better, CERTAIN) <= estimate(better, 0.05)
-        assert estimate(better, 0.05) == estimate(_errors(other, errors, count), 0.05)
+        assert estimate(better, 0.05) == estimate(errors_of(other, errors, count), 0.05)
         assert 0 <= estimate(better, 0.05) < math.inf
 
 
@@ -433,7 +134,7 @@ def test_more_right_guesses_show_more_and_more_certainty_shows_less(
     guesses: int, right: int, idle: int, delta: float
 ) -> None:
     right %= guesses
-    fewer, more = _trial(guesses + idle, guesses, right), _trial(guesses + idle, guesses, right + 1)
+    fewer, more = trial_of(guesses + idle, guesses, right), trial_of(guesses + idle, guesses, right + 1)
     for estimate in (one_run_mu, lambda trial, level: one_run_epsilon(trial, delta, level)):
         assert estimate(fewer, 0.05) <= estimate(more, 0.05)
         assert estimate(more, CERTAIN) <= estimate(more, 0.05)
@@ -452,7 +153,7 @@ def test_what_one_run_refutes_is_everything_below_some_epsilon(
     guesses: int, right: int, idle: int, delta: float, significance: float
 ) -> None:
     """The search relies on it, and the slack of δ alone does not grow with ε."""
-    trial = _trial(guesses + idle, guesses, right % (guesses + 1))
+    trial = trial_of(guesses + idle, guesses, right % (guesses + 1))
     refuted = [one_run_refutes(value, trial, delta, significance) for value in np.linspace(0, 12, 61)]
     assert refuted == sorted(refuted, reverse=True)
 
@@ -466,9 +167,8 @@ def test_all_wrong_or_a_coin_shows_nothing() -> None:
     one_sided = Errors(false_alarms=50, without=50, misses=0, within=50)
     assert gaussian_mu(one_sided, 0.05) == epsilon_from_errors(one_sided, DELTA, 0.05) == 0
     for right in (0, 1, 500):
-        assert (
-            one_run_epsilon(_trial(1000, 1000, right), DELTA, 0.05) == one_run_mu(_trial(1000, 1000, right), 0.05) == 0
-        )
+        trial = trial_of(1000, 1000, right)
+        assert one_run_epsilon(trial, DELTA, 0.05) == one_run_mu(trial, 0.05) == 0
     assert mu_epsilon(0.0, DELTA) == 0
 
 
@@ -520,7 +220,7 @@ def test_every_threshold_lies_under_the_hull_and_equal_scores_stay_together() ->
 
 
 def test_the_best_of_several_trials_is_each_at_its_share() -> None:
-    trials = [_trial(500, 20, 20), _trial(500, 100, 95), _trial(500, 400, 300)]
+    trials = [trial_of(500, 20, 20), trial_of(500, 100, 95), trial_of(500, 400, 300)]
     best = largest_over_trials(trials, one_run_refutes_gaussian, significance=0.05, most=20)
     assert best == pytest.approx(max(one_run_mu(trial, 0.05 / 3) for trial in trials), abs=2e-9)
 
@@ -579,18 +279,18 @@ def test_the_fewest_guesses_are_enough_and_one_less_is_not(claim: float, signifi
         (lambda: Errors(false_alarms=3, without=2, misses=0, within=2), r"false_alarms=3 of without=2"),
         (lambda: Errors(false_alarms=0, without=2, misses=3, within=2), r"misses=3 of within=2"),
         (lambda: Errors.flawless(0), r"of without=0"),
-        (lambda: _trial(10, 11, 5), r"guesses=11 of canaries=10"),
-        (lambda: _trial(10, 5, 6), r"right=6 of guesses=5"),
-        (lambda: _trial(10, 0, 0), r"right=0 of guesses=0"),
+        (lambda: trial_of(10, 11, 5), r"guesses=11 of canaries=10"),
+        (lambda: trial_of(10, 5, 6), r"right=6 of guesses=5"),
+        (lambda: trial_of(10, 0, 0), r"right=0 of guesses=0"),
         (lambda: epsilon_from_errors(Errors.flawless(5), 1.0, 0.05), r"delta=1.0 is not in \[0, 1\)"),
         (lambda: epsilon_from_errors(Errors.flawless(5), 0.1, 1.5), r"significance=1.5"),
         (lambda: gaussian_mu(Errors.flawless(5), -0.1), r"significance="),
         (lambda: mu_epsilon(-1.0, DELTA), r"mu=-1.0"),
-        (lambda: one_run_refutes(-0.1, _trial(10, 5, 5), 0.0, 0.05), r"epsilon=-0.1 is below 0"),
-        (lambda: one_run_refutes(1.0, _trial(10, 5, 5), -0.1, 0.05), r"delta=-0.1"),
-        (lambda: one_run_refutes(1.0, _trial(10, 5, 5), 0.1, 0.0), r"significance=0.0"),
-        (lambda: one_run_refutes_gaussian(-1.0, _trial(10, 5, 5), 0.05), r"mu=-1.0 is below 0"),
-        (lambda: one_run_refutes_gaussian(1.0, _trial(10, 5, 5), 1.0), r"significance=1.0"),
+        (lambda: one_run_refutes(-0.1, trial_of(10, 5, 5), 0.0, 0.05), r"epsilon=-0.1 is below 0"),
+        (lambda: one_run_refutes(1.0, trial_of(10, 5, 5), -0.1, 0.05), r"delta=-0.1"),
+        (lambda: one_run_refutes(1.0, trial_of(10, 5, 5), 0.1, 0.0), r"significance=0.0"),
+        (lambda: one_run_refutes_gaussian(-1.0, trial_of(10, 5, 5), 0.05), r"mu=-1.0 is below 0"),
+        (lambda: one_run_refutes_gaussian(1.0, trial_of(10, 5, 5), 1.0), r"significance=1.0"),
         (lambda: profile_curve([], []), r"0 epsilons and 0 deltas"),
         (lambda: profile_curve([1.0], [0.1, 0.2]), r"1 epsilons and 2 deltas"),
         (lambda: profile_curve([-1.0], [0.1]), r"epsilon in \[0, 700\]"),
@@ -607,14 +307,6 @@ def test_the_fewest_guesses_are_enough_and_one_less_is_not(claim: float, signifi
 def test_senseless_input_is_refused_by_name(call: Callable[[], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()
-
-
-def _errors(alarms: int, misses: int, count: int) -> Errors:
-    return Errors(false_alarms=alarms, without=count, misses=misses, within=count)
-
-
-def _trial(canaries: int, guesses: int, right: int) -> Trial:
-    return Trial(canaries=canaries, guesses=guesses, right=right)
 
 
 def _plain(delta: float, errors: Errors, significance: float) -> float:

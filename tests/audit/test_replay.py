@@ -29,7 +29,8 @@ from adadpigu import bounding
 from adadpigu.accounting import epsilon
 from adadpigu.audit.adversarial import EDGE, Record, adversarial_records
 from adadpigu.audit.coins import FrozenChance
-from adadpigu.audit.replay import REMOVED, Recording, ReplayResult, audit_replay, replay, replay_edge
+from adadpigu.audit.neighbours import REMOVED, Recording, ReplayResult, replay, replay_edge
+from adadpigu.audit.replay import audit_replay
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.bounding import BoundedSum
 from adadpigu.config import merge, read_preset
@@ -80,9 +81,9 @@ def on_neighbour(name: str, method: Method, option: Option = PLAIN, **training: 
         (before.empty_batch_skipped, DPSGD(), PLAIN, "zero", "4 draws were asked for, 3 released"),
         (plants.importance_from_unnoised, MASKED, PLAIN, REMOVED, "another active"),
         (plants.statistics_from_unnoised, MOVING, PLAIN, REMOVED, "another center"),
-        (plants.drawn_divisor, DPSGD(), PLAIN, "zero", r"draw 1: 1\.bias is another on the neighbour"),
-        (plants.length_divisor, DPSGD(), PLAIN, REMOVED, r"draw 1: 1\.bias is another on the neighbour"),
-        (plants.gradient_left_behind, DPSGD(), PLAIN, REMOVED, r"draw 1: 1\.bias\.grad is another on the neighbour"),
+        (plants.drawn_divisor, DPSGD(), PLAIN, "zero", r"draw 1: '1\.bias' of the model is another"),
+        (plants.length_divisor, DPSGD(), PLAIN, REMOVED, r"draw 1: '1\.bias' of the model is another"),
+        (plants.gradient_left_behind, DPSGD(), PLAIN, REMOVED, r"draw 1: '1\.bias\.grad' of the model is another"),
         (plants.mask_moved_after_noise, UNFREEZING, PLAIN, REMOVED, "were released without noise"),
         (plants.frozen_without_noise, MASKED, PLAIN, EDGE, "something on frozen coordinates"),
     ],
@@ -126,7 +127,7 @@ def test_replay_catches_an_un_noised_gradient_that_an_optimiser_picks_up(monkeyp
     monkeypatch.setattr(GaussianMechanism, "release", spied)
     monkeypatch.setattr(MaskedOptimiser, "step", heavier)
     found = on_neighbour(REMOVED, DPSGD())
-    assert "1.bias is another on the neighbour, after the same releases" in found.breaches[0]
+    assert "'1.bias' of the model is another on the neighbour, after the same releases" in found.breaches[0]
     assert found.exposed
 
 
@@ -145,7 +146,7 @@ def test_replay_looks_at_the_last_step_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(GaussianMechanism, "release", spied)
     monkeypatch.setattr("adadpigu.training.loop.Session._keep_weights", kept)
     found = on_neighbour("duplicated", DPSGD(), ema=0.9)
-    assert [breach for breach in found.breaches if "the model that is kept has another" in breach]
+    assert [breach for breach in found.breaches if "of the model that is kept is another" in breach]
 
 
 def test_replay_catches_a_run_that_stops_because_of_what_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,8 +387,7 @@ def test_what_no_noise_covers_has_no_epsilon() -> None:
     assert not found.passed
     assert math.isinf(found.epsilon_lower)
     assert found.to_json()["epsilon_lower"] is None
-    assert any("is another on the neighbour, after the same releases" in finding for finding in found.findings)
-    assert any("removed" in finding for finding in found.findings)
+    assert "of the model is another on the neighbour, after the same releases (record: huge, " in found.findings[0]
 
 
 def test_findings_about_the_claim_are_passed_on() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.coins import RecordedCoins
-from adadpigu.audit.replay import replay
+from adadpigu.audit.neighbours import replay
 from adadpigu.audit.tapes import Recorder
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, PrivacyLineError

@@ -12,7 +12,7 @@ from torch import nn
 from adadpigu.accounting import epsilon
 from adadpigu.accounting.events import compose, draw_event
 from adadpigu.audit.coins import RecordedCoins
-from adadpigu.audit.replay import replay
+from adadpigu.audit.neighbours import replay
 from adadpigu.audit.tapes import Recorder
 from adadpigu.bounding import ClippedSum, GradientSum, RecordSum
 from adadpigu.data import DataSet, TensorRecords

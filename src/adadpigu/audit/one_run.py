@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.canaries import Canaries
+from adadpigu.audit.curves import claim_curve
 from adadpigu.audit.estimators import (
     Trial,
-    claim_curve,
     fewest_guesses,
     mu_epsilon,
     one_run_epsilon,
@@ -132,6 +132,7 @@ def audit_one_run(
             "canaries": canaries,
             "guesses_a_side": guesses,
             "right": trial.right,
+            "epsilon_reach_certain": _reach(trial, subject.delta),
             "epsilon_lower_any": one_run_epsilon(trial, subject.delta, 1 - confidence),
         },
         draw=lambda figure: _draw(figure, flipped, guesses),
@@ -148,6 +149,11 @@ def guessed(scores: Tensor, present: Tensor, a_side: int) -> Trial:
     order = mixed[torch.argsort(scores[mixed], descending=True)]
     right = int(present[order[:a_side]].sum()) + int((~present[order[-a_side:]]).sum())
     return Trial(canaries=len(scores), guesses=2 * a_side, right=right)
+
+
+def _reach(trial: Trial, delta: float) -> float:
+    """The ε that as many guesses could have shown at confidence 1 − 1e-6, had all been right: an audit's limit."""
+    return mu_epsilon(one_run_mu(Trial.flawless(trial.canaries, trial.guesses), REFUTING), delta)
 
 
 def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> float:

@@ -1,195 +1,33 @@
-"""Record and replay: does any input of the noise change by more than its declared sensitivity when one record changes?
+"""The replay audit: does any input of the noise change by more than its declared sensitivity when one record changes?
 
-A run on D records every bounded sum and every release. It is replayed on neighbours D′ = D ± one record: the mechanism
-hands out the *recorded* releases, the chance that common records meet is the same, and the record that differs is in
-every batch. Then the call sequence and everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity at every
-call. Deterministic, and it takes seconds.
-
-The tape holds sensitive values in memory: recording is a diagnostic, and a run under it says so.
+The subject's own run, cut to a few public records (or stand-ins) and steps, is recorded and played again on neighbours
+with a hostile record more or an ordinary one less (`neighbours`). Deterministic, and it takes seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
-
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from adadpigu.accounting import Plan, epsilon
-from adadpigu.audit.adversarial import EDGE, Edge, Record, Unchecked, adversarial_records, held
-from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
+from adadpigu.audit.adversarial import EDGE, held
+from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Attach, Subject
-from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Player, Recorder, public_state
-from adadpigu.bounding import Query
+from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import AdaDPIGUError, InputError, ModelError
-from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.errors import InputError, ModelError
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.train import train_prepared
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REMOVED = "removed"
-"""the neighbour that has an ordinary record less"""
 _POPULATION, _SHARE = 96, 1 / 3
 """records that an audited run is cut to, and how many of them are in a batch"""
-_EMPTY = frozenset({1})
-"""draws of D that take nobody"""
 _MOST_SHOWN = 10.0
 """where bars of the figure end"""
-
-
-class PrepareOn(Protocol):
-    """Makes a run ready on a data set, with a model initialised alike and the same seed every time."""
-
-    def __call__(self, data: DataSet, attach: Attach | None = None) -> Preparation: ...
-
-
-@dataclass(frozen=True)
-class ReplayResult:
-    """What a replay found, what was wrong with the recording included.
-
-    Clean: no breach, and `largest` ≤ 1 up to rounding.
-    """
-
-    draws: int
-    largest: float
-    breaches: tuple[str, ...]
-    effects: tuple[float, ...] = ()
-    """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
-    exposed: bool = False
-    """whether something differs that no noise covers"""
-
-
-class Recording:
-    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes."""
-
-    def __init__(
-        self,
-        prepare_on: Callable[[DataSet], Preparation],
-        data: DataSet,
-        *,
-        randomness: Randomness | None = None,
-        share: float | None = None,
-        empty: frozenset[int] = frozenset(),
-        aim: Callable[[Sequence[Query]], None] | None = None,
-    ) -> None:
-        """`share` and `empty` say who is drawn, instead of q; `aim` is told what a neighbour's run is about to ask."""
-        self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
-        inner = ReproducibleRandomness(0) if randomness is None else randomness
-        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty)
-        ready = prepare_on(data)
-        self._tape = Recorder(partial(public_state, ready.model, ready.front))
-        with self._coins.chance:
-            train_prepared(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
-
-    @property
-    def breaches(self) -> tuple[str, ...]:
-        """What was wrong with the run on D by itself."""
-        return (*self._tape.breaches, *self._tape.bare())
-
-    def with_record(self, record: Record) -> ReplayResult:
-        """The replay with one record more; no check of input sees it."""
-        return self._play(Unchecked(self._records, record), removed=None)
-
-    def without_last(self) -> ReplayResult:
-        """The replay without the last record."""
-        records = TensorRecords(self._records.inputs[:-1], self._records.targets[:-1], name=self._records.name)
-        return self._play(records, removed=len(records))
-
-    def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
-        ready = self._prepare_on(replace(self._data, train=records))
-        if isinstance(records, Unchecked):
-            records.show()
-        player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
-        coins = NeighbourCoins(self._coins, removed)
-        try:
-            with coins.chance if self._coins.chance.used else contextlib.nullcontext():
-                train_prepared(ready, randomness=coins, observers=[player], tape=player)
-            player.finish()
-        except ReplayError as breach:
-            player.expose(str(breach))
-        except AdaDPIGUError as error:
-            player.expose(f"the neighbour's run ends where the recorded one goes on: {error}")
-        return ReplayResult(
-            draws=len(self._tape.calls),
-            largest=player.largest,
-            breaches=self.breaches + tuple(player.breaches),
-            effects=tuple(player.effects),
-            exposed=player.exposed or bool(self.breaches),
-        )
-
-
-def replay(
-    prepare_on: Callable[[DataSet], Preparation],
-    data: DataSet,
-    *,
-    removed: int | None = None,
-    added: Record | None = None,
-    seed: int = 0,
-) -> ReplayResult:
-    """Records a run on `data` and replays it without record `removed`, or with one record `added`.
-
-    `prepare_on` makes the run ready on either data set, with a model initialised alike and the same seed both times.
-    """
-    if (removed is None) == (added is None):
-        raise InputError("replay takes exactly one of removed and added")
-    if removed is not None:
-        data = _with_last(data, removed)
-    recording = Recording(prepare_on, data, randomness=ReproducibleRandomness(seed))
-    return recording.without_last() if added is None else recording.with_record(added)
-
-
-def _with_last(data: DataSet, position: int) -> DataSet:
-    """The same records, with one of them at the end."""
-    records = held(data)
-    order = torch.arange(len(records))
-    order = torch.cat([order[order != position], order[position : position + 1]])
-    return replace(data, train=TensorRecords(*records.take(order), name=records.name))
-
-
-def replay_all(
-    prepare_on: PrepareOn,
-    data: DataSet,
-    *,
-    records: Mapping[str, Record] | None = None,
-    randomness: Callable[[], Randomness] | None = None,
-    share: float | None = None,
-    progress: Progress | None = None,
-) -> dict[str, ReplayResult]:
-    """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
-
-    `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
-    is alone there; `share` chooses who else is drawn.
-    """
-    fresh = randomness or partial(ReproducibleRandomness, 0)
-    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY)
-    records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
-    for name in (*records, REMOVED):
-        found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
-        if progress is not None:
-            progress(len(found), len(records) + 1)
-    return found
-
-
-def replay_edge(
-    prepare_on: PrepareOn,
-    data: DataSet,
-    *,
-    randomness: Callable[[], Randomness] | None = None,
-    share: float | None = None,
-) -> ReplayResult:
-    """The same with a dummy block beside the model, and a record at the mask's edge."""
-    edge, fresh = Edge(), randomness or partial(ReproducibleRandomness, 0)
-    attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, aim=edge.aim)
-    return recording.with_record(edge.record(data))
 
 
 def audit_replay(
@@ -302,7 +140,8 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
     for name, result in found.items():
         for breach in result.breaches[:1]:
             by_breach.setdefault(breach, []).append(name)
-    return [f"{breach} (record: {', '.join(names)})" for breach, names in by_breach.items()]
+    told = {breach: ", ".join(names) if len(names) < len(found) else "any" for breach, names in by_breach.items()}
+    return [f"{breach} (record: {names})" for breach, names in told.items()]
 
 
 def _details(found: Mapping[str, ReplayResult], *, records: int, steps: int) -> dict[str, object]:

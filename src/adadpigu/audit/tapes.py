@@ -241,7 +241,7 @@ class Player:
     def end(self, run: Run) -> None:
         self._compare_told(_outcome(run))
         if (key := differing(self._recorded.kept, public_state(run.model))) is not None:
-            self.expose(f"the model that is kept has another {key} on the neighbour, after the same releases")
+            self.expose(f"{key!r} of the model that is kept is another on the neighbour, after the same releases")
 
     def finish(self) -> None:
         """To be called after the run: everything recorded must have been asked for again."""
@@ -256,7 +256,9 @@ class Player:
     def _compare_asked(self, position: int, queries: Sequence[Query]) -> None:
         state = {} if self._state is None else self._state()
         if (key := differing(self._recorded.states[position], state)) is not None:
-            raise ReplayError(f"draw {position}: {key} is another on the neighbour, after the same releases")
+            raise ReplayError(
+                f"draw {position}: {key!r} of the model is another on the neighbour, after the same releases"
+            )
         before, now = self._recorded.asked_for[position], [(_plain(query), _tensors(query)) for query in queries]
         if [plain for plain, _ in before] != [plain for plain, _ in now]:
             raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")

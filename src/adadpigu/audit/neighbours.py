@@ -1,0 +1,196 @@
+"""Runs on neighbouring data sets: one on D is recorded, and played again on D′ = D ± one record.
+
+The mechanism hands out the *recorded* releases, the chance that common records meet is the same, and the record that
+differs is in every batch. Then the call sequence and everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity
+at every call. Deterministic. The tape holds sensitive values in memory, and a run under it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records, held
+from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
+from adadpigu.audit.result import Progress
+from adadpigu.audit.subject import Attach
+from adadpigu.audit.tapes import Player, Recorder, public_state
+from adadpigu.bounding import Query
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import AdaDPIGUError, InputError
+from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.train import train_prepared
+
+REMOVED = "removed"
+"""the neighbour that has an ordinary record less"""
+_EMPTY = frozenset({1})
+"""draws of D that take nobody"""
+
+
+class PrepareOn(Protocol):
+    """Makes a run ready on a data set, with a model initialised alike and the same seed every time."""
+
+    def __call__(self, data: DataSet, attach: Attach | None = None) -> Preparation: ...
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found, what was wrong with the recording included.
+
+    Clean: no breach, and `largest` ≤ 1 up to rounding.
+    """
+
+    draws: int
+    largest: float
+    breaches: tuple[str, ...]
+    effects: tuple[float, ...] = ()
+    """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
+    exposed: bool = False
+    """whether something differs that no noise covers"""
+
+
+class Recording:
+    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes."""
+
+    def __init__(
+        self,
+        prepare_on: Callable[[DataSet], Preparation],
+        data: DataSet,
+        *,
+        randomness: Randomness | None = None,
+        share: float | None = None,
+        empty: frozenset[int] = frozenset(),
+        aim: Callable[[Sequence[Query]], None] | None = None,
+    ) -> None:
+        """`share` and `empty` say who is drawn, instead of q; `aim` is told what a neighbour's run is about to ask."""
+        self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
+        inner = ReproducibleRandomness(0) if randomness is None else randomness
+        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty)
+        ready = prepare_on(data)
+        self._tape = Recorder(partial(public_state, ready.model, ready.front))
+        with self._coins.chance, _in_order(ready.device):
+            train_prepared(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
+
+    @property
+    def breaches(self) -> tuple[str, ...]:
+        """What was wrong with the run on D by itself."""
+        return (*self._tape.breaches, *self._tape.bare())
+
+    def with_record(self, record: Record) -> ReplayResult:
+        """The replay with one record more; no check of input sees it."""
+        return self._play(Unchecked(self._records, record), removed=None)
+
+    def without_last(self) -> ReplayResult:
+        """The replay without the last record."""
+        records = TensorRecords(self._records.inputs[:-1], self._records.targets[:-1], name=self._records.name)
+        return self._play(records, removed=len(records))
+
+    def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
+        ready = self._prepare_on(replace(self._data, train=records))
+        if isinstance(records, Unchecked):
+            records.show()
+        player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
+        coins = NeighbourCoins(self._coins, removed)
+        try:
+            frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
+            with frozen, _in_order(ready.device):
+                train_prepared(ready, randomness=coins, observers=[player], tape=player)
+            player.finish()
+        except ReplayError as breach:
+            player.expose(str(breach))
+        except AdaDPIGUError as error:
+            player.expose(f"the neighbour's run ends where the recorded one goes on: {error}")
+        return ReplayResult(
+            draws=len(self._tape.calls),
+            largest=player.largest,
+            breaches=self.breaches + tuple(player.breaches),
+            effects=tuple(player.effects),
+            exposed=player.exposed or bool(self.breaches),
+        )
+
+
+@contextlib.contextmanager
+def _in_order(device: torch.device) -> Iterator[None]:
+    """Has a GPU add in a fixed order, where it otherwise adds in any: what is public is compared bit by bit."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*deterministic")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def replay(
+    prepare_on: Callable[[DataSet], Preparation],
+    data: DataSet,
+    *,
+    removed: int | None = None,
+    added: Record | None = None,
+    seed: int = 0,
+) -> ReplayResult:
+    """Records a run on `data` and replays it without record `removed`, or with one record `added`.
+
+    `prepare_on` makes the run ready on either data set, with a model initialised alike and the same seed both times.
+    """
+    if (removed is None) == (added is None):
+        raise InputError("replay takes exactly one of removed and added")
+    if removed is not None:
+        data = _with_last(data, removed)
+    recording = Recording(prepare_on, data, randomness=ReproducibleRandomness(seed))
+    return recording.without_last() if added is None else recording.with_record(added)
+
+
+def _with_last(data: DataSet, position: int) -> DataSet:
+    """The same records, with one of them at the end."""
+    records = held(data)
+    order = torch.arange(len(records))
+    order = torch.cat([order[order != position], order[position : position + 1]])
+    return replace(data, train=TensorRecords(*records.take(order), name=records.name))
+
+
+def replay_all(
+    prepare_on: PrepareOn,
+    data: DataSet,
+    *,
+    records: Mapping[str, Record] | None = None,
+    randomness: Callable[[], Randomness] | None = None,
+    share: float | None = None,
+    progress: Progress | None = None,
+) -> dict[str, ReplayResult]:
+    """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
+
+    `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
+    is alone there; `share` chooses who else is drawn.
+    """
+    fresh = randomness or partial(ReproducibleRandomness, 0)
+    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY)
+    records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
+    for name in (*records, REMOVED):
+        found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
+        if progress is not None:
+            progress(len(found), len(records) + 1)
+    return found
+
+
+def replay_edge(
+    prepare_on: PrepareOn,
+    data: DataSet,
+    *,
+    randomness: Callable[[], Randomness] | None = None,
+    share: float | None = None,
+) -> ReplayResult:
+    """The same with a dummy block beside the model, and a record at the mask's edge."""
+    edge, fresh = Edge(), randomness or partial(ReproducibleRandomness, 0)
+    attached = partial(prepare_on, attach=edge.attach)
+    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, aim=edge.aim)
+    return recording.with_record(edge.record(data))
