@@ -35,7 +35,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
 
 # pip-audit has an environment of its own, unpinned: the newest knows most. Exit 1: vulnerable, 2: not looked up (.ci/audit_dependencies.py).
 audit-dependencies:

@@ -24,8 +24,14 @@ def sync_folder(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file or none of it."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a whole file or none of it; a link of that name is replaced, not followed."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.unlink(missing_ok=True)
+    part.write_bytes(content)
     sync(part)
     part.replace(path)
     sync_folder(path.parent)

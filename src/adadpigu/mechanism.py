@@ -120,7 +120,7 @@ def _refuse_sensitive_closure(function: Callable[[Tensor], Tensor]) -> None:
 
 
 class Tape(Protocol):
-    """Sits between the bounded sums and the noise (facts of record and replay: `adadpigu.audit.replay`)."""
+    """Sits between the bounded sums and the noise (facts of record and replay: `adadpigu.audit.tapes`)."""
 
     def asked(self, queries: Sequence[Query]) -> None:
         """Called with what a draw is charged for, before its coins are tossed and a record is looked at."""

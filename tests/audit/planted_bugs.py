@@ -31,7 +31,7 @@ from adadpigu.config import merge, read_preset
 
 PAGE = "planted-bugs.md"
 
-LISTED = (
+KNOWN = (
     "importance from un-noised gradients",
     "α, β from un-noised gradients",
     "noise added to the mean but scaled for the sum",
@@ -56,6 +56,11 @@ LISTED = (
     "σ 5 % low",
 )
 """what has to be planted, whatever else is"""
+
+FURTHER = ("too little noise on one tensor",)
+"""what audits once passed, and do not any more"""
+
+LISTED = KNOWN + FURTHER
 
 AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
     "white-box": lambda subject: audit_white_box(subject, observations=3000),
@@ -251,6 +256,12 @@ BUGS: tuple[Bug, ...] = (
         name="σ 5 % low",
         does="noise has 0.95 of the standard deviation that is charged",
         plant=plants.low_sigma,
+        caught_by="noise",
+    ),
+    Bug(
+        name="too little noise on one tensor",
+        does="the last bias, 10 of 4,810 coordinates, gets a tenth of the noise that is charged",
+        plant=plants.low_on_one_tensor,
         caught_by="noise",
     ),
 )

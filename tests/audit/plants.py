@@ -186,6 +186,19 @@ def low_sigma() -> AbstractContextManager[None]:
     return _noise(lambda heard, own, count: own.normal(count) * 0.95)
 
 
+def low_on_one_tensor() -> AbstractContextManager[None]:
+    """A tenth of the noise on the last tensor, which is a bias."""
+
+    def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
+        assert heard.layout is not None
+        noise, last = own.normal(count), heard.layout.slots[-1]
+        if count == heard.layout.size:
+            noise[last.start : last.stop] *= 0.1
+        return noise
+
+    return _noise(made)
+
+
 def one_key_for_all_tensors() -> AbstractContextManager[None]:
     def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
         assert heard.layout is not None

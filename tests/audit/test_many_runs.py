@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from adadpigu.audit import many_runs
-from adadpigu.audit.figures import save_figure
-from adadpigu.audit.many_runs import LoneCanary, WeightCanary, Worlds, audit_many_runs
+from adadpigu.audit.figures import picture
+from adadpigu.audit.many_runs import LoneCanary, WeightCanary, Worlds, audit_many_runs, choose
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.bounding import GradientSum
@@ -55,7 +55,7 @@ def shown(canary: LoneCanary, query: GradientSum, x: float) -> None:
     canary.observe(value, None if query.active is None else query.active[-canary.coordinates :])
 
 
-def test_a_run_is_scored_by_the_likelihood_ratio_of_what_its_active_coordinate_shows() -> None:
+def test_a_run_is_scored_by_ratio_sum_and_maximum_of_what_its_active_coordinate_shows() -> None:
     canary = LoneCanary(sample_rate=0.3, noise_multiplier=0.8)
     active = torch.zeros(100 + canary.coordinates, dtype=torch.bool)
     active[100 + 7] = True
@@ -70,10 +70,12 @@ def test_a_run_is_scored_by_the_likelihood_ratio_of_what_its_active_coordinate_s
         return math.log(within / norm.pdf(x, 0, sigma))
 
     expected = ratio(1.4, 0.8) + ratio(-0.6, 0.8) + ratio(0.2, 0.8 / math.sqrt(0.9))
-    assert canary.score == pytest.approx(expected, rel=1e-12)
+    assert canary.ratio == pytest.approx(expected, rel=1e-12)
+    assert canary.total == pytest.approx(1.4 - 0.6 + 0.2)
+    assert canary.largest == 1.4
     assert canary.looks == 3
     canary.begin(True)
-    assert canary.score == 0.0
+    assert (canary.ratio, canary.total, canary.largest) == (0.0, 0.0, -math.inf)
 
 
 def test_the_canary_is_sampled_as_a_record_in_one_world_and_never_in_the_other() -> None:
@@ -96,30 +98,40 @@ def plain() -> AuditResult:
     return audit_many_runs(subject(), runs=RUNS)
 
 
-def mu_of(made: Subject) -> float:
-    """√T/σ: how far the worlds are apart at q = 1, less what another release of the same batch has used up."""
-    mu = math.sqrt(made.plan.steps) / made.noise_multiplier
+def sigma_of(made: Subject) -> float:
+    """Of what a canary shows in a step at q = 1, more where another release of the same batch has used up a share."""
     if made.config.method != "quantile":
-        return mu
+        return made.noise_multiplier
     assert made.config.batch_size is not None
-    return mu * math.sqrt(1 - (made.noise_multiplier / (2 * made.config.batch_size / 20)) ** 2)
+    return made.noise_multiplier / math.sqrt(1 - (made.noise_multiplier / (2 * made.config.batch_size / 20)) ** 2)
+
+
+def above(details: Mapping[str, Any], steps: int, sigma: float, shown: float) -> float:
+    """The chance that a run's score is above the threshold where each of its steps shows N(shown, σ²), at q = 1."""
+    threshold = details["threshold"]
+    if details["score"].startswith("most"):
+        return float(1 - norm.cdf((threshold - shown) / sigma) ** steps)
+    if details["score"].startswith("log"):  # Σ (x − ½)/σ²
+        threshold = threshold * sigma**2 + steps / 2
+    return float(norm.sf((threshold - steps * shown) / (sigma * math.sqrt(steps))))
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "adadpigu", "quantile"])
 def test_the_worlds_differ_as_two_gaussians_where_every_record_is_in_every_batch(
     method: str, plain: AuditResult
 ) -> None:
-    """At q = 1 the score of T steps is N(±μ²/2, μ²).
+    """At q = 1 a step shows N(1, σ²) or N(0, σ²): whatever the pilots chose, errors are binomial with a known rate.
 
-    False alarms of all three methods together below 1e-6: both error counts and both means, at 8e-8 each.
+    False alarms of all three methods together below 1e-6: both error counts, at 1.2e-7 each.
     """
     result = plain if method == "dpsgd" else audit_many_runs(subject(method), runs=RUNS)
-    details, mu = result.details, mu_of(subject(method))
-    for errors in (details["false_alarms"], details["misses"]):
-        below, above = binom.cdf(errors, RUNS, norm.cdf(-mu / 2)), binom.sf(errors - 1, RUNS, norm.cdf(-mu / 2))
-        assert min(below, above) > 4e-8
-    for mean, expected in ((details["mean_within"], mu**2 / 2), (details["mean_without"], -(mu**2) / 2)):
-        assert abs(mean - expected) < norm.isf(4e-8) * mu / math.sqrt(RUNS)
+    details, made = result.details, subject(method)
+    wrong = {
+        "false_alarms": above(details, made.plan.steps, sigma_of(made), 0.0),
+        "misses": 1 - above(details, made.plan.steps, sigma_of(made), 1.0),
+    }
+    for name, rate in wrong.items():
+        assert min(binom.cdf(details[name], RUNS, rate), binom.sf(details[name] - 1, RUNS, rate)) > 6e-8
     assert result.passed
     assert result.observations == RUNS
 
@@ -135,15 +147,78 @@ def test_too_little_noise_is_refuted(sees: Any) -> None:
     assert not result.passed
 
 
-def test_the_canary_is_drawn_as_often_as_a_record() -> None:
+def test_the_canary_is_drawn_as_often_as_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """At q = ½ and with next to no noise, what a run shows is in how many of its 4 batches the canary was.
 
-    The score is above 0 from 2 on, so that misses are Bin(30, 5/16): false alarms below 1e-6.
+    The sum is above 1.5 from 2 on, so that misses are Bin(30, 5/16): false alarms below 1e-6.
     """
+    monkeypatch.setattr(many_runs, "choose", lambda within, without: (1, 1.5))
     details = audit_many_runs(lying(subject(sample_rate=0.5)), runs=30).details
     assert details["false_alarms"] == 0
     below, above = binom.cdf(details["misses"], 30, 5 / 16), binom.sf(details["misses"] - 1, 30, 5 / 16)
     assert min(below, above) > 5e-7
+
+
+def test_runs_without_noise_are_refuted_where_a_record_is_in_few_batches() -> None:
+    """At q = 0.2 and T = 30 a run is missed if the canary was never drawn, with 0.8^30 = 0.0012.
+
+    The refutation takes fewer than 6 misses of 60, and a threshold above one draw takes pilots of 10 and more in the
+    mean: together below 1e-6.
+    """
+    made = subject(epsilon=1.0, steps=30, sample_rate=0.2)
+    bare = replace(made, config=replace(made.config, noise_multiplier=made.noise_multiplier * 1e-9))
+    result = audit_many_runs(bare, runs=60)
+    assert not result.passed
+    assert result.epsilon_certain > 1.0
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e-6, 0.0])
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_runs_as_the_command_makes_them_are_told_apart_without_noise_and_not_refuted_with_it(
+    epsilon: float, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """q = 0.1, T = 60, the releases from numpy with a fixed seed.
+
+    At ε = 8 the likelihood ratio of the claimed noise takes a bare draw for noise: 0.5/σ² + log q is below 0.
+    """
+    made, random = subject(epsilon=epsilon, steps=60, sample_rate=0.1), np.random.default_rng(0)
+
+    def runner(_: Subject, canary: LoneCanary, sees: str) -> Callable[[bool], list[float]]:
+        def once(present: bool) -> list[float]:
+            canary.begin(present)
+            drawn = (random.random(60) < 0.1) & present
+            for x in drawn + noise * made.noise_multiplier * random.normal(size=60):
+                canary.observe(torch.full((canary.coordinates,), x, dtype=torch.float64), None)
+            return [canary.ratio, canary.total, canary.largest]
+
+        return once
+
+    monkeypatch.setattr(many_runs, "_runner", runner)
+    result = audit_many_runs(made, runs=60)
+    if noise == 1.0:
+        assert result.passed
+    else:
+        assert result.details["false_alarms"] == 0
+        assert result.details["misses"] <= 2
+        assert result.passed == (epsilon == 8.0)  # 60 runs show no more than 1.3
+
+
+def test_the_score_that_tells_the_pilots_apart_best_is_chosen_with_a_threshold_between_them() -> None:
+    """Of the two with a gap of 4, the second spreads less; the first world spreads three times as much there."""
+    within = np.array([[0.0, 9.0, 4.3], [1.0, 1.0, 3.7]])
+    without = np.array([[0.0, 3.0, 0.1], [1.0, -1.0, -0.1]])
+    assert choose(within, without) == pytest.approx((2, 1.0))
+
+
+def test_a_threshold_keeps_its_distance_from_a_world_that_does_not_spread() -> None:
+    assert choose(np.array([[4.0], [6.0]]), np.zeros((2, 1))) == pytest.approx((0, 0.5))
+    assert choose(np.full((2, 1), 5.0), np.zeros((2, 1))) == (0, 2.5)
+
+
+def test_pilots_that_are_no_numbers_choose_nothing() -> None:
+    within = np.array([[np.nan, 1.0], [np.inf, 2.0], [3.0, 3.0]])
+    assert choose(within, np.zeros((3, 2))) == pytest.approx((1, 0.2))
+    assert choose(within[:, :1], np.zeros((3, 1))) is None
 
 
 def test_the_audit_says_what_it_could_have_shown_and_what_a_refutation_takes(plain: AuditResult) -> None:
@@ -169,37 +244,75 @@ def test_every_run_starts_from_the_same_weights_with_the_worlds_in_turns(monkeyp
     seen: list[tuple[int, int]] = []
     audit_many_runs(subject(), runs=21, progress=lambda done, total: seen.append((done, total)))
     assert all(torch.equal(start, starts[0]) for start in starts)
-    assert worlds == [True, False] * 21
-    assert seen == [(done, 42) for done in range(1, 43)]
+    assert worlds == [True, False] * 31
+    assert seen == [(done, 62) for done in range(1, 63)]
 
 
-def told(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float], looks: int = 1) -> None:
-    """Instead of training, runs have these scores."""
+def told(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float], looks: int = 1, broken: int = 0) -> None:
+    """Instead of training, runs have these scores, each as all of its scores."""
     scores = iter(scores)
 
-    def runner(_: Subject, canary: LoneCanary, sees: str) -> Callable[[bool], float]:
-        canary.looks = looks
-        return lambda present: next(scores)
+    def runner(_: Subject, canary: LoneCanary, sees: str) -> Callable[[bool], list[float]]:
+        canary.looks, canary.broken = looks, broken
+        return lambda present: [next(scores)] * (3 if sees == "releases" else 1)
 
     monkeypatch.setattr(many_runs, "_runner", runner)
 
 
-def test_the_threshold_on_weights_is_chosen_on_runs_that_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sees", ["releases", "model"])
+def test_the_threshold_is_chosen_on_runs_that_are_not_counted(sees: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pilots at 5 and 1 set it to 3; all later runs are below."""
     told(monkeypatch, [*[5.0, 1.0] * 10, *[2.5, 2.0] * 21])
-    details = audit_many_runs(subject(), runs=21, sees="model").details
+    details = audit_many_runs(subject(), runs=21, sees=sees).details
     assert details["threshold"] == 3.0
     assert (details["false_alarms"], details["misses"]) == (0, 21)
 
 
-def test_a_score_that_is_no_number_is_never_counted_as_told_apart() -> None:
-    nothing = np.array([np.nan, np.nan, 1.0])
+def test_a_score_that_is_no_number_is_an_error_in_either_world() -> None:
+    nothing = np.array([np.nan, np.inf, 1.0])
     errors = Worlds(within=nothing, without=nothing, threshold=0.0).errors()
-    assert (errors.misses, errors.false_alarms) == (2, 1)
+    assert (errors.misses, errors.false_alarms) == (2, 3)
+
+
+@pytest.mark.parametrize("sees", ["releases", "model"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
+    sees: Any, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(monkeypatch, [value] * 62, broken=7)
+    result = audit_many_runs(subject(), runs=21, sees=sees)
+    assert not result.passed
+    assert any("7 releases hold numbers that are not finite" in finding for finding in result.findings)
+    assert (result.epsilon_lower, result.details["mean_within"]) == (0.0, None)
+    json.dumps(result.to_json(), allow_nan=False)
+    json.dumps(dict(result.details), allow_nan=False)
+    assert picture(result).startswith(b"\x89PNG")
+
+
+def test_every_release_that_is_not_finite_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One coordinate of the model, of the first release of each run: not the canary's."""
+    seen = LoneCanary.record
+
+    def spoilt(self: LoneCanary, sums: Any, releases: dict[str, Any]) -> None:
+        def with_nan(value: Tensor) -> Tensor:
+            return torch.cat([torch.full((1,), math.nan), value[1:]])
+
+        seen(self, sums, {name: release.map(with_nan) for name, release in releases.items()})
+
+    monkeypatch.setattr(LoneCanary, "record", spoilt)
+    result = audit_many_runs(subject(), runs=21)
+    assert result.details["releases_not_finite"] == 2 * 31 * subject().plan.steps
+    assert not result.passed
+
+
+def test_runs_that_diverge_after_finite_releases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, [math.nan] * 62)
+    with pytest.raises(InputError, match="not finite"):
+        audit_many_runs(subject(), runs=21, sees="model")
 
 
 def test_a_block_that_is_frozen_throughout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, [0.0] * 42, looks=0)
+    told(monkeypatch, [0.0] * 62, looks=0)
     with pytest.raises(InputError, match="froze the whole dummy block"):
         audit_many_runs(subject(), runs=21)
 
@@ -219,17 +332,17 @@ def test_bad_input_is_refused_with_what_is_allowed(options: dict[str, Any], said
 
 
 def test_findings_about_the_claim_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, [0.0] * 42)
+    told(monkeypatch, [0.0] * 62)
     result = audit_many_runs(replace(subject(), findings=("the ledger is damaged",)), runs=21)
     assert not result.passed
 
 
-def test_the_figure_shows_every_run_and_the_threshold(plain: AuditResult, tmp_path: Path) -> None:
+def test_the_figure_shows_every_run_and_the_threshold(plain: AuditResult) -> None:
     assert plain.draw is not None
     figure = Figure()
     plain.draw(figure)
     heights = [bar.get_height() for bar in figure.axes[0].patches]  # type: ignore[attr-defined]
     assert sum(heights) == 2 * RUNS
-    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[0.0, 0.0]]  # type: ignore[arg-type]
-    save_figure(plain, tmp_path / "many-runs.png")
-    assert (tmp_path / "many-runs.png").stat().st_size > 10_000
+    marked = [list(line.get_xdata()) for line in figure.axes[0].lines]  # type: ignore[arg-type]
+    assert marked == [[plain.details["threshold"]] * 2]
+    assert len(picture(plain)) > 10_000

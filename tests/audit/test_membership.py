@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,26 @@ from torch.utils.data import TensorDataset
 from adadpigu.accounting.closed_forms import gaussian_delta
 from adadpigu.audit import membership
 from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
-from adadpigu.audit.figures import save_figure
+from adadpigu.audit.figures import picture
 from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
-from adadpigu.audit.membership import _Attacked, _halved, _held_out, audit_membership, epsilon_of_guesses, guesses
+from adadpigu.audit.membership import (
+    _Attacked,
+    _halved,
+    _held_out,
+    _Releases,
+    audit_membership,
+    epsilon_of_guesses,
+    guesses,
+)
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.datasets import IndexedRecords
 from adadpigu.errors import InputError
+from adadpigu.randomness import choose_randomness
 from adadpigu.training import Preparation, Run, train_prepared
+from adadpigu.training.evaluation import predict
 
 
 @cache
@@ -246,7 +256,7 @@ def test_an_attack_refutes_nothing_and_says_so(quick: AuditResult) -> None:
 
 
 def test_the_figure_has_the_attack_the_claim_and_guessing_on_logarithmic_axes(
-    quick: AuditResult, tmp_path: Path
+    quick: AuditResult,
 ) -> None:
     assert quick.draw is not None
     figure = Figure()
@@ -261,8 +271,7 @@ def test_the_figure_has_the_attack_the_claim_and_guessing_on_logarithmic_axes(
     found = [rate["true_positive_rate"] for rate in quick.details["true_positive_rates"]]
     marked = [np.asarray(mark.get_ydata()).item() for mark in marks]
     assert marked == pytest.approx([max(rate, 0.5 / 1200) for rate in found])
-    save_figure(quick, tmp_path / "membership.png")
-    assert (tmp_path / "membership.png").stat().st_size > 10_000
+    assert len(picture(quick)) > 10_000
 
 
 def overfitted() -> Subject:
@@ -338,3 +347,40 @@ def test_models_that_have_diverged_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(membership, "predict", lambda model, inputs, device: torch.full((len(inputs), 10), math.nan))
     with pytest.raises(InputError, match="not finite"):
         audit_membership(subject(), models=6)
+
+
+def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two models of six, whose outputs are no numbers either."""
+    outputs = iter([math.nan, math.inf])
+
+    def broken(ready: Preparation, **options: Any) -> Run:
+        options["tape"].broken += 1
+        return train_prepared(ready, **options)
+
+    def spoilt(model: Any, inputs: Tensor, device: Any) -> Tensor:
+        value = next(outputs, None)
+        return predict(model, inputs, device=device) if value is None else torch.full((len(inputs), 10), value)
+
+    monkeypatch.setattr(membership, "train_prepared", broken)
+    monkeypatch.setattr(membership, "predict", spoilt)
+    result = audit_membership(subject(), models=6)
+    assert not result.passed
+    assert any("6 releases hold numbers that are not finite" in finding for finding in result.findings)
+    json.dumps(dict(result.details), allow_nan=False)
+    assert picture(result).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
+def test_a_release_is_broken_if_one_of_its_numbers_is_not_finite(value: float) -> None:
+    made, seen = subject(), _Releases()
+    recorded = _Releases.record
+
+    class Spoiling(_Releases):
+        def record(self, sums: Any, releases: dict[str, Any]) -> None:
+            spoil = {name: r.map(lambda v: torch.cat([v[1:], torch.tensor([value])])) for name, r in releases.items()}
+            recorded(seen, sums, spoil)
+
+    train_prepared(made.prepare(), randomness=choose_randomness(None, torch.device("cpu")), tape=Spoiling())
+    assert seen.broken == (0 if value == 1.0 else made.plan.steps)

@@ -10,23 +10,29 @@ import math
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
+from scipy.stats import gamma, norm, poisson
 from torch import Tensor
 
 from adadpigu import mechanism
 from adadpigu.accounting.accountants import quick_epsilon
-from adadpigu.audit import noise
-from adadpigu.audit.listening import Nobody
+from adadpigu.audit import keys, noise
+from adadpigu.audit.evidence import lag_shares, most_scale, product_p, rare_p, repeats, scale_p
+from adadpigu.audit.keys import Keys
+from adadpigu.audit.listening import Nobody, _places
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.bounding import BoundedSum
 from adadpigu.config import merge, read_preset
 from adadpigu.errors import InputError
+from adadpigu.layout import Layout, Slot
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import DeviceRandomness, ReproducibleRandomness, SystemRandomness
 from adadpigu.sensitive import unseal
@@ -104,6 +110,15 @@ def same_each_tensor(z: Tensor) -> Tensor:
 @cache
 def slot_sizes() -> list[int]:
     return [slot.stop - slot.start for slot in subject().prepare().engine.layout.slots]
+
+
+def low_on(start: int, stop: int, factor: float) -> Callable[[Tensor], Tensor]:
+    def change(z: Tensor) -> Tensor:
+        if len(z) == sum(slot_sizes()):
+            z[start:stop] *= factor
+        return z
+
+    return change
 
 
 def student(z: Tensor) -> Tensor:
@@ -235,6 +250,128 @@ def test_a_key_that_is_the_same_in_every_process_is_seen(monkeypatch: pytest.Mon
 def test_a_mask_that_moves_hides_no_repetition() -> None:
     result = audited("random-freeze", randomness=Planted(same_each_call))
     assert found("repeats itself after 4810 numbers .correlation 1", result), result.findings
+
+
+def test_too_little_noise_on_one_small_tensor_is_refuted_and_counts() -> None:
+    """10 of 4,810 coordinates: over all of them the standard deviation is 0.999."""
+    size = sum(slot_sizes())
+    result = audited(randomness=Planted(low_on(size - 10, size, 0.1)))
+    assert found(r"the noise on '\S*bias' has 0\.(09|1)\d* times the standard deviation", result), result.findings
+    assert result.epsilon_certain > 5 * result.epsilon_claimed
+    assert not found("the noise on 'gradient' has", result)
+
+
+def test_too_little_noise_on_one_coordinate_is_refuted_in_some_dozen_steps() -> None:
+    """A hundredth of the variance: 60 squares sum to 0.6, where a sound sum is below 2 with p < 1e-40."""
+    result = audited(randomness=Planted(low_on(100, 101, 0.1)), numbers=290_000)
+    assert found(r"on number 100 of '\S+' has 0\.(0|1)\d* times .* over \d+ releases", result), result.findings
+    assert not found("the noise on '", result)
+
+
+def test_numbers_without_noise_are_seen_in_runs_with_records() -> None:
+    result = audited(randomness=Planted(low_on(4805, 4810, 0.0)))
+    assert found("numbers were released without noise, where rounding leaves", result), result.findings
+
+
+def test_keys_that_are_constant_show_between_two_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the coins alone: the noise is as it should be."""
+    fixed = ReproducibleRandomness(7).uniform(2**12)
+    monkeypatch.setattr(SystemRandomness, "uniform", lambda self, count: fixed[:count].clone())
+    seen = Keys()
+    seen.here("secure", torch.device("cpu"))
+    assert list(seen.findings()) == [
+        "the coins of two generators are the same: 256 of 256 numbers, so their key is constant"
+    ]
+
+
+SHARED = """
+import torch
+from adadpigu.randomness import SystemRandomness
+generator = torch.Generator().manual_seed(0)
+SystemRandomness.normal = lambda self, count: torch.randn(count, dtype=torch.float64, generator=generator)
+"""
+
+
+def test_a_constant_seed_shows_between_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One generator for the whole process: within it, nothing repeats."""
+    generator = torch.Generator().manual_seed(0)
+    monkeypatch.setattr(
+        SystemRandomness, "normal", lambda self, n: torch.randn(n, dtype=torch.float64, generator=generator)
+    )
+    monkeypatch.setattr(keys, "_PROGRAM", SHARED + keys._PROGRAM)
+    assert audited().passed
+    monkeypatch.setattr(noise, "_PROCESSES_FROM", FEW)
+    result = audited()
+    assert result.findings == ("the noise of two processes are the same: 256 of 256 numbers, so their key is constant",)
+    assert result.details["processes"] == 3
+
+
+def test_two_processes_of_the_package_as_it_is_share_no_number() -> None:
+    seen = Keys()
+    seen.here(None, torch.device("cpu"))
+    seen.elsewhere(None, torch.device("cpu"))
+    assert seen.processes == 2
+    assert list(seen.findings()) == []
+
+
+def test_a_process_that_cannot_draw_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_PROGRAM", "raise OSError('no entropy')")
+    with pytest.raises(InputError, match=r"a second process could not draw any .OSError: no entropy.; allowed"):
+        Keys().elsewhere(None, torch.device("cpu"))
+
+
+def test_of_a_large_model_every_tensor_is_heard() -> None:
+    ends = [0, 60_000, 60_010, 90_000, 100_000]
+    slots = (Slot(str(a), torch.Size([b - a]), a, b) for a, b in pairwise(ends))
+    layout = Layout(tuple(slots))
+    one, other = _places(layout, 8_000), _places(layout, 8_000)
+    assert len(one) == len(other) == 8_000
+    assert not np.array_equal(one, other)
+    assert (np.diff(one) > 0).all()
+    for slot in layout.slots:
+        assert np.isin(np.arange(slot.start, min(slot.stop, slot.start + 64)), one).all()
+        assert ((one >= slot.start) & (one < slot.stop)).sum() >= min(slot.stop - slot.start, 300)
+    assert np.array_equal(_places(layout, None), np.arange(100_000))
+    assert np.array_equal(_places(layout, 100_000), np.arange(100_000))
+
+
+def test_repeats_are_what_adding_up_pair_by_pair_gives() -> None:
+    chance = np.random.default_rng(1)
+    due = chance.random(50) < 0.7
+    z = np.where(due, chance.standard_normal(50), 0.0)
+    products, variances = repeats(z, due)
+    for lag in range(1, 50):
+        assert products[lag - 1] == pytest.approx(z[:-lag] @ z[lag:], abs=1e-9)
+        assert variances[lag - 1] == pytest.approx(z[:-lag] ** 2 @ due[lag:], abs=1e-9)
+    assert lag_shares(10**6).sum() < 1
+
+
+def test_bets_are_the_likelihoods_they_stand_for() -> None:
+    """Oracle: numerical integration over the scale, and over λ."""
+    for squares, count in ((0.3, 4), (20.0, 6), (1.0, 12)):
+        won, _ = quad(lambda t: t ** (count / 2) * np.exp((1 - t) * squares / 2) * gamma.pdf(t, 0.5, scale=200), 0, 1e3)  # noqa: B023
+        assert float(scale_p(squares, count)) == pytest.approx(min(1.0, 1 / won), rel=1e-4)
+    won, _ = quad(lambda x: np.exp(x * 40 - x**2 * 100 / 2) * norm.pdf(x, scale=0.25), -4, 4)
+    assert float(product_p(40.0, 100.0)) == pytest.approx(1 / won, rel=1e-6)
+    assert float(product_p(-40.0, 100.0)) == pytest.approx(1 / won, rel=1e-6)
+    bound = most_scale(30.0, 50, 1e-6)
+    assert float(scale_p(30.0 / bound**2, 50)) == pytest.approx(1e-6, rel=1e-6)
+    assert bound > math.sqrt(30 / 50)
+    for count in range(1, 40):
+        for expected in (1e-9, 1e-3, 0.5, 3.0, 20.0):
+            assert rare_p(count, expected) >= poisson.sf(count - 1, expected)
+
+
+def test_learned_choices_do_not_raise_alarms() -> None:
+    """Pairs are kept where the earlier number is large, a sum is stopped where it is least: 4,000 times each."""
+    chance = np.random.default_rng(2)
+    earlier, later = chance.standard_normal((2, 4000, 200))
+    chosen = np.abs(earlier) > 1.5
+    p = product_p((earlier * later * chosen).sum(axis=1), (earlier**2 * chosen).sum(axis=1))
+    assert (p < 0.05).mean() < 0.05
+    running = np.cumsum(earlier**2, axis=1)
+    least = scale_p(running, np.broadcast_to(np.arange(1.0, 201.0), running.shape)).min(axis=1)
+    assert 0 < (least < 0.05).mean() < 0.05
 
 
 def test_too_few_numbers_are_refused() -> None:

@@ -74,7 +74,7 @@ def tampered(finished: Path, tmp_path: Path, **changes: object) -> Path:
 
 def test_a_claim_below_what_the_ledger_holds_is_refuted(call: Any, finished: Path, tmp_path: Path) -> None:
     run = tampered(finished, tmp_path, epsilon_pld=1.0)
-    code, out, _ = call("audit", "white-box", str(run), "--observations", "30", "--json")
+    code, out, _ = call("audit", "white-box", str(run), "--observations", "100", "--json")
     assert code == 1
     assert "above the claim of 1" in json.loads(out)["findings"][0]
 
@@ -94,7 +94,7 @@ def test_a_claim_without_delta_is_refused_by_every_audit(call: Any, finished: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["white-box", *SMALL, "--observations", "20"], "at least 21"),
+        (["white-box", *SMALL, "--observations", "20"], "observations=20 a world are too few"),
         (["one-run", *SMALL, "--guesses", "5"], "at least 10"),
         (["many-runs", *SMALL, "--runs", "2"], "runs=2"),
         (["white-bocks"], "unknown audit 'white-bocks'; did you mean 'white-box'"),
@@ -109,6 +109,11 @@ def test_a_claim_without_delta_is_refused_by_every_audit(call: Any, finished: Pa
         (["white-box", "--preset", "nope"], "unknown preset 'nope'"),
         (["white-box", "nowhere"], "run='nowhere' has no ledger.log"),
         (["--epsilon", "3"], "epsilon=3.0 with AUDIT=None"),
+        (["--confidence", "0.9"], "confidence=0.9 with AUDIT=None"),
+        (["white-box", "--trust-model-code"], "trust_model_code=True with RUN=None"),
+        (["white-box", "--epsilon", "8", "--noise-multiplier", "1"], "give one of them, not both"),
+        (["white-box", "--noise-multiplier", "1e-9"], "claims no finite epsilon"),
+        (["one-run", "--canaries", "10000000000000"], "canaries=10000000000000 is more than"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(call: Any, arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -178,3 +183,96 @@ def assert_refused(done: Call, message: str) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epsilon_pld": float("nan")}, "claims no privacy"),
+        ({"epsilon_pld": float("inf")}, "claims no privacy"),
+        ({"epsilon_pld": 10**400}, "claims no privacy"),
+        ({"epsilon_pld": True}, "claims no privacy"),
+        ({"private": False}, "claims no privacy"),
+        ({"delta": "a lot"}, "without a delta"),
+    ],
+)
+def test_a_claim_that_is_none_is_refused(
+    call: Any, finished: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    assert_refused(call("audit", "white-box", str(tampered(finished, tmp_path, **changes))), message)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "not json"])
+def test_a_privacy_json_that_cannot_be_read_is_refused(call: Any, finished: Path, tmp_path: Path, text: str) -> None:
+    run = tampered(finished, tmp_path)
+    (run / "privacy.json").write_text(text)
+    assert_refused(call("audit", "white-box", str(run)), "privacy.json is not JSON")
+
+
+def test_a_config_that_was_edited_since_is_a_finding(call: Any, finished: Path, tmp_path: Path) -> None:
+    run = tampered(finished, tmp_path)
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(text.replace('clipping = "flat"', 'clipping = "automatic"'))
+    code, out, _ = call("audit", "white-box", str(run), "--observations", "100", "--json")
+    assert code == 1
+    assert "config.toml is not the one that the run began with" in json.loads(out)["findings"]
+
+
+def test_a_run_whose_noise_can_be_repeated_is_refuted_whatever_it_claims(call: Any, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    flags = ["--method", "dpsgd", "--steps", "5", "--batch-size", "64", "--seed", "1", "--reproducible-noise"]
+    assert call("train", *flags, "--out", str(out), "--json")[0] == 0
+    claim = json.loads((out / "privacy.json").read_text()) | {"private": True}
+    (out / "privacy.json").write_text(json.dumps(claim))
+    code, printed, _ = call("audit", "white-box", str(out), "--observations", "100", "--json")
+    assert code == 1
+    assert "not secret" in json.loads(printed)["findings"][0]
+
+
+def test_a_run_of_another_model_than_its_config_names_is_refused(call: Any, tmp_path: Path) -> None:
+    """One that was trained from Python: the audit would look at another model."""
+    import adadpigu as ad
+    from trials import SHORT, small_digits, small_net
+
+    data = small_digits()
+    ad.train(small_net(), data, method="dpsgd", noise_multiplier=2.0, out=tmp_path / "run", **SHORT)
+    assert_refused(call("audit", "white-box", str(tmp_path / "run")), "trained was one of")
+
+
+def test_an_audit_that_is_interrupted_is_none(call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from adadpigu.audit.canaries import Canaries
+
+    def stop(self: Canaries, queries: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Canaries, "asked", stop)
+    code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
+    assert (code, out) == (130, "")
+    assert not (tmp_path / "found").exists()
+
+
+def test_links_in_a_strangers_folder_lead_nowhere(call: Any, finished: Path, tmp_path: Path) -> None:
+    run, victim = tampered(finished, tmp_path), tmp_path / "victim"
+    victim.write_text("mine")
+    shutil.rmtree(run / "audits", ignore_errors=True)
+    (run / "audits").mkdir()
+    (run / "audits" / ".white-box.json.part").symlink_to(victim)
+    assert call("audit", "white-box", str(run), "--observations", "100", "--json")[0] == 0
+    assert victim.read_text() == "mine"
+    assert (run / "audits" / "white-box.json").is_file()
+    shutil.rmtree(run / "audits")
+    (run / "audits").symlink_to(tmp_path)
+    assert_refused(call("audit", "white-box", str(run)), "is a link")
+
+
+def test_a_second_audit_stands_beside_the_first(call: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert call("audit", "white-box", *SMALL, "--observations", "100", "--json", "--out", "found")[0] == 0
+    assert {path.name for path in (tmp_path / "found").glob("*.json")} == {"white-box.json", "white-box-2.json"}
+
+
+def test_an_audit_that_could_not_have_refuted_says_so(call: Any) -> None:
+    code, out, _ = call("audit", "one-run", *SMALL, "--canaries", "100", "--guesses", "20")
+    assert code == 0
+    assert "could not have refuted" in out
+    assert "most that could be shown" in out

@@ -7,6 +7,7 @@ Every field is public. `wording` renders it for people.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -195,13 +196,16 @@ def privacy_report(
 
 def library_versions() -> dict[str, str]:
     """The versions that a reader would need to repeat the accounting."""
-    found = {"python": platform.python_version()}
-    for package in ("adadpigu", "torch", "numpy", "dp-accounting"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed as a package"
-    return found
+    packages = ("adadpigu", "torch", "numpy", "dp-accounting")
+    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str, ...]:

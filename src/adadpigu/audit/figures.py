@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import math
-from pathlib import Path
 
 from adadpigu.audit.result import AuditResult
 
 
-def save_figure(result: AuditResult, path: Path) -> None:
-    """Writes an audit's figure as PNG; an audit without one writes none."""
+def picture(result: AuditResult) -> bytes:
+    """An audit's figure as PNG."""
     from matplotlib.figure import Figure
 
-    if result.draw is None:
-        return
+    assert result.draw is not None
     figure = Figure(figsize=(7, 4), layout="constrained")
     result.draw(figure)
     figure.suptitle(f"{result.audit} audit of {result.subject}\n{_claim(result)}", x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=150)
+    made = io.BytesIO()
+    figure.savefig(made, dpi=150, format="png")
+    return made.getvalue()
 
 
 def _claim(result: AuditResult) -> str:

@@ -28,7 +28,7 @@ from adadpigu.bounding import BoundedSum, GradientSum, Query
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
-from adadpigu.randomness import Randomness, choose_randomness
+from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.sensitive import unseal
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
@@ -42,6 +42,8 @@ _KEPT = 4
 """times as many numbers as were asked for are kept, of releases that have more"""
 _SAMPLE = 4096
 """numbers whose digits are looked at"""
+_HEAD = 64
+"""first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at"""
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,17 @@ class Part:
     z: Numbers
     """0 where no noise is due"""
     due: NDArray[np.bool_]
+    places: NDArray[np.int64] | None = None
+    """of a gradient: which coordinates these are"""
 
 
 class Listener:
     """A tape that keeps the noise of every release, and counts what should have been silent and was not."""
 
     def __init__(self, most: int | None = None) -> None:
-        """`most`: the first numbers of a release that are kept; None: all."""
+        """`most`: numbers of a release that are kept (`_places`); None: all."""
         self._most = most
+        self._kept = np.arange(0)
         self._draw: PlannedDraw | None = None
         self.parts: list[Part] = []
         self.count = 0
@@ -71,11 +76,17 @@ class Listener:
         self.disturbed = 0
         """coordinates that are frozen and not exactly 0 in a release"""
         self.bare = 0
-        """numbers that are active and released as they were"""
+        """numbers that are active and released as they were, but for rounding"""
+        self.rounded = 0.0
+        """at most how many of those are expected"""
         self.odd = 0
         """numbers of noise that are not finite"""
         self.loud = 0
         """sums that are not 0"""
+
+    def begin(self, layout: Layout) -> None:
+        """A run begins: which coordinates of its gradients are kept is drawn anew."""
+        self._kept = _places(layout, self._most)
 
     def announce(self, draw: PlannedDraw) -> None:
         self._draw = draw
@@ -90,23 +101,52 @@ class Listener:
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
         self.released += 1
         for total in sums:
-            self._hear(total.query, unseal(total).detach().double().cpu(), releases[total.name].value.double().cpu())
+            self._hear(total.query, unseal(total).detach().double().cpu(), releases[total.name].value.cpu())
 
-    def _hear(self, query: Query, content: Tensor, value: Tensor) -> None:
+    def _hear(self, query: Query, content: Tensor, released: Tensor) -> None:
         assert self._draw is not None
         due = torch.ones(len(content), dtype=torch.bool)
         if isinstance(query, GradientSum) and query.active is not None:
             due = query.active.cpu()
+        value, digits = released.double(), torch.finfo(released.dtype)
         noise = value - content
         finite = torch.isfinite(noise)
+        scale = self._draw.noise_multiplier / math.sqrt(query.share) * query.clip_norm
         self.disturbed += int((value[~due] != 0).sum())
-        self.bare += int((noise[due] == 0).sum())
+        # a release has only so many digits, and noise below the last one is lost: a density of at most 0.4/scale
+        last = digits.eps * content[due].abs() + digits.tiny
+        self.bare += int((noise[due].abs() <= last).sum())
+        self.rounded += float((2 * last / scale).clamp(max=1.0).nansum())
         self.odd += int((~finite[due]).sum())
         self.loud += bool((content != 0).any())
-        scale = self._draw.noise_multiplier / math.sqrt(query.share) * query.clip_norm
-        z = torch.where(due & finite, noise / scale, 0.0)[: self._most].numpy()
-        self.parts.append(Part(self._draw, query.name, query.share, z, due[: self._most].numpy()))
+        z = torch.where(due & finite, noise / scale, 0.0).numpy()
+        self._keep(query, z, due.numpy())
+
+    def _keep(self, query: Query, z: Numbers, due: NDArray[np.bool_]) -> None:
+        assert self._draw is not None
+        places = self._kept if isinstance(query, GradientSum) else None
+        kept = slice(self._most) if places is None else places
+        self.parts.append(Part(self._draw, query.name, query.share, z[kept], due[kept], places))
         self.count += int(self.parts[-1].due.sum())
+
+
+def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
+    """Coordinates to keep, in order: all; or the head of every tensor, a stretch anywhere, and others at random.
+
+    What repeats within a release does so in a stretch; what is wrong with some coordinates shows in others, too.
+    """
+    every = np.arange(layout.size)
+    if most is None or layout.size <= most:
+        return every
+    chance, kept = np.random.default_rng(), np.zeros(layout.size, dtype=np.bool_)
+    head = max(1, min(_HEAD, most // (4 * len(layout.slots))))
+    for slot in layout.slots:
+        kept[slot.start : min(slot.stop, slot.start + head)] = True
+    start = int(chance.integers(layout.size - most // 2 + 1))
+    kept[start : start + most // 2] = True
+    rest = every[~kept]
+    kept[chance.choice(rest, max(0, min(len(rest), most - int(kept.sum()))), replace=False)] = True
+    return every[kept]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +157,7 @@ class Heard:
     empty: Listener
     lives: Listener
     layout: Layout
+    device: torch.device
     single_precision: bool
     """whether the generator's numbers have no more digits than that"""
 
@@ -128,17 +169,18 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
         if progress is not None:
             progress(min(whole.count, numbers), numbers)
 
+    drawn_by = subject.tier if randomness is None else randomness
     short = steps = run_length(subject, _SHORT_RUN)
     whole = Listener(math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, whole, steps)
-        train_prepared(ready, tape=whole, randomness=randomness, observers=[_After(tell)])
+        train_prepared(ready, tape=whole, randomness=drawn_by, observers=[_After(tell)])
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
         steps = run_length(subject, min(max(rest, _SHORT_RUN), subject.plan.steps))
-    source = choose_randomness(None, ready.device) if randomness is None else randomness
+    source = choose_randomness(subject.tier, ready.device) if randomness is None else randomness
     sample = source.normal(_SAMPLE)
     empty = Listener()
     nobody = _ready(subject, empty, short)
@@ -146,21 +188,28 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     return Heard(
         whole=whole,
         empty=empty,
-        lives=_two_lives(subject, short, randomness),
+        lives=_two_lives(subject, short, drawn_by),
         layout=ready.engine.layout,
+        device=ready.device,
         single_precision=torch.equal(sample.double(), sample.float().double()),
     )
+
+
+def some_numbers(source: Randomness, count: int) -> tuple[list[float], list[float]]:
+    """Normal and uniform numbers of a generator."""
+    return source.normal(count).tolist(), source.uniform(count).tolist()
 
 
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps, on few records, whose draws the listener is told of."""
     few = so_many_records(subject, math.ceil(_BATCH / subject.sample_rate))
     ready = subject.prepare(data=few, steps=steps, evaluate_every=steps, **changes)
+    listener.begin(ready.engine.layout)
     listener.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
     return announced(subject, ready, listener.announce)
 
 
-def _two_lives(subject: Subject, steps: int, randomness: Randomness | None) -> Listener:
+def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Listener:
     """A run that is interrupted some steps after a checkpoint, and goes on from there: as another process would."""
     heard, every = Listener(), steps // 4
 

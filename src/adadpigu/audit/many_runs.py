@@ -1,17 +1,20 @@
 """Many whole runs, with one canary in the data and without it: how well does an auditor tell them apart?
 
 In the world with it the canary is a record like any other, Poisson-sampled with q in every step; its gradient lies in
-the dummy block. A run is scored by the likelihood ratio of what was released, step by step,
+the dummy block. A run is scored by one of three figures of what was released, step by step, x_t = ⟨e_j, release⟩/C:
 
-    Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      x_t = ⟨e_j, release⟩/C
+    Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      Σ_t x_t,      max_t x_t
 
-or, for an auditor who is given the final weights alone, by the canary's weight. How often a threshold errs in either
-world bounds ε from below. Sampler, clip, noise, mask and accounting are audited together, and nothing is assumed of
-them; the price is that n runs show no more than about ln(n) − 2.
+the best if the noise is as claimed, and two that also see noise that is not; or, for an auditor who is given the final
+weights alone, by the canary's weight. Pilot runs, which are not counted, choose the figure and the threshold. How often
+it errs in either world bounds ε from below. Sampler, clip, noise, mask and accounting are audited together, and nothing
+is assumed of them; the price is that n runs show no more than about ln(n) − 2.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
@@ -25,8 +28,9 @@ from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewes
 from adadpigu.audit.one_run import log_ratio
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
-from adadpigu.bounding import Query
+from adadpigu.bounding import BoundedSum, Query
 from adadpigu.errors import InputError, unknown
+from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
 from adadpigu.training import train_prepared
 
@@ -37,7 +41,17 @@ Sees = Literal["releases", "model"]
 _COORDINATES = 64
 """of the dummy block: a mask leaves the canary some to move to"""
 _PILOTS = 10
-"""runs in each world from which the threshold on final weights is chosen; they are not counted"""
+"""runs in each world from which score and threshold are chosen; they are not counted"""
+_SCORES = {
+    "releases": (
+        "log-likelihood ratio of a run's releases",
+        "sum of what the canary's coordinate shows",
+        "most that the canary's coordinate shows",
+    ),
+    "model": ("the canary's final weight, negated",),
+}
+_NEAREST = 0.1
+"""of the way from one world to the other, which the threshold keeps from either, however little a world spreads"""
 _MOST_REFUTED = 40.0
 """the ε above which nobody has the time to make the runs that refute it"""
 
@@ -52,12 +66,15 @@ class LoneCanary(Canaries):
         super().__init__(_COORDINATES, 1)
         self._rate, self._sigma, self._share = sample_rate, noise_multiplier, 1.0
         self._present = False
-        self.score, self.looks = 0.0, 0
-        """of the run; of all runs together"""
+        self.looks, self.broken = 0, 0
+        """coordinates seen in all runs together; releases with numbers that are not finite"""
+        self.begin(False)
 
     def begin(self, present: bool) -> None:
         """Another run, in one of the two worlds."""
-        self._present, self.score = present, 0.0
+        self._present = present
+        self.ratio, self.total, self.largest = 0.0, 0.0, -math.inf
+        """the three scores of the run"""
 
     def asked(self, queries: Sequence[Query]) -> None:
         super().asked(queries)
@@ -70,10 +87,17 @@ class LoneCanary(Canaries):
         """In the world with it the canary keeps the coin that every record has; in the other it is never drawn."""
         return coins if self._present else torch.ones_like(coins)
 
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        self.broken += sum(not bool(release.value.isfinite().all()) for release in releases.values())
+        super().record(sums, releases)
+
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         place = self.loss.place
         if active is None or bool(active[place]):
-            self.score += float(log_ratio(value[place], self._rate, self._sigma**2 / self._share))
+            shown = float(value[place])
+            self.ratio += float(log_ratio(value[place], self._rate, self._sigma**2 / self._share))
+            self.total += shown
+            self.largest = max(self.largest, shown)
             self.looks += 1
 
 
@@ -88,19 +112,25 @@ class WeightCanary(LoneCanary):
 class Worlds:
     """The scores of all runs, and the threshold above which "with" is said: fixed before these runs were made.
 
-    A score that is no number (training has diverged) is not above it.
+    A score that is no finite number (training has diverged) is an error in either world: it shows nothing.
     """
 
     within: Scores
     without: Scores
     threshold: float
+    score: str = "score"
+    """what it is, in words"""
+    broken: int = 0
+    """releases with numbers that are not finite"""
 
     def errors(self) -> Errors:
         """Of the test that was fixed in advance."""
+        alarms = (self.without > self.threshold) | ~np.isfinite(self.without)
+        hits = (self.within > self.threshold) & np.isfinite(self.within)
         return Errors(
-            false_alarms=int((self.without > self.threshold).sum()),
+            false_alarms=int(alarms.sum()),
             without=len(self.without),
-            misses=int((~(self.within > self.threshold)).sum()),
+            misses=int((~hits).sum()),
             within=len(self.within),
         )
 
@@ -115,7 +145,8 @@ def audit_many_runs(
 ) -> AuditResult:
     """Trains the subject `runs` times with a canary and as often without, and bounds ε by how well they are told apart.
 
-    `sees`: whether the auditor has every release, or the final weights alone.
+    `sees`: whether the auditor has every release, or the final weights alone. Ten more pilot runs in each world choose
+    the score and the threshold.
     """
     check_confidence(confidence)
     if sees not in get_args(Sees):
@@ -143,10 +174,10 @@ def audit_many_runs(
             "epsilon_lower and the refutation assume nothing about the mechanism; epsilon_lower_gaussian assumes that "
             "the whole run is as hard to tell apart as two Gaussians",
         ),
-        findings=subject.findings,
+        findings=(*subject.findings, *_findings(worlds)),
         exposed=subject.exposed,
         details=_details(subject, sees, worlds, significance),
-        draw=lambda figure: _draw(figure, worlds, sees),
+        draw=lambda figure: _draw(figure, worlds),
     )
 
 
@@ -155,32 +186,73 @@ def _observe(subject: Subject, runs: int, sees: Sees, progress: Progress | None)
     kind = LoneCanary if sees == "releases" else WeightCanary
     canary = kind(sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     once = _runner(subject, canary, sees)
-    pilots = 0 if sees == "releases" else _PILOTS
-    within, without = np.empty(pilots + runs), np.empty(pilots + runs)
-    for number in range(pilots + runs):
+    names, total = _SCORES[sees], _PILOTS + runs
+    within, without = np.empty((total, len(names))), np.empty((total, len(names)))
+    for number in range(total):
         for world, present in ((within, True), (without, False)):
             world[number] = once(present)
             if progress is not None:
-                progress(2 * number + 1 + (not present), 2 * (pilots + runs))
+                progress(2 * number + 1 + (not present), 2 * total)
     if canary.looks == 0:
         raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
-    middle = (np.median(within[:pilots]) + np.median(without[:pilots])) / 2 if pilots else 0.0
-    return Worlds(within=within[pilots:], without=without[pilots:], threshold=float(middle))
+    found = choose(within[:_PILOTS], without[:_PILOTS])
+    if found is None and not canary.broken:
+        raise InputError(
+            f"{subject.label}: the runs' scores are not finite, so there is nothing to compare; allowed: settings "
+            "under which training does not diverge, such as a smaller lr"
+        )
+    best, threshold = found or (0, 0.0)
+    return Worlds(
+        within=within[_PILOTS:, best],
+        without=without[_PILOTS:, best],
+        threshold=threshold,
+        score=names[best],
+        broken=canary.broken,
+    )
 
 
-def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], float]:
-    """Runs the same preparation from the same weights again and again; each run gives its score."""
+def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
+    """The score, a column of the pilots', that tells the worlds apart best, and a threshold as far from both.
+
+    Far is told in standard deviations. None where no score has two finite pilots in each world.
+
+    >>> choose(np.array([[3.0], [5.0]]), np.array([[0.0], [2.0]]))
+    (0, 2.5)
+    """
+    best, found = -math.inf, None
+    for column in range(within.shape[1]):
+        high, low = (world[np.isfinite(world[:, column]), column] for world in (within, without))
+        if min(len(high), len(low)) < 2:
+            continue
+        gap, above, below = float(high.mean() - low.mean()), float(high.std()), float(low.std())
+        spread = above + below
+        # without any spread a score tells all or nothing
+        apart = gap / spread if spread > 0 else math.copysign(sys.float_info.max, gap) if gap else 0.0
+        if apart > best:
+            way = min(max(below / spread, _NEAREST), 1 - _NEAREST) if spread > 0 else 0.5
+            best, found = apart, (column, float(low.mean()) + way * gap)
+    return found
+
+
+def _findings(worlds: Worlds) -> list[str]:
+    if not worlds.broken:
+        return []
+    return [f"{worlds.broken} releases hold numbers that are not finite: no noise hides what was released"]
+
+
+def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], Sequence[float]]:
+    """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
     layout, randomness = ready.engine.layout, choose_randomness(None, ready.device)
     start = layout.read(ready.model)
 
-    def once(present: bool) -> float:
+    def once(present: bool) -> Sequence[float]:
         canary.begin(present)
         layout.write(ready.model, start)
         train_prepared(ready, randomness=canary.coins(randomness), tape=canary)
         if sees == "model":  # a step goes against the gradient
-            return -float(layout.read(ready.model)[-_COORDINATES])
-        return canary.score
+            return [-float(layout.read(ready.model)[-_COORDINATES])]
+        return [canary.ratio, canary.total, canary.largest]
 
     return once
 
@@ -193,6 +265,8 @@ def _details(subject: Subject, sees: Sees, worlds: Worlds, significance: float) 
         "steps": subject.plan.steps,
         "noise_multiplier": subject.noise_multiplier,
         "sees": sees,
+        "pilots": _PILOTS,
+        "score": worlds.score,
         "threshold": worlds.threshold,
         "false_alarms": errors.false_alarms,
         "misses": errors.misses,
@@ -200,12 +274,19 @@ def _details(subject: Subject, sees: Sees, worlds: Worlds, significance: float) 
         "reach": epsilon_from_errors(best, delta, significance),
         "reach_certain": epsilon_from_errors(best, delta, REFUTING),
         "runs_to_refute": fewest_observations(REFUTING, epsilon=subject.epsilon, delta=delta) if reachable else None,
-        "mean_within": float(worlds.within.mean()),
-        "mean_without": float(worlds.without.mean()),
+        "mean_within": _mean(worlds.within),
+        "mean_without": _mean(worlds.without),
+        "releases_not_finite": worlds.broken,
     }
 
 
-def _draw(figure: Figure, worlds: Worlds, sees: Sees) -> None:
+def _mean(scores: Scores) -> float | None:
+    """Of those that are finite."""
+    finite = scores[np.isfinite(scores)]
+    return float(finite.mean()) if len(finite) else None
+
+
+def _draw(figure: Figure, worlds: Worlds) -> None:
     axes, errors = figure.subplots(), worlds.errors()
     everyone = np.concatenate([worlds.within, worlds.without])
     everyone = everyone[np.isfinite(everyone)] if np.isfinite(everyone).any() else np.zeros(1)
@@ -214,10 +295,9 @@ def _draw(figure: Figure, worlds: Worlds, sees: Sees) -> None:
         (worlds.without, "#1b6ca8", f"runs without the canary, {errors.false_alarms} of {errors.without} above"),
         (worlds.within, "#c8553d", f"runs with the canary, {errors.misses} of {errors.within} not above"),
     ):
-        axes.hist(values, bins=edges, color=colour, alpha=0.45, label=label)
+        axes.hist(values[np.isfinite(values)], bins=edges, color=colour, alpha=0.45, label=label)
     axes.axvline(worlds.threshold, color="gray", linestyle="--", linewidth=0.8, label="the threshold")
-    score = "log-likelihood ratio of a run's releases" if sees == "releases" else "the canary's final weight, negated"
-    axes.set_xlabel(score)
+    axes.set_xlabel(worlds.score)
     axes.set_ylabel("runs")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
     axes.legend(frameon=False, fontsize=9)

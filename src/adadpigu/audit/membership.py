@@ -11,6 +11,7 @@ about records is sensitive, unless they are public or stand-ins.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,10 @@ from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, log
 from adadpigu.audit.one_run import guessed
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
+from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
+from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.evaluation import predict
@@ -78,7 +81,7 @@ def audit_membership(
         confidence=confidence,
         observations=int(roc.others[-1]),
         assumed=_assumed(models, above),
-        findings=subject.findings,
+        findings=(*subject.findings, *seen.findings()),
         exposed=subject.exposed or data is not None,
         details={
             "models": models,
@@ -131,6 +134,7 @@ class _Attacked:
         self.members: Coins = self._halves[:, self._attacked]
         self.confidences: Scores = np.empty((models, records))
         self._subject, self._records = subject, data.train
+        self._releases = _Releases()
         batch, declared = _halved(subject)
         self.ready = subject.prepare(data=replace(data, records=declared, test=None), batch_size=batch)
 
@@ -144,14 +148,24 @@ class _Attacked:
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
             follower = _Steps(progress, done=number * ready.plan.steps, total=len(self._halves) * ready.plan.steps)
             train_prepared(
-                replace(ready, data=replace(ready.data, train=part)), randomness=randomness, observers=[follower]
+                replace(ready, data=replace(ready.data, train=part)),
+                randomness=randomness,
+                observers=[follower],
+                tape=self._releases,
             )
             self.confidences[number] = self._confidence()
+        if self._releases.broken:  # which is told as a finding; such confidences tell nothing
+            self.confidences[~np.isfinite(self.confidences)] = 0.0
         if not np.isfinite(self.confidences).all():
             raise InputError(
                 f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
                 "settings under which training does not diverge, such as a smaller lr"
             )
+
+    def findings(self) -> list[str]:
+        """What is wrong with the releases themselves."""
+        broken = self._releases.broken
+        return [f"{broken} releases hold numbers that are not finite: no noise hides what was released"] * bool(broken)
 
     def _confidence(self) -> Scores:
         """φ of the attacked records, as they are: without augmentation."""
@@ -178,6 +192,21 @@ def _halved(subject: Subject) -> tuple[int, int]:
     assert whole is not None
     batch = max(1, round(whole / 2))
     return batch, -(-batch * subject.data.records // whole)
+
+
+class _Releases:
+    """A tape that counts releases with numbers that are not finite, and does nothing else."""
+
+    def __init__(self) -> None:
+        self.broken = 0
+
+    def asked(self, queries: Sequence[Query]) -> None: ...
+
+    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
+        return None
+
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        self.broken += sum(not bool(release.value.isfinite().all()) for release in releases.values())
 
 
 class _Steps:

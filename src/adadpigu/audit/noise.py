@@ -1,8 +1,8 @@
 """Is what was added to every sum Gaussian, of the claimed size, and drawn afresh each time?
 
 The subject's own training loop is run on public records or stand-ins (`listening`). The noise over what is claimed has
-to be N(0, 1) and independent from one coordinate, tensor, release, step, run and life of a run to the next (`laws`); an
-empty draw gets it too, and a frozen coordinate never.
+to be N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life
+of a run and process to the next (`laws`, `evidence`, `keys`); an empty draw gets it too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -11,29 +11,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw, epsilon
-from adadpigu.audit.laws import (
-    Check,
-    Numbers,
-    autocorrelation,
-    binomial_p,
-    distance_p,
-    mean_p,
-    product_p,
-    product_reach,
-    refuted,
-    spread_p,
-)
+from adadpigu.audit.evidence import lag_shares, product_p, product_reach, rare_p, repeats
+from adadpigu.audit.keys import Keys
+from adadpigu.audit.laws import Check, Numbers, binomial_p, distance_p, mean_p, refuted
 from adadpigu.audit.listening import Heard, Listener, Part, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
+from adadpigu.audit.spreads import Kind, Tensors, by_release, flat, settled_or_not_p
 from adadpigu.audit.subject import Subject
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
-from adadpigu.randomness import Randomness
+from adadpigu.randomness import Randomness, Tier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +33,13 @@ if TYPE_CHECKING:
 
 _FEWEST = 10_000
 _TAILS = (3.0, 4.0, 4.5)
+_PROCESSES_FROM = 1_000_000
+"""numbers from which on two more processes are started: seconds, which a smaller audit does not take itself"""
+_ONE_PROCESS = (
+    "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
+    "processes are)"
+)
+_GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
 def audit_noise(
@@ -55,23 +54,32 @@ def audit_noise(
 
     `randomness` unset is what training would choose.
 
+    Two generators that are made afresh in this process must not share a number, nor must two fresh processes, which
+    are started from 1,000,000 numbers on: a constant key gives noise that no other test tells from good noise. What is
+    changed in this process alone (a test's patch) does not reach the others; a constant key shows here too, a generator
+    that all of a process shares does not.
+
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
-    together, half for the standard deviations that `epsilon_certain` goes by.
+    together (of which equal numbers have 1e-9), half for the standard deviations that `epsilon_certain` goes by. That
+    holds under masks that are learned from earlier noise: a mask is settled before its release's noise is drawn, so the
+    first `numbers` due numbers are N(0, 1) and independent, and the tests of what is chosen by masks are bets on the
+    next number (`evidence`).
     """
     check_confidence(confidence)
     if numbers < _FEWEST:
         raise InputError(f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}")
     heard = listen(subject, numbers, randomness, progress)
-    kinds, z = _kinds(heard.whole.parts), _flat(heard.whole.parts)
-    repeats, checks = _Repeats.among(heard.whole.parts), list(_shape_checks(kinds, z))
-    checks += [*_fresh_checks(heard, repeats), _empty_check(heard.empty)]
+    kinds, tensors, z = by_release(heard.whole.parts), Tensors.of(heard), flat(heard.whole.parts)
+    lags, checks = _Repeats.among(heard.whole.parts), [*_shape_checks(kinds, z[:numbers]), *tensors.checks()]
+    checks += [*_fresh_checks(heard, lags), _empty_check(heard.empty), _bare_check(heard)]
+    keys, key_assumed = _keys(subject, heard, numbers, randomness)
     return AuditResult(
         audit="noise",
         subject=subject.label,
         epsilon_claimed=subject.epsilon,
         delta=subject.delta,
-        epsilon_lower=_cost(subject, kinds, 1 - confidence),
-        epsilon_certain=_cost(subject, kinds, REFUTING / 2),
+        epsilon_lower=_cost(subject, kinds, tensors.kinds, 1 - confidence),
+        epsilon_certain=_cost(subject, kinds, tensors.kinds, REFUTING / 2),
         confidence=confidence,
         observations=len(z),
         exposed=subject.exposed,
@@ -79,64 +87,33 @@ def audit_noise(
             "one record moves a sum by no more than its sensitivity (`adadpigu audit replay` tests that)",
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
+            *key_assumed,
         ),
-        findings=(*subject.findings, *_plain(heard), *refuted(checks, REFUTING / 2)),
+        findings=(*subject.findings, *_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
+            "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors.kinds],
+            "processes": 1 + keys.processes,
             "largest": float(np.abs(z).max()),
             "frozen_disturbed": sum(part.disturbed for part in (heard.whole, heard.empty, heard.lives)),
             "empty_draws": heard.empty.released,
             "p_values": {check.name: check.p for check in checks},
         },
-        draw=partial(_draw, z=z, repeats=repeats),
+        draw=partial(_draw, z=z, lags=lags),
     )
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """All noise of one named release."""
-
-    draw: PlannedDraw
-    name: str
-    share: float
-    z: Numbers
-
-    @property
-    def squares(self) -> float:
-        return float(self.z @ self.z)
-
-    def most(self, significance: float) -> float:
-        """The standard deviation, over what is claimed, that would give so little noise with that probability."""
-        from scipy.stats import chi2
-
-        return math.sqrt(self.squares / chi2.ppf(significance, len(self.z)))
-
-    def summary(self, confidence: float) -> dict[str, object]:
-        from scipy.stats import chi2
-
-        side = (1 - confidence) / 2
-        return {
-            "draw": self.draw.name,
-            "name": self.name,
-            "numbers": len(self.z),
-            "noise_multiplier": self.draw.noise_multiplier / math.sqrt(self.share),
-            "stddev": math.sqrt(self.squares / len(self.z)),
-            "stddev_interval": [math.sqrt(self.squares / chi2.isf(side, len(self.z))), self.most(side)],
-            "mean": float(self.z.mean()),
-        }
-
-
-def _kinds(parts: Sequence[Part]) -> list[_Kind]:
-    found: dict[tuple[PlannedDraw, str], list[Part]] = {}
-    for part in parts:
-        if part.due.any():
-            found.setdefault((part.draw, part.name), []).append(part)
-    return [_Kind(draw, name, min(part.share for part in them), _flat(them)) for (draw, name), them in found.items()]
-
-
-def _flat(parts: Sequence[Part]) -> Numbers:
-    return np.concatenate([part.z[part.due] for part in parts])
+def _keys(subject: Subject, heard: Heard, numbers: int, randomness: Randomness | None) -> tuple[Keys, tuple[str, ...]]:
+    """Generators as the subject's runs make them, compared, and what is then left to assume."""
+    keys, tier = Keys(), subject.tier if randomness is None else randomness.tier
+    if tier is not None and tier not in get_args(Tier):
+        return keys, (_GIVEN,)
+    keys.here(tier, heard.device)  # type: ignore[arg-type]  # narrowed above
+    if numbers < _PROCESSES_FROM:
+        return keys, (_ONE_PROCESS,)
+    keys.elsewhere(tier, heard.device)  # type: ignore[arg-type]
+    return keys, ()
 
 
 def _plain(heard: Heard) -> Iterator[str]:
@@ -159,16 +136,15 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
-def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
+def _shape_checks(kinds: Sequence[Kind], z: Numbers) -> Iterator[Check]:
     """Whether the numbers are N(0, 1), one by one."""
     from scipy.stats import norm
 
     for kind in kinds:
-        spread = math.sqrt(kind.squares / len(kind.z))
         yield Check(
             name=f"{kind.draw.name}, {kind.name}: standard deviation",
-            p=spread_p(kind.squares, len(kind.z)),
-            told=f"the noise on {kind.name!r} has {spread:.4g} times the standard deviation that is claimed",
+            p=kind.p,
+            told=f"the noise on {kind.name!r} has {kind.spread:.4g} times the standard deviation that is claimed",
         )
     yield Check(name="mean", p=mean_p(float(z.sum()), len(z)), told=f"the noise has mean {z.mean():.4g} instead of 0")
     for edge in _TAILS:
@@ -186,82 +162,99 @@ def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Repeats:
-    """Of a sequence of noise, how much it agrees with itself at every lag from 1 on."""
+    """Of a sequence of noise, how much it agrees with itself at every lag from 1 on.
+
+    Pairs may be chosen by a mask that was learned from the earlier number: the later one is N(0, 1) all the same, given
+    that one and the mask, since it is drawn after both (`evidence.product_p`).
+    """
 
     products: Numbers
-    pairs: Numbers
+    variances: Numbers
 
     @classmethod
     def among(cls, parts: Sequence[Part]) -> _Repeats:
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
-        products, pairs = autocorrelation(
-            np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
-        )
-        return cls(products, pairs)
+        return cls(*repeats(np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])))
 
     def check(self, name: str, where: str) -> Check:
-        """The worst lag, for as many as there are."""
-        chances = product_p(self.products, self.pairs)
+        """The worst lag, each with its share of the significance."""
+        chances = product_p(self.products, self.variances) / lag_shares(len(self.products))
         worst = int(np.argmin(chances))
-        share = self.products[worst] / max(1.0, self.pairs[worst])
+        strength = self.products[worst] / max(1.0, self.variances[worst])
         return Check(
             name=name,
-            p=min(1.0, float(chances[worst]) * len(chances)),
-            told=f"{where}the noise repeats itself after {worst + 1} numbers (correlation {share:.3g})",
+            p=min(1.0, float(chances[worst])),
+            told=f"{where}the noise repeats itself after {worst + 1} numbers (correlation {strength:.3g})",
         )
 
 
-def _fresh_checks(heard: Heard, repeats: _Repeats) -> Iterator[Check]:
+def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
     """Whether the numbers were drawn afresh."""
-    yield repeats.check("repeats", "")
+    yield lags.check("repeats", "")
     yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(heard.whole.parts, heard.layout)
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     """Whether the noise of a tensor begins as that of the largest one does: too little to see at a single lag."""
-    width = max(len(part.z) for part in parts)
-    rows = [part for part in parts if len(part.z) == width]
-    slots = [slot for slot in layout.slots if slot.stop <= width]
-    if len(slots) < 2:
+    largest = max(layout.slots, key=lambda slot: slot.stop - slot.start)
+    slots = [slot for slot in layout.slots if slot is not largest]
+    if not slots:
         return
-    z, due = np.stack([part.z for part in rows]), np.stack([part.due for part in rows])
-    largest = max(slots, key=lambda slot: slot.stop - slot.start)
-    found = []
-    for slot in slots:
-        size = slot.stop - slot.start
-        one, other = slice(slot.start, slot.stop), slice(largest.start, largest.start + size)
-        both = float((due[:, one] & due[:, other]).sum())
-        agree = float((z[:, one] * z[:, other]).sum())
-        if slot is not largest:
-            found.append((float(product_p(agree, both)), slot.name, agree / max(1.0, both)))
-    p, name, share = min(found)
+    products, variances = np.zeros(len(slots)), np.zeros(len(slots))
+    z, due = np.zeros(layout.size), np.zeros(layout.size, dtype=np.bool_)
+    for part in parts:
+        if part.places is None:
+            continue
+        z[:], due[:] = 0.0, False
+        z[part.places], due[part.places] = part.z, part.due
+        for number, slot in enumerate(slots):
+            one, other = slice(slot.start, slot.stop), slice(largest.start, largest.start + slot.stop - slot.start)
+            products[number] += z[one] @ z[other]
+            variances[number] += due[one] @ z[other] ** 2
+    chances = product_p(products, variances)
+    worst = int(np.argmin(chances))
+    strength = products[worst] / max(1.0, variances[worst])
     yield Check(
         name="tensors",
-        p=min(1.0, p * len(found)),
-        told=f"the noise on {name!r} is that on {largest.name!r} again (correlation {share:.3g})",
+        p=min(1.0, float(chances[worst]) * len(slots)),
+        told=f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})",
     )
 
 
 def _empty_check(empty: Listener) -> Check:
-    z = _flat(empty.parts) if empty.parts else np.zeros(1)
+    z = flat(empty.parts) if empty.parts else np.zeros(1)
     squares = float(z @ z)
     return Check(
         name="empty draws",
-        p=spread_p(squares, len(z)),
+        p=settled_or_not_p(squares, len(z), all(part.due.all() for part in empty.parts)),
         told=f"the noise of empty draws has {math.sqrt(squares / len(z)):.4g} times the standard deviation claimed",
     )
 
 
-def _cost(subject: Subject, kinds: Sequence[_Kind], significance: float) -> float:
+def _bare_check(heard: Heard) -> Check:
+    """Numbers that came out as they went in: with records a few may, where noise is below the last digit."""
+    runs = (heard.whole, heard.lives)
+    bare, rounded = sum(run.bare for run in runs), sum(run.rounded for run in runs)
+    return Check(
+        name="bare",
+        p=rare_p(bare, rounded),
+        told=f"{bare} numbers were released without noise, where rounding leaves {rounded:.2g} at most",
+    )
+
+
+def _cost(subject: Subject, kinds: Sequence[Kind], tensors: Sequence[Kind], significance: float) -> float:
     """ε of the claim's plan with no more noise than the bounds that hold together leave possible.
 
-    Of several releases of one draw, the one that tells most is counted alone: the others can only add to ε.
+    Half of the significance is the whole releases', half the tensors'. The worst bound counts: a record may move any
+    tensor as far as the whole. Of several releases of one draw, the one that tells most is counted alone: the others
+    can only add to ε.
     """
     noise: dict[PlannedDraw, float] = {}
-    for kind in kinds:
-        factor = kind.most(significance / len(kinds)) / math.sqrt(kind.share)
-        noise[kind.draw] = min(factor, noise.get(kind.draw, math.inf))
+    for them in (kinds, tensors):
+        for kind in them:
+            factor = kind.most(significance / 2 / len(them)) / math.sqrt(kind.share)
+            noise[kind.draw] = min(factor, noise.get(kind.draw, math.inf))
     stages = tuple(
         replace(
             stage,
@@ -272,10 +265,10 @@ def _cost(subject: Subject, kinds: Sequence[_Kind], significance: float) -> floa
     return epsilon(replace(subject.plan, stages=stages).event(), subject.delta)
 
 
-def _draw(figure: Figure, *, z: Numbers, repeats: _Repeats) -> None:
+def _draw(figure: Figure, *, z: Numbers, lags: _Repeats) -> None:
     left, right = figure.subplots(1, 2)
     _histogram(left, z)
-    _correlogram(right, repeats)
+    _correlogram(right, lags)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
@@ -293,12 +286,12 @@ def _histogram(axes: Axes, z: Numbers) -> None:
     axes.set_ylabel("numbers")
 
 
-def _correlogram(axes: Axes, repeats: _Repeats) -> None:
+def _correlogram(axes: Axes, repeated: _Repeats) -> None:
     """The largest correlation in each of some hundred ranges of lags, and where a test would have refuted."""
-    lags = np.arange(1, len(repeats.products) + 1)
-    strength = np.abs(repeats.products) / np.maximum(repeats.pairs, 1)
-    limit = product_reach(repeats.pairs, REFUTING / len(lags)) / np.maximum(repeats.pairs, 1)
-    kept = repeats.pairs >= 0.02 * repeats.pairs.max()
+    pairs, lags = np.maximum(repeated.variances, 1), np.arange(1, len(repeated.products) + 1)
+    strength = np.abs(repeated.products) / pairs
+    limit = product_reach(repeated.variances, REFUTING * lag_shares(len(lags))) / pairs
+    kept = pairs >= 0.02 * pairs.max()
     ranges = np.array_split(np.flatnonzero(kept), 300)
     worst = [block[np.argmax(strength[block])] for block in ranges if len(block)]
     axes.plot(lags[worst], strength[worst], ".", markersize=3, color="#1b6ca8", label="largest seen")

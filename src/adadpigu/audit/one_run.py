@@ -31,10 +31,9 @@ from adadpigu.audit.estimators import (
     one_run_refutes_curve,
 )
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.errors import InputError
 from adadpigu.randomness import choose_randomness
-from adadpigu.training import train_prepared
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,6 +56,8 @@ class CoinFlipped(Canaries):
         bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
         self.present = torch.from_numpy(bits.astype(bool))
         self.scores = torch.zeros(count, dtype=torch.float64)
+        self.odd = 0
+        """released coordinates that were not finite: they tell nothing"""
         self._rate, self._variance = sample_rate, noise_multiplier**2
         self._tell = tell
 
@@ -71,7 +72,9 @@ class CoinFlipped(Canaries):
         return torch.argsort(~active, stable=True)[: self.count]
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
-        ratio = log_ratio(value, self._rate, self._variance)
+        sound = value.isfinite()
+        self.odd += int((~sound).sum())
+        ratio = torch.where(sound, log_ratio(value, self._rate, self._variance), 0.0)
         shown = ratio if active is None else torch.where(active, ratio, 0.0)
         self.scores += shown[self.loss.place]
         self._tell()
@@ -119,12 +122,13 @@ def audit_one_run(
         epsilon_certain=epsilon_of_plan(subject, trial, REFUTING),
         confidence=confidence,
         observations=2 * guesses,
+        reach=_reach(trial, subject.delta),
         assumed=(
             "the adversary puts records into the data and sees every release",
             "epsilon_lower: the run's trade-off curve is that of a Gaussian mechanism (f-DP); the refutation: that of "
             "the claim's plan at some noise, exactly; epsilon_lower_any: nothing",
         ),
-        findings=subject.findings,
+        findings=(*subject.findings, *([f"{flipped.odd} released coordinates are not finite"] if flipped.odd else [])),
         details={
             "sample_rate": subject.sample_rate,
             "steps": subject.plan.steps,
@@ -132,7 +136,6 @@ def audit_one_run(
             "canaries": canaries,
             "guesses_a_side": guesses,
             "right": trial.right,
-            "epsilon_reach_certain": _reach(trial, subject.delta),
             "epsilon_lower_any": one_run_epsilon(trial, subject.delta, 1 - confidence),
         },
         draw=lambda figure: _draw(figure, flipped, guesses),
@@ -182,7 +185,7 @@ def _train(subject: Subject, count: int, progress: Progress | None) -> CoinFlipp
 
     flipped = CoinFlipped(count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier, tell=tell)
     ready = subject.prepare(attach=flipped.attach)
-    train_prepared(ready, randomness=flipped.coins(choose_randomness(None, ready.device)), tape=flipped)
+    trained(ready, randomness=flipped.coins(choose_randomness(subject.tier, ready.device)), tape=flipped)
     return flipped
 
 

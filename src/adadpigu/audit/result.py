@@ -42,6 +42,8 @@ class AuditResult:
     observations: int
     """in each world, where there are two"""
     assumed: tuple[str, ...]
+    reach: float | None = None
+    """what could have been shown at confidence 1 − 1e-6 by an attacker who never errs; None: no limit is known"""
     findings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     exposed: bool = False
@@ -52,19 +54,27 @@ class AuditResult:
     @property
     def passed(self) -> bool:
         """Whether the claim was not refuted."""
-        return not self.findings and not self.epsilon_certain > self.epsilon_claimed
+        return (
+            not self.findings and math.isfinite(self.epsilon_claimed) and self.epsilon_certain <= self.epsilon_claimed
+        )
+
+    @property
+    def powerless(self) -> bool:
+        """Whether so many observations could not have refuted the claim, whatever they were."""
+        return self.reach is not None and self.reach <= self.epsilon_claimed
 
     def to_json(self) -> dict[str, object]:
         """The result as one JSON object; infinity is null there."""
-        return {
+        facts = {
             "audit": self.audit,
             "subject": self.subject,
-            "epsilon_claimed": _finite(self.epsilon_claimed),
+            "epsilon_claimed": self.epsilon_claimed,
             "delta": self.delta,
-            "epsilon_lower": _finite(self.epsilon_lower),
+            "epsilon_lower": self.epsilon_lower,
             "confidence": self.confidence,
-            "epsilon_lower_certain": _finite(self.epsilon_certain),
+            "epsilon_lower_certain": self.epsilon_certain,
             "confidence_certain": 1 - REFUTING,
+            "epsilon_reach": self.reach,
             "observations": self.observations,
             "passed": self.passed,
             "findings": list(self.findings),
@@ -72,6 +82,7 @@ class AuditResult:
             "diagnostics_exposed": self.exposed,
             **self.details,
         }
+        return {key: _plain(value) for key, value in facts.items()}
 
 
 def check_confidence(confidence: float) -> None:
@@ -80,5 +91,10 @@ def check_confidence(confidence: float) -> None:
         raise InputError(f"confidence={confidence} is not in [0.5, 1)")
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _plain(value: object) -> object:
+    """As JSON has it: what is not finite becomes null, wherever it stands."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,27 +6,28 @@ random numbers in the shape that the description declares.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Plan, epsilon
-from adadpigu.accounting.budget import check_delta
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
-from adadpigu.config import RunConfig, merge, read_config
+from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.errors import InputError
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.methods import make_method
+from adadpigu.randomness import Tier
 from adadpigu.training.configured import configured, front_and_body, load_data, training_options
 from adadpigu.training.preparation import Preparation, prepare
+from adadpigu.training.resuming import settings_of
+from adadpigu.training.run import Run
+from adadpigu.training.train import train_prepared
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -54,13 +55,22 @@ class Subject:
     """whether `data` holds random numbers instead of the user's records"""
     exposed: bool = False
     """whether `data` holds the user's own records, so that what is found is outside their guarantee"""
+    settings: Mapping[str, object]
+    """what the run is defined by, as its ledger would keep it"""
     findings: tuple[str, ...] = ()
     """what was wrong with the claim before anything was run"""
+    assumed: tuple[str, ...] = ()
+    """of a finished run, what cannot be known"""
 
     @property
     def label(self) -> str:
         """The subject in a few words."""
         return f"{self.config.method} on {self.data.name}" + (" (stand-in records)" if self.stands_in else "")
+
+    @property
+    def tier(self) -> Tier | None:
+        """Of the randomness that the run draws from."""
+        return cast("Tier | None", self.config.randomness)
 
     @property
     def sample_rate(self) -> float:
@@ -125,6 +135,8 @@ def subject_of(config: RunConfig, *, sample_rate: float | None = None, real: boo
         raise InputError(
             f"method={config.method!r} claims no privacy: there is nothing to audit; allowed: a private one"
         )
+    if config.reproducible_noise:
+        raise InputError("reproducible_noise=True claims no privacy: there is nothing to audit; allowed: secret noise")
     config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
     data = replace(load_data(config), test=None)
     stands_in = not (real or is_named(config.dataset))
@@ -136,64 +148,31 @@ def subject_of(config: RunConfig, *, sample_rate: float | None = None, real: boo
         batch = max(1, round(sample_rate * data.records))
         data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
     ready = configured(config, data)
+    claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
+    if not math.isfinite(claimed):
+        raise InputError(
+            f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; "
+            "allowed: more noise"
+        )
     return Subject(
         config=_fixed(config, ready),
         data=data,
         plan=ready.plan,
         noise_multiplier=ready.noise_multiplier,
-        epsilon=ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon,
+        epsilon=claimed,
         delta=ready.delta,
+        settings=settings_of(ready),
         stands_in=stands_in,
         exposed=real and not is_named(config.dataset),
     )
 
 
-def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
-    """The config of a finished run, at the δ of its claim and with the noise of its ledger."""
-    from adadpigu.report.loading import refuse_code
-    from adadpigu.training.resuming import noise_of
-
-    if not (folder / NAME).is_file():
-        raise InputError(f"run={str(folder)!r} has no {NAME}: nothing says what it spent; allowed: a run with a ledger")
-    config = merge(read_config(folder / "config.toml"))
-    if not trust_code:
-        refuse_code(config, folder)
-    return replace(config, delta=_claim(folder)[1], epsilon=None, noise_multiplier=noise_of(folder))
-
-
-def claim_of_run(folder: Path, subject: Subject) -> Subject:
-    """The subject that a run's config gave, with the run's own claim, which its ledger has to bear out."""
-    (claimed, delta), record = _claim(folder), read_ledger(folder / NAME)
-    spent = epsilon(record.plan.event(), delta)
-    findings = []
-    if record.damage:
-        findings.append(f"the ledger is damaged: {record.damage}")
-    if record.delta != delta:
-        findings.append(f"the claim is at delta={delta:g}, the ledger at delta={record.delta:g}")
-    if spent > claimed * (1 + 1e-6):
-        findings.append(f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}")
-    if record.plan != subject.plan:
-        findings.append("the plan on the ledger is not the one that the run's config gives")
-    return replace(subject, epsilon=claimed, findings=tuple(findings))
-
-
-def _claim(folder: Path) -> tuple[float, float]:
-    """(ε, δ) as privacy.json has them."""
-    where = f"run={str(folder)!r}: privacy.json"
-    try:
-        stored = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{where} cannot be read: {error.strerror}; allowed: a run that has ended") from None
-    except ValueError:
-        raise InputError(f"{where} is not JSON; allowed: as `adadpigu train` wrote it") from None
-    claim = stored if isinstance(stored, dict) else {}
-    epsilon, delta = claim.get("epsilon_pld"), claim.get("delta")
-    if not isinstance(delta, int | float):
-        raise InputError(f"{where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
-    check_delta(float(delta))
-    if not isinstance(epsilon, int | float) or not claim.get("private"):
-        raise InputError(f"{where} claims no privacy: there is nothing to audit; allowed: a private run")
-    return float(epsilon), float(delta)
+def trained(ready: Preparation, **options: Any) -> Run:
+    """Trains as `train_prepared` does; a run that was stopped is no audit, so that Ctrl-C ends it."""
+    run = train_prepared(ready, **options)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    return run
 
 
 def _fixed(config: RunConfig, ready: Preparation) -> RunConfig:

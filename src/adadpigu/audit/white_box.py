@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.audit.canaries import Canaries, WithBlock
-from adadpigu.audit.estimators import Errors, fewest_observations, gaussian_mu
+from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.data.datasets import DataSet
 from adadpigu.errors import InputError
 from adadpigu.gradients import Loss
 from adadpigu.randomness import choose_randomness
-from adadpigu.training import train_prepared
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +33,7 @@ DRAW = "gradient"
 """the draw that canaries take part in"""
 _MOST_A_WORLD = 256
 """canaries in a batch"""
+_MOST_MU = 40.0
 _QUIET = 8
 """coordinates without a canary until the method has a mask: it shall find something of the block to freeze"""
 
@@ -44,8 +44,10 @@ class Observations:
 
     within: Tensor
     without: Tensor
+    odd: int
+    """that were not finite"""
     frozen: int
-    """looks at frozen coordinates"""
+    """looks at frozen coordinates, at what was released there and at the weight afterwards"""
     disturbed: int
     """of them, those that found a value other than 0, or a weight that had moved"""
 
@@ -67,6 +69,7 @@ class Observations:
         return Observations(
             within=torch.cat([self.within, other.within]),
             without=torch.cat([self.without, other.without]),
+            odd=self.odd + other.odd,
             frozen=self.frozen + other.frozen,
             disturbed=self.disturbed + other.disturbed,
         )
@@ -116,6 +119,7 @@ class _HalfIn(Canaries):
         weight = self._weight.detach().flatten().cpu().clone()
         if self._before is not None:
             frozen, before = self._before
+            self._frozen += int(frozen.sum())
             self._disturbed += int(((weight != before) & frozen).sum())
         self._before = None if active is None else (~active, weight)
         if active is not None:
@@ -123,9 +127,13 @@ class _HalfIn(Canaries):
             self._disturbed += int((value[~active] != 0).sum())
 
     def observations(self) -> Observations:
+        """Numbers that are none tell of no world: they are counted apart."""
+        within, without = torch.cat(self._within), torch.cat(self._without)
+        sound = [values[values.isfinite()] for values in (within, without)]
         return Observations(
-            within=torch.cat(self._within),
-            without=torch.cat(self._without),
+            within=sound[0],
+            without=sound[1],
+            odd=len(within) + len(without) - len(sound[0]) - len(sound[1]),
             frozen=self._frozen,
             disturbed=self._disturbed,
         )
@@ -136,20 +144,22 @@ def audit_white_box(
 ) -> AuditResult:
     """Trains the subject with canaries until there are so many observations a world, and bounds ε from below."""
     check_confidence(confidence)
-    needed = fewest_observations(min(1 - confidence, REFUTING))
+    needed = fewest_for_mu(min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING))
     if observations < needed:
         raise InputError(
-            f"observations={observations} a world are too few: without a single error they would show nothing at "
-            f"confidence {max(confidence, 1 - REFUTING):g}; allowed: at least {needed}"
+            f"observations={observations} a world are too few: without a single error they could not refute the claim "
+            f"at confidence {max(confidence, 1 - REFUTING):.15g}; allowed: at least {needed}"
         )
     seen = _observe(subject, observations, progress)
     errors = seen.errors()
 
-    def shown(significance: float) -> float:
+    def shown(significance: float, errors: Errors = errors) -> float:
         mu = gaussian_mu(errors, significance)
         return subject.cost(1 / (mu * subject.noise_multiplier), only=DRAW) if mu > 0 else 0.0
 
     findings = list(subject.findings)
+    if seen.odd:
+        findings.append(f"{seen.odd} released coordinates of the block are not finite")
     if seen.disturbed:
         findings.append(
             f"{seen.disturbed} of {seen.frozen} looks at frozen coordinates found a signal, noise or a move"
@@ -163,8 +173,10 @@ def audit_white_box(
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
         observations=seen.count,
+        reach=shown(REFUTING, Errors.flawless(seen.count)) if seen.count else None,
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
+            "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
         ),
         findings=tuple(findings),
@@ -177,7 +189,7 @@ def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observ
     """Whole runs, until there is enough."""
     a_world = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD)
     seen: Observations | None = None
-    while seen is None or seen.count < wanted:
+    while seen is None or (seen.count < wanted and not seen.odd):
         had = 0 if seen is None else seen.count
 
         def tell(draws: int, had: int = had) -> None:
@@ -186,9 +198,9 @@ def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observ
 
         canaries = _HalfIn(a_world, tell)
         ready = subject.prepare(attach=canaries.attach)
-        train_prepared(ready, randomness=canaries.coins(choose_randomness(None, ready.device)), tape=canaries)
+        trained(ready, randomness=canaries.coins(choose_randomness(subject.tier, ready.device)), tape=canaries)
         found = canaries.observations()
-        if found.count == 0:
+        if found.count == 0 and not found.odd:
             raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
         seen = found if seen is None else seen.with_those_of(found)
     return seen

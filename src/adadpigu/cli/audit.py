@@ -6,13 +6,13 @@ both as JSON and as a figure.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +34,11 @@ class Kind:
     """One audit as the command line knows it."""
 
     name: str
-    options: tuple[str, ...]
+    counts: str
+    """what its observations are"""
+    means: str
+    """what the ε that it shows says"""
+    options: tuple[str, ...] = ()
     """that it takes beside those that all take"""
     looks_at_records: bool = False
     """so that own data needs --diagnostics; the others never look at a private record"""
@@ -44,24 +48,56 @@ class Kind:
 
     def function(self) -> Callable[..., AuditResult]:
         """What runs it."""
-        import importlib
+        from adadpigu import audit
 
-        stem = self.name.replace("-", "_")
-        found: Callable[..., AuditResult] = getattr(importlib.import_module(f"adadpigu.audit.{stem}"), f"audit_{stem}")
+        found: Callable[..., AuditResult] = getattr(audit, f"audit_{self.name.replace('-', '_')}")
         return found
 
 
+_LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"
+_IMPLIED = "what the claim's plan costs with what was found: at the claim is as it should be, above it is a leak"
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name="white-box", options=("observations",)),
-        Kind(name="one-run", options=("canaries", "guesses"), looks_at_records=True),
-        Kind(name="many-runs", options=("runs",), looks_at_records=True, sample_rate=0.1, steps=60),
-        Kind(name="membership", options=("models",), looks_at_records=True, sample_rate=0.25, steps=200),
-        Kind(name="sampler", options=("draws",)),
-        Kind(name="noise", options=("numbers",)),
-        Kind(name="replay", options=()),
+        Kind(name="white-box", counts="released coordinates, each world", means=_LOOKED, options=("observations",)),
+        Kind(
+            name="one-run",
+            counts="guesses",
+            means=_LOOKED,
+            options=("canaries", "guesses"),
+            looks_at_records=True,
+        ),
+        Kind(
+            name="many-runs",
+            counts="runs, each world",
+            means=_LOOKED,
+            options=("runs",),
+            looks_at_records=True,
+            sample_rate=0.1,
+            steps=60,
+        ),
+        Kind(
+            name="membership",
+            counts="guesses",
+            means=_LOOKED,
+            options=("models",),
+            looks_at_records=True,
+            sample_rate=0.25,
+            steps=200,
+        ),
+        Kind(name="sampler", counts="draws", means=_IMPLIED, options=("draws",)),
+        Kind(name="noise", counts="numbers of noise", means=_IMPLIED, options=("numbers",)),
+        Kind(name="replay", counts="draws compared", means=_IMPLIED),
     )
+}
+_MOST = {
+    "observations": 10**8,
+    "canaries": 10**5,
+    "guesses": 10**5,
+    "runs": 10**6,
+    "models": 10**4,
+    "draws": 10**6,
+    "numbers": 10**8,
 }
 
 
@@ -85,9 +121,9 @@ def audit(
     epsilon: Annotated[float | None, typer.Option(help="ε that is claimed. [8, or the preset's]")] = None,
     delta: Annotated[float | None, typer.Option(help="δ that is claimed. [1e-5]")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε: its cost is the claim.")] = None,
-    steps: Annotated[int | None, typer.Option(help="T of the run. [3000; many-runs 60, membership 200]")] = None,
+    steps: Annotated[int | None, typer.Option(help="T of the run. [digits: 3000; else the preset's]")] = None,
     sample_rate: Annotated[
-        float | None, typer.Option(help="q, with which a record is drawn. [0.02; many-runs 0.1, membership 0.25]")
+        float | None, typer.Option(help="q, with which a record is drawn. [digits: 0.02; else the preset's]")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method; repeatable.")
@@ -102,7 +138,9 @@ def audit(
     models: Annotated[int | None, typer.Option(help="membership: shadow models. [16]")] = None,
     draws: Annotated[int | None, typer.Option(help="sampler: batches that are looked at.")] = None,
     numbers: Annotated[int | None, typer.Option(help="noise: numbers that are looked at. [1000000]")] = None,
-    confidence: Annotated[float, typer.Option(help="At which ε_lower is stated; a claim falls at 1 − 1e-6.")] = 0.95,
+    confidence: Annotated[
+        float | None, typer.Option(help="At which ε shown is stated; a claim falls at 1 − 1e-6. [0.95]")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Without AUDIT: all of them on every method (hours).")] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Look at your own private records: OUTSIDE the guarantee.")
@@ -121,31 +159,31 @@ def audit(
     """
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in {*keys, "describe"}}
-    given = {name: value for name, value in locals().items() if name in {o for k in KINDS.values() for o in k.options}}
+    sizes = {name: value for name, value in locals().items() if name in _MOST and value is not None}
     flags["method_options"] = method_options(option or [])
-    chosen = _chosen(kind, {name: value for name, value in given.items() if value is not None}, full)
+    chosen = _chosen(kind, sizes, full)
+    subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
     if chosen is None:
-        _refuse_flags(
-            flags | {"run": run, "preset": preset, "config": config, "sample_rate": sample_rate}, "AUDIT=None"
-        )
+        others = {"run": run, "confidence": confidence, "diagnostics": diagnostics or None}
+        _refuse_flags(flags | subject_flags | others | {"trust_model_code": trust_model_code or None}, "AUDIT=None")
         return _suite(full, out, as_json)
     if run is None:
+        _refuse_flags({"trust_model_code": trust_model_code or None}, "RUN=None")
         settings, rate = _settings(chosen, flags, preset, config, sample_rate)
         subject = _subject(chosen, settings, rate, diagnostics)
     else:
-        _refuse_flags(flags | {"preset": preset, "config": config, "sample_rate": sample_rate}, f"RUN={str(run)!r}")
+        _refuse_flags(flags | subject_flags, f"RUN={str(run)!r}")
         subject = _finished(chosen, run, diagnostics, trust_model_code)
     folder = out or (Path("audits") / _stem(subject) if run is None else run / "audits")
     _check_folder(folder)
-    options = {name: value for name, value in given.items() if value is not None}
     with counted(notes(), f"{chosen.name}: {subject.label}") as progress:
-        result = chosen.function()(subject, confidence=confidence, progress=progress, **options)
-    result = replace(result, exposed=subject.exposed)
-    _write(result, folder)
+        result = chosen.function()(subject, confidence=confidence or 0.95, progress=progress, **sizes)
+    result = replace(result, exposed=subject.exposed, assumed=(*result.assumed, *subject.assumed))
+    written = _write(result, folder, result.audit)
     if as_json:
         print_json(result.to_json())
     else:
-        _show(result, folder)
+        _show(result, written)
     return 0 if result.passed else 1
 
 
@@ -156,6 +194,8 @@ def _chosen(kind: str | None, given: dict[str, object], full: bool) -> Kind | No
     if kind is not None and full:
         raise InputError(f"--full with AUDIT={kind!r}: it runs all audits; allowed: without one")
     for name, value in given.items():
+        if isinstance(value, int) and value > _MOST[name]:
+            raise InputError(f"{name}={value} is more than {_MOST[name]}, the most allowed")
         owner = next(k.name for k in KINDS.values() if name in k.options)
         if owner != kind:
             raise InputError(f"{name}={value} does nothing in audit {kind or 'of all methods'}; allowed in {owner}")
@@ -173,10 +213,13 @@ def _settings(
     kind: Kind, flags: dict[str, object], preset: str | None, config: Path | None, sample_rate: float | None
 ) -> tuple[RunConfig, float | None]:
     """The config that is audited; without preset and config, a claim of ε = 8 on the embedded digits."""
+    if flags["epsilon"] is not None and flags["noise_multiplier"] is not None:
+        given = f"epsilon={flags['epsilon']} and noise_multiplier={flags['noise_multiplier']}"
+        raise InputError(f"{given}: give one of them, not both")
     if preset is None and config is None:
         if flags["epsilon"] is None and flags["noise_multiplier"] is None:
             flags = {**flags, "epsilon": 8.0}
-        if flags["dataset"] is None:
+        if flags["dataset"] in (None, "digits"):
             sample_rate = kind.sample_rate if sample_rate is None else sample_rate
             flags = {**flags, "steps": kind.steps if flags["steps"] is None else flags["steps"]}
             preset = "digits-adadpigu"
@@ -202,7 +245,7 @@ def _subject(kind: Kind, settings: RunConfig, sample_rate: float | None, diagnos
 
 def _finished(kind: Kind, run: Path, diagnostics: bool, trust_code: bool) -> Subject:
 
-    from adadpigu.audit.subject import claim_of_run, config_of_run
+    from adadpigu.audit import claim_of_run, config_of_run
 
     settings = config_of_run(run, trust_code=trust_code)
     return claim_of_run(run, _subject(kind, settings, None, diagnostics))
@@ -213,43 +256,52 @@ def _stem(subject: Subject) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses a folder that cannot be written to before the work is done."""
+    """Makes the folder before the work is done; one that a stranger's link leads away is refused."""
+    if folder.is_symlink():
+        raise InputError(f"out={str(folder)!r} is a link; allowed: a folder")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"out={str(folder)!r} is a file; allowed: a folder")
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"out={str(folder)!r}: {there} is a file; allowed: a folder")
     if not os.access(there, os.W_OK):
         raise InputError(f"out={str(folder)!r} cannot be written: {there} is read-only")
 
 
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
+    """The result as JSON and as a figure, beside those of earlier audits; what cannot be written costs no verdict."""
+    from adadpigu.audit.figures import picture
+    from adadpigu.durable import write_bytes, write_text
+
+    written: list[Path] = []
     try:
-        yield
-    except OSError as error:
-        raise InputError(f"out={str(folder)!r} cannot be written: {error.strerror}") from None
-
-
-def _write(result: AuditResult, folder: Path, stem: str | None = None) -> None:
-    """The result as JSON and as a figure."""
-    from adadpigu.audit.figures import save_figure
-
-    stem = result.audit if stem is None else stem
-    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{stem}.json").write_text(json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
-        save_figure(result, folder / f"{stem}.png")
+        taken = {path.stem for path in folder.iterdir()}
+        free = next(name for name in (stem, *(f"{stem}-{k}" for k in count(2))) if name not in taken)
+        write_text(folder / f"{free}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
+        written.append(folder / f"{free}.json")
+        if result.draw is not None:
+            write_bytes(folder / f"{free}.png", picture(result))
+            written.append(folder / f"{free}.png")
+    except Exception as error:
+        notes().print(f"[yellow]warning:[/] not all was written to {folder}: {type(error).__name__}: {error}")
+    return written
 
 
-def _show(result: AuditResult, folder: Path) -> None:
+def _show(result: AuditResult, written: list[Path]) -> None:
+    kind = KINDS[result.audit]
     rows = [
         ["audited", result.subject],
         ["ε claimed", f"{result.epsilon_claimed:.4g} at δ = {result.delta:g}"],
         [f"ε shown, confidence {result.confidence:g}", _shown(result.epsilon_lower)],
         ["ε shown, confidence 1 − 1e-6", _shown(result.epsilon_certain)],
-        ["observations", f"{result.observations:,}"],
+        ["observations", f"{result.observations:,} ({kind.counts})"],
         ["verdict", _verdict(result)],
     ]
+    if result.reach is not None:
+        rows.insert(4, ["most that could be shown at 1 − 1e-6", _shown(result.reach)])
     screen().print(table(["", ""], rows))
+    screen().print(f"\nε shown is {kind.means}.", soft_wrap=True, markup=False)
     exposed = ("un-noised values of your records were looked at: what is shown here is OUTSIDE their guarantee",)
     told = (("Findings", result.findings), ("Assumed", result.assumed), ("Exposed", exposed if result.exposed else ()))
     for title, lines in told:
@@ -257,10 +309,12 @@ def _show(result: AuditResult, folder: Path) -> None:
             screen().print(f"\n{title}")
         for line in lines:
             screen().print(f"  {line}", soft_wrap=True, markup=False)
-    screen().print(f"\n{folder}/{result.audit}.json, {folder}/{result.audit}.png", soft_wrap=True, markup=False)
+    screen().print("\n" + "\n".join(map(str, written)), soft_wrap=True, markup=False)
 
 
 def _verdict(result: AuditResult) -> str:
+    if result.passed and result.powerless:
+        return "not refuted, but so few observations could not have refuted it"
     return "not refuted" if result.passed else "REFUTED"
 
 
@@ -278,7 +332,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     for entry in entries(full=full):
         with counted(notes(), f"{entry.audit}: {entry.method}") as progress:
             results.append(entry.result(progress))
-        _write(results[-1], folder, stem=f"{entry.method}-{entry.audit}")
+        _write(results[-1], folder, f"{entry.method}-{entry.audit}")
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})

@@ -73,7 +73,7 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
 
     A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
     """
-    texts = {name: _text(folder, name) for name in ("config.toml", "data.json")}
+    texts = {name: text_of(folder, name) for name in ("config.toml", "data.json")}
     stored = _inside(folder, "model.safetensors")
     config, facts = merge(parse(texts["config.toml"], str(folder / "config.toml"))), _facts(folder, texts["data.json"])
     if not trust_code:
@@ -119,7 +119,8 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _text(folder: Path, name: str) -> str:
+def text_of(folder: Path, name: str) -> str:
+    """A text file of the folder, if it is one, within it and not too long."""
     path = _inside(folder, name)
     try:
         size = path.stat().st_size
@@ -163,7 +164,7 @@ def _description(folder: Path, facts: Facts) -> Description | None:
     """How records of own data are encoded; it must be of the data that the model was built for."""
     if not (folder / DESCRIPTION).is_symlink() and not (folder / DESCRIPTION).exists():
         return None
-    _text(folder, DESCRIPTION)
+    text_of(folder, DESCRIPTION)
     found = read_description(folder / DESCRIPTION)
     shape = facts.shape if isinstance(found.facts, ArrayFacts) else found.facts.shape
     if (shape, len(found.classes)) != (facts.shape, facts.classes):
