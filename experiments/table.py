@@ -16,7 +16,14 @@ from pathlib import Path
 from adadpigu.config import all_presets, read_preset
 
 SETS = {"mnist": "MNIST", "fashion": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-METHODS = {"dpsgd": "DP-SGD", "ts": "DPSGD-TS", "hf": "DPSGD-HF", "dpsur": "DPSUR", "adadpigu": "AdaDPIGU"}
+METHODS = {
+    "dpsgd": "DP-SGD",
+    "ts": "DPSGD-TS",
+    "hf": "DPSGD-HF",
+    "dpsur": "DPSUR",
+    "adadpigu": "AdaDPIGU",
+    "best": "best recipe",
+}
 
 
 def scores(path: Path) -> dict[str, list[float]]:

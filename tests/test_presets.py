@@ -13,12 +13,14 @@ from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.named import find_published
 from adadpigu.training.configured import configured, front_and_body
 
-CELL = re.compile(r"(mnist|fashion|cifar10)-(dpsgd|ts|hf|dpsur|adadpigu)-eps(2|4)")
+CELL = re.compile(r"(mnist|fashion|cifar10)-(dpsgd|ts|hf|dpsur|adadpigu|best)-eps(2|4)")
 
 
 def test_every_cell_of_the_table_and_every_yardstick_has_a_preset() -> None:
     sets = ("mnist", "fashion", "cifar10")
-    cells = {f"{s}-{m}-eps{e}" for s in sets for m in ("dpsgd", "ts", "hf", "dpsur", "adadpigu") for e in (2, 4)}
+    cells = {
+        f"{s}-{m}-eps{e}" for s in sets for m in ("dpsgd", "ts", "hf", "dpsur", "adadpigu", "best") for e in (2, 4)
+    }
     assert cells | {f"{s}-sgd" for s in sets} | {"mnist-quick"} <= all_presets().keys()
 
 
@@ -30,8 +32,8 @@ def test_a_preset_does_what_its_name_says(name: str) -> None:
         short, method, epsilon = cell.groups()
         assert config.dataset == find_published(short).name
         assert config.epsilon == float(epsilon)
-        assert config.method == {"ts": "dpsgd", "hf": "dpsgd"}.get(method, method)
-        assert (config.features == "scattering") == (method == "hf")
+        assert config.method == {"ts": "dpsgd", "hf": "dpsgd", "best": "dpsgd"}.get(method, method)
+        assert (config.features == "scattering") == (method in ("hf", "best"))
         assert (config.activation or "tanh").startswith("tempered") == (method == "ts")
     assert config.delta == 1e-5
     assert config.noise_multiplier is None

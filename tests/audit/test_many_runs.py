@@ -240,7 +240,7 @@ def test_every_run_starts_from_the_same_weights_with_the_worlds_in_turns(monkeyp
         worlds.append(tape._present)
         return train_prepared(ready, tape=tape, **options)
 
-    monkeypatch.setattr(many_runs, "train_prepared", watched)
+    monkeypatch.setattr(many_runs, "trained", watched)
     seen: list[tuple[int, int]] = []
     audit_many_runs(subject(), runs=21, progress=lambda done, total: seen.append((done, total)))
     assert all(torch.equal(start, starts[0]) for start in starts)

@@ -223,7 +223,7 @@ def test_every_record_is_in_half_of_the_models_and_these_train_on_it(monkeypatch
         assert ready.plan.steps == subject().plan.steps
         return train_prepared(ready, **options)
 
-    monkeypatch.setattr(membership, "train_prepared", watched)
+    monkeypatch.setattr(membership, "trained", watched)
     seen, told = _Attacked(subject(), subject().data, 6, 350), list[tuple[int, int]]()
     seen.train(lambda done, total: told.append((done, total)))
     assert seen.members.sum(axis=0).tolist() == [3] * 350
@@ -305,7 +305,7 @@ def test_records_that_are_handed_over_are_attacked_and_the_result_says_so(monkey
         trained.append(ready.data.train.take(torch.arange(len(ready.data.train)))[0])
         return train_prepared(ready, **options)
 
-    monkeypatch.setattr(membership, "train_prepared", watched)
+    monkeypatch.setattr(membership, "trained", watched)
     mine = torch.rand(350, 1, 8, 8, generator=torch.Generator().manual_seed(0)) + 5
     records = IndexedRecords(TensorDataset(mine, torch.arange(350) % 10))
     data = DataSet(name="mine", train=records, records=400, classes=10, shape=(1, 8, 8))
@@ -363,7 +363,7 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
         value = next(outputs, None)
         return predict(model, inputs, device=device) if value is None else torch.full((len(inputs), 10), value)
 
-    monkeypatch.setattr(membership, "train_prepared", broken)
+    monkeypatch.setattr(membership, "trained", broken)
     monkeypatch.setattr(membership, "predict", spoilt)
     result = audit_membership(subject(), models=6)
     assert not result.passed

@@ -279,9 +279,7 @@ def test_keys_that_are_constant_show_between_two_generators(monkeypatch: pytest.
     monkeypatch.setattr(SystemRandomness, "uniform", lambda self, count: fixed[:count].clone())
     seen = Keys()
     seen.here("secure", torch.device("cpu"))
-    assert list(seen.findings()) == [
-        "the coins of two generators are the same: 256 of 256 numbers, so their key is constant"
-    ]
+    assert list(seen.findings()) == ["two generators draw the same coins: 256 of 256 numbers, so their key is constant"]
 
 
 SHARED = """
@@ -302,7 +300,7 @@ def test_a_constant_seed_shows_between_two_processes(monkeypatch: pytest.MonkeyP
     assert audited().passed
     monkeypatch.setattr(noise, "_PROCESSES_FROM", FEW)
     result = audited()
-    assert result.findings == ("the noise of two processes are the same: 256 of 256 numbers, so their key is constant",)
+    assert result.findings == ("two processes draw the same noise: 256 of 256 numbers, so their key is constant",)
     assert result.details["processes"] == 3
 
 

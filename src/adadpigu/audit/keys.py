@@ -75,7 +75,7 @@ class Keys:
             pairs = [*combinations(drawn, 2), *((one, other) for one in drawn for other in others)]
             for kind, name in enumerate(("noise", "coins")):
                 if same := max((len(one[kind] & other[kind]) for one, other in pairs), default=0):
-                    yield f"the {name} of two {what} are the same: {same} of {_COUNT} numbers, so their key is constant"
+                    yield f"two {what} draw the same {name}: {same} of {_COUNT} numbers, so their key is constant"
 
 
 def _answer(process: subprocess.Popen[str]) -> Sequence[Sequence[float]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.laws import Numbers
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import announced, run_length, so_many_records
 from adadpigu.bounding import BoundedSum, GradientSum, Query
 from adadpigu.errors import InputError
@@ -175,7 +175,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, whole, steps)
-        train_prepared(ready, tape=whole, randomness=drawn_by, observers=[_After(tell)])
+        trained(ready, tape=whole, randomness=drawn_by, observers=[_After(tell)])
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
@@ -184,7 +184,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     sample = source.normal(_SAMPLE)
     empty = Listener()
     nobody = _ready(subject, empty, short)
-    train_prepared(nobody, tape=empty, randomness=Nobody(source))
+    trained(nobody, tape=empty, randomness=Nobody(source))
     return Heard(
         whole=whole,
         empty=empty,

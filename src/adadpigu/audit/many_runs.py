@@ -27,12 +27,11 @@ from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest_observations, gaussian_mu, mu_epsilon
 from adadpigu.audit.one_run import log_ratio
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.bounding import BoundedSum, Query
 from adadpigu.errors import InputError, unknown
 from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
-from adadpigu.training import train_prepared
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -243,13 +242,13 @@ def _findings(worlds: Worlds) -> list[str]:
 def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
-    layout, randomness = ready.engine.layout, choose_randomness(None, ready.device)
+    layout, randomness = ready.engine.layout, choose_randomness(subject.tier, ready.device)
     start = layout.read(ready.model)
 
     def once(present: bool) -> Sequence[float]:
         canary.begin(present)
         layout.write(ready.model, start)
-        train_prepared(ready, randomness=canary.coins(randomness), tape=canary)
+        trained(ready, randomness=canary.coins(randomness), tape=canary)
         if sees == "model":  # a step goes against the gradient
             return [-float(layout.read(ready.model)[-_COORDINATES])]
         return [canary.ratio, canary.total, canary.largest]

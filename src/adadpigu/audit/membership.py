@@ -22,13 +22,13 @@ from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors
 from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
 from adadpigu.audit.one_run import guessed
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
-from adadpigu.training import Facts, Metrics, Run, train_prepared
+from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.evaluation import predict
 
 if TYPE_CHECKING:
@@ -141,13 +141,13 @@ class _Attacked:
     def train(self, progress: Progress | None) -> None:
         """One preparation, the same first weights for every model: they are public."""
         ready, everyone = self.ready, self.ready.data.train
-        layout, randomness = ready.engine.layout, choose_randomness(None, ready.device)
+        layout, randomness = ready.engine.layout, choose_randomness(self._subject.tier, ready.device)
         start = layout.read(ready.model)
         for number, half in enumerate(self._halves):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
             follower = _Steps(progress, done=number * ready.plan.steps, total=len(self._halves) * ready.plan.steps)
-            train_prepared(
+            trained(
                 replace(ready, data=replace(ready.data, train=part)),
                 randomness=randomness,
                 observers=[follower],

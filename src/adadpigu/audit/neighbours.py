@@ -19,7 +19,7 @@ import torch
 from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records, held
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Attach
+from adadpigu.audit.subject import Attach, trained
 from adadpigu.audit.tapes import Player, Recorder, public_state
 from adadpigu.bounding import Query
 from adadpigu.data.datasets import DataSet, TensorRecords
@@ -76,7 +76,7 @@ class Recording:
         ready = prepare_on(data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
         with self._coins.chance, _in_order(ready.device):
-            train_prepared(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
+            trained(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
 
     @property
     def breaches(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class Recording:
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device):
-                train_prepared(ready, randomness=coins, observers=[player], tape=player)
+                train_prepared(ready, randomness=coins, observers=[player], tape=player)  # one that stops is a breach
             player.finish()
         except ReplayError as breach:
             player.expose(str(breach))

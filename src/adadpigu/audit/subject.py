@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Plan, epsilon
+from adadpigu.audit.stand_ins import stand_ins_for
 from adadpigu.config import RunConfig
-from adadpigu.data import DataSet, TensorRecords, is_named
+from adadpigu.data import DataSet, is_named
 from adadpigu.errors import InputError
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
@@ -125,10 +126,13 @@ class Subject:
         )
 
 
-def subject_of(config: RunConfig, *, sample_rate: float | None = None, real: bool = False) -> Subject:
+def subject_of(
+    config: RunConfig, *, sample_rate: float | None = None, real: bool = False, folder: Path | None = None
+) -> Subject:
     """The subject that a config describes: data is fetched, σ calibrated. `sample_rate` q sets the batch size.
 
     `real` takes the user's own records instead of stand-ins: what an audit then finds is outside their guarantee.
+    Stand-ins are made from public facts alone, those of a finished run's `folder` where there is one.
     """
     method = make_method(config.method, config.method_options)
     if not method.private:
@@ -138,10 +142,8 @@ def subject_of(config: RunConfig, *, sample_rate: float | None = None, real: boo
     if config.reproducible_noise:
         raise InputError("reproducible_noise=True claims no privacy: there is nothing to audit; allowed: secret noise")
     config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
-    data = replace(load_data(config), test=None)
     stands_in = not (real or is_named(config.dataset))
-    if stands_in:
-        data = _stood_in(data)
+    data = stand_ins_for(config, folder) if stands_in else replace(load_data(config), test=None)
     if sample_rate is not None:
         if not 0 < sample_rate <= 1:
             raise InputError(f"sample_rate={sample_rate} is not in (0, 1]")
@@ -185,16 +187,3 @@ def _fixed(config: RunConfig, ready: Preparation) -> RunConfig:
         steps=ready.options.step_count(ready.data.records),
         epochs=None,
     )
-
-
-def _stood_in(data: DataSet) -> DataSet:
-    """Random numbers in the shape of the records, as many as are declared."""
-    inputs, targets = data.train.take(torch.arange(0))
-    generator = torch.Generator().manual_seed(0)
-    shape = (data.records, *inputs.shape[1:])
-    if inputs.is_floating_point():
-        made = torch.rand(shape, generator=generator, dtype=inputs.dtype)
-    else:
-        made = torch.randint(2, shape, generator=generator, dtype=inputs.dtype)
-    labels = torch.randint(data.classes or 2, (data.records, *targets.shape[1:]), generator=generator)
-    return replace(data, train=TensorRecords(made, labels.to(targets.dtype), name=data.name))

@@ -20,7 +20,7 @@ from torch import Tensor
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.laws import Counts
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method
@@ -28,7 +28,6 @@ from adadpigu.randomness import Randomness
 from adadpigu.records import Records
 from adadpigu.sampling import PoissonSampler
 from adadpigu.sensitive import unseal
-from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Facts, Metrics, Run
 from adadpigu.training.view import View
@@ -208,7 +207,7 @@ def watch(
     watcher = _Watcher(seen, progress)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     run = announced(subject, ready, watcher.announce, data=replace(ready.data, train=coded), view=view)
-    train_prepared(run, randomness=randomness, observers=[watcher])
+    trained(run, randomness=subject.tier if randomness is None else randomness, observers=[watcher])
     if not watcher.draws:
         raise InputError(f"{subject.label}: no batch was drawn in {steps} steps, so there is nothing to look at")
     kinds: dict[PlannedDraw, list[NDArray[np.uint8]]] = {}

@@ -226,7 +226,9 @@ def _settings(
     return configure(flags, preset=preset, config=config), sample_rate
 
 
-def _subject(kind: Kind, settings: RunConfig, sample_rate: float | None, diagnostics: bool) -> Subject:
+def _subject(
+    kind: Kind, settings: RunConfig, sample_rate: float | None, diagnostics: bool, folder: Path | None = None
+) -> Subject:
     from adadpigu.audit.subject import subject_of
     from adadpigu.data import is_named
 
@@ -240,7 +242,7 @@ def _subject(kind: Kind, settings: RunConfig, sample_rate: float | None, diagnos
         raise InputError(
             f"--diagnostics: audit {kind.name} of {settings.dataset!r} looks at no private record; leave it out"
         )
-    return subject_of(settings, sample_rate=sample_rate, real=kind.looks_at_records)
+    return subject_of(settings, sample_rate=sample_rate, real=kind.looks_at_records, folder=folder)
 
 
 def _finished(kind: Kind, run: Path, diagnostics: bool, trust_code: bool) -> Subject:
@@ -248,7 +250,7 @@ def _finished(kind: Kind, run: Path, diagnostics: bool, trust_code: bool) -> Sub
     from adadpigu.audit import claim_of_run, config_of_run
 
     settings = config_of_run(run, trust_code=trust_code)
-    return claim_of_run(run, _subject(kind, settings, None, diagnostics))
+    return claim_of_run(run, _subject(kind, settings, None, diagnostics, folder=run))
 
 
 def _stem(subject: Subject) -> str:
@@ -277,7 +279,7 @@ def _write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = {path.stem for path in folder.iterdir()}
-        free = next(name for name in (stem, *(f"{stem}-{k}" for k in count(2))) if name not in taken)
+        free = stem if stem not in taken else next(n for k in count(2) if (n := f"{stem}-{k}") not in taken)
         write_text(folder / f"{free}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
         written.append(folder / f"{free}.json")
         if result.draw is not None:
@@ -314,7 +316,7 @@ def _show(result: AuditResult, written: list[Path]) -> None:
 
 def _verdict(result: AuditResult) -> str:
     if result.passed and result.powerless:
-        return "not refuted, but so few observations could not have refuted it"
+        return "not refuted (too few to refute)"
     return "not refuted" if result.passed else "REFUTED"
 
 
