@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from scipy.stats import norm
 
 from adadpigu.audit.estimators import Errors, Scores, Trial
 
@@ -22,3 +23,9 @@ def errors_of(alarms: int, misses: int, count: int) -> Errors:
 def trial_of(canaries: int, guesses: int, right: int) -> Trial:
     """So many right guesses among so many, on so many canaries."""
     return Trial(canaries=canaries, guesses=guesses, right=right)
+
+
+def ideal(count: int, mu: float) -> tuple[Scores, Scores]:
+    """Scores N(μ, 1) and N(0, 1) at quantile midpoints."""
+    out: Scores = norm.ppf((np.arange(count) + 0.5) / count)
+    return out + mu, out

@@ -19,7 +19,6 @@ from adadpigu.accounting import plan_for
 from adadpigu.accounting.closed_forms import gaussian_epsilon
 from adadpigu.audit.curves import claim_curve, profile_curve
 from adadpigu.audit.estimators import (
-    Scores,
     Trial,
     epsilon_from_errors,
     gaussian_mu,
@@ -42,12 +41,6 @@ def too_many(exceeds: Callable[[Generator], bool], seed: int) -> bool:
     """Whether more audits than a valid 95 % bound allows show more than the truth."""
     generator = np.random.default_rng(seed)
     return sum(exceeds(generator) for _ in range(AUDITS)) > ALLOWED
-
-
-def ideal(count: int, mu: float) -> tuple[Scores, Scores]:
-    """Scores N(μ, 1) and N(0, 1) at quantile midpoints."""
-    out: Scores = norm.ppf((np.arange(count) + 0.5) / count)
-    return out + mu, out
 
 
 # coverage, simulated

@@ -21,10 +21,6 @@ from adadpigu.audit.estimators import (
 )
 
 DELTA = 1e-5
-AUDITS, ALLOWED = 1000, 85
-CERTAIN = 1e-6
-
-Generator = np.random.Generator
 
 
 POWERS = (1e-12, 1e-6, 0.01, 0.2, 0.5, 0.8, 0.99, 1 - 1e-6)

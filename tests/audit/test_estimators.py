@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 import pytest
-from guessing import ends, errors_of, trial_of
+from guessing import ends, errors_of, ideal, trial_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -40,16 +40,7 @@ from adadpigu.audit.estimators import (
 from adadpigu.errors import InputError
 
 DELTA = 1e-5
-AUDITS, ALLOWED = 1000, 85
 CERTAIN = 1e-6
-
-Generator = np.random.Generator
-
-
-def ideal(count: int, mu: float) -> tuple[Scores, Scores]:
-    """Scores N(μ, 1) and N(0, 1) at quantile midpoints."""
-    out: Scores = norm.ppf((np.arange(count) + 0.5) / count)
-    return out + mu, out
 
 
 def expected(count: int, mu: float, threshold: float) -> Errors:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, hypergeom, kstest, norm
 
+from adadpigu.audit.evidence import product_p, product_reach, repeats
 from adadpigu.audit.laws import (
     Check,
     Law,
-    autocorrelation,
     dispersion_p,
     distance_p,
     extreme_p,
@@ -21,8 +21,6 @@ from adadpigu.audit.laws import (
     neighbours_p,
     overlap_law,
     overlaps_p,
-    product_p,
-    product_reach,
     refuted,
     sum_p,
 )
@@ -97,7 +95,7 @@ def test_products_of_independent_numbers_stay_within_the_bound() -> None:
     """20,000 sums of 30 products: a bound of 1 % may be passed 200 times, 280 with a probability below 1e-7."""
     z = np.random.default_rng(1).standard_normal((20_000, 31))
     totals = (z[:, 1:] * z[:, :-1]).sum(axis=1)
-    chances = product_p(totals, 30)
+    chances = product_p(totals, (z[:, :-1] ** 2).sum(axis=1))
     assert (chances < 0.01).sum() <= 280
     assert product_reach(np.array([30.0]), 0.01)[0] < 3 * norm.isf(0.005) * math.sqrt(30)  # and it is of some use
 
@@ -106,13 +104,13 @@ def test_repetition_is_seen_at_its_lag_and_counted_where_numbers_are_missing() -
     generator = np.random.default_rng(2)
     drawn = generator.random(300) < 0.6
     z = np.where(drawn, generator.standard_normal(300), 0.0)
-    products, pairs = autocorrelation(z, drawn)
+    products, variances = repeats(z, drawn)
     for lag in (1, 7, 150, 299):
         assert products[lag - 1] == pytest.approx(z[lag:] @ z[:-lag], abs=1e-9)
-        assert pairs[lag - 1] == (drawn[lag:] & drawn[:-lag]).sum()
+        assert variances[lag - 1] == pytest.approx((z[:-lag] ** 2)[drawn[lag:]].sum(), abs=1e-9)
     again = np.concatenate([z, z])
-    products, pairs = autocorrelation(again, np.concatenate([drawn, drawn]))
-    assert int(np.argmin(product_p(products, pairs))) + 1 == 300
+    products, variances = repeats(again, np.concatenate([drawn, drawn]))
+    assert int(np.argmin(product_p(products, variances))) + 1 == 300
 
 
 def test_the_distance_is_that_of_kolmogorov_and_its_chance_no_lower() -> None:

@@ -26,6 +26,8 @@ from adadpigu.gradients import Loss
 from adadpigu.mechanism import Release
 from adadpigu.randomness import Randomness
 
+DRAW = "gradient"
+"""the draw that canaries take part in"""
 LOUD = 100.0
 """a of every other canary, so that the clip has something to do; 1 of the others"""
 

@@ -1,7 +1,7 @@
 """What chance allows: p-values that hold exactly, or by a proved bound, as far out as an audit of many tests needs.
 
-Normal approximations are not good enough that far out, so sums of whole numbers are convolved and quadratic forms are
-bounded. Pure functions of counts and numbers; whoever calls them says where those come from.
+Normal approximations are not good enough that far out, so sums of whole numbers are convolved. Pure functions
+of counts and numbers; whoever calls them says where those come from.
 """
 
 from __future__ import annotations
@@ -207,38 +207,3 @@ def distance_p(ordered: Numbers) -> tuple[float, float]:
     steps = np.arange(count + 1) / count
     largest = float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
     return min(1.0, 2 * math.exp(-2 * count * largest**2)), largest
-
-
-def product_p(total: float | Numbers, count: float | Numbers) -> Numbers:
-    """Of A = Σ z_i z_j over so many pairs of standard normal numbers, each number in at most two pairs.
-
-    A is a quadratic form of trace 0, Frobenius norm √(m/2) and spectral norm at most 1, so
-    P[A ≥ √(2mt) + 2t] ≤ exp(−t) (Laurent and Massart 2000), and as much on the other side.
-    """
-    size, pairs = np.abs(np.asarray(total, dtype=np.float64)), np.asarray(count, dtype=np.float64)
-    root = (np.sqrt(2 * pairs + 8 * size) - np.sqrt(2 * pairs)) / 4
-    chances: Numbers = np.minimum(1.0, 2 * np.exp(-(root**2)))
-    return chances
-
-
-def product_reach(count: Numbers, significance: float) -> Numbers:
-    """How large |A| has to be for `product_p` to fall to the significance: its inverse.
-
-    >>> reach = product_reach(np.array([1000.0]), 1e-6)
-    >>> round(float(product_p(reach, 1000.0)[0]) * 1e6, 6)
-    1.0
-    """
-    exponent = math.log(2 / significance)
-    reach: Numbers = np.sqrt(2 * count * exponent) + 2 * exponent
-    return reach
-
-
-def autocorrelation(z: Numbers, drawn: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
-    """(A, m) at every lag from 1 on: Σ z_i z_(i+lag), and of how many pairs, both numbers of which were drawn."""
-    from scipy.fft import irfft, next_fast_len, rfft
-
-    size = next_fast_len(2 * len(z), real=True)
-    products = irfft(np.abs(rfft(z, size)) ** 2, size)[1 : len(z)]
-    present = rfft(drawn.astype(np.float64), size)
-    pairs = irfft(np.abs(present) ** 2, size)[1 : len(z)]
-    return products, np.rint(pairs)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadpigu.audit.canaries import Canaries
+from adadpigu.audit.canaries import DRAW, Canaries
 from adadpigu.audit.curves import claim_curve
 from adadpigu.audit.estimators import (
     Trial,
@@ -38,8 +38,6 @@ from adadpigu.randomness import choose_randomness
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DRAW = "gradient"
-"""the draw that canaries take part in"""
 _LEAST_NOISE, _MOST_NOISE, _HALVINGS = 1 / 16, 64.0, 12
 """how the noise is searched for at which a claim's plan would be refuted, as a multiple of the claim's"""
 

@@ -6,7 +6,6 @@ No file or folder of the data itself is opened, so that an audit of the mechanis
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,14 @@ from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, ImageFacts, TableFacts, read_description
 from adadpigu.data.own import KINDS, TABLES, find_description, is_own
 from adadpigu.errors import InputError
+from adadpigu.report.loading import FACTS, facts_of, stored_facts
 
 MOST_RECORDS = 20_000
 """that are made, however many are declared: rates go by the declared count"""
 MOST_NUMBERS = 1 << 26
 """in all of them together: of large records there are fewer"""
-_FACTS = "data.json"
-_MOST_TEXT = 1 << 22
-_MOST_CLASSES = 1 << 20
+_MOST_DECLARED = 1 << 53
+"""records, so that a float holds their number"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ def _of_run(config: RunConfig, folder: Path) -> _Public:
     facts: tuple[object, ...] = (found.records, len(found.classes), _shape(found) or public.shape)
     if facts != (public.records, public.classes, public.shape):
         raise InputError(
-            f"run={str(folder)!r}: {DESCRIPTION} and {_FACTS} tell of different records, classes or shapes; allowed: "
+            f"run={str(folder)!r}: {DESCRIPTION} and {FACTS} tell of different records, classes or shapes; allowed: "
             "as `adadpigu train` wrote them"
         )
     return public
@@ -120,26 +119,17 @@ def _shape(found: Description) -> tuple[int, ...] | None:
 
 def _stored(folder: Path) -> _Public:
     """What data.json tells; a folder may be a stranger's, so nothing in it is taken as it is."""
-    refusal, path = f"run={str(folder)!r}: {_FACTS}", folder / _FACTS
-    try:
-        if path.stat().st_size > _MOST_TEXT:
-            raise InputError(f"{refusal} is far too large; allowed: up to {_MOST_TEXT} bytes")
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{refusal} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{refusal} is not JSON; allowed: as `adadpigu train` wrote it") from None
-    facts = stored if isinstance(stored, dict) else {}
-    name, records, classes, shape = (facts.get(key) for key in ("name", "records", "classes", "shape"))
-    if not isinstance(name, str) or not name.isprintable() or not _whole(records) or not _whole(classes, _MOST_CLASSES):
-        raise InputError(f"{refusal} has no name, records or classes; allowed: as `adadpigu train` wrote it")
-    sides = shape if isinstance(shape, list) else []
-    if not 1 <= len(sides) <= 8 or not all(_whole(side) for side in sides) or math.prod(sides) > MOST_NUMBERS:
-        raise InputError(f"{refusal} has no shape of a record, or an odd one; allowed: 1 to 8 sides of at least 1")
-    told = facts.get("public")
+    facts, known = stored_facts(folder), facts_of(folder)
+    name, records, told = (facts.get(key) for key in ("name", "records", "public"))
+    if not isinstance(name, str) or not name.isprintable() or not _whole(records) or known.classes is None:
+        raise InputError(
+            f"run={str(folder)!r}: {FACTS} has no name, records or classes; allowed: as `adadpigu train` wrote it"
+        )
+    if known.shape is None:
+        raise InputError(f"run={str(folder)!r}: {FACTS} has no shape of a record, so nothing can stand in for one")
     lines = tuple(line for line in told if isinstance(line, str)) if isinstance(told, list) else ()
-    return _Public(name=name, records=records, classes=classes, shape=tuple(sides), told=lines)
+    return _Public(name=name, records=records, classes=known.classes, shape=known.shape, told=lines)
 
 
-def _whole(value: object, most: int = 1 << 53) -> TypeGuard[int]:
-    return type(value) is int and 1 <= value <= most
+def _whole(value: object) -> TypeGuard[int]:
+    return type(value) is int and 1 <= value <= _MOST_DECLARED

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adadpigu.audit.canaries import Canaries, WithBlock
+from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THRESHOLD = 0.5
-DRAW = "gradient"
-"""the draw that canaries take part in"""
 _MOST_A_WORLD = 256
 """canaries in a batch"""
 _MOST_MU = 40.0

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from adadpigu.training.run import stored_tensors
 DESCRIPTION = "description.toml"
 """the description of own data as it was in training, in the run folder"""
 
+FACTS = "data.json"
+"""the public facts of the data set, in the run folder"""
 MOST_TEXT = 1 << 22
 """bytes of a file of TOML or JSON"""
 MOST_VALUES = 1 << 26
@@ -73,9 +76,9 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
 
     A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
     """
-    texts = {name: text_of(folder, name) for name in ("config.toml", "data.json")}
+    text, facts = text_of(folder, "config.toml"), facts_of(folder)
     stored = _inside(folder, "model.safetensors")
-    config, facts = merge(parse(texts["config.toml"], str(folder / "config.toml"))), _facts(folder, texts["data.json"])
+    config = merge(parse(text, str(folder / "config.toml")))
     if not trust_code:
         refuse_code(config, folder)
     description = _description(folder, facts)
@@ -133,8 +136,9 @@ def text_of(folder: Path, name: str) -> str:
         raise InputError(f"run={str(folder)!r}: {name} cannot be read: it is not UTF-8 text") from None
 
 
-def _facts(folder: Path, text: str) -> Facts:
-    refusal = f"run={str(folder)!r}: data.json"
+def stored_facts(folder: Path) -> dict[str, Any]:
+    """What a run's data.json holds, not yet checked but for shape and classes being there."""
+    text, refusal = text_of(folder, FACTS), f"run={str(folder)!r}: {FACTS}"
     try:
         stored = json.loads(text)
     except RecursionError:
@@ -143,6 +147,12 @@ def _facts(folder: Path, text: str) -> Facts:
         raise InputError(f"{refusal} cannot be read: {first_line(error)}") from None
     if not isinstance(stored, dict) or not stored.keys() >= {"shape", "classes"}:
         raise InputError(f"{refusal} has no shape or no classes; allowed: as `train` wrote it")
+    return stored
+
+
+def facts_of(folder: Path) -> Facts:
+    """The public facts in a run's data.json."""
+    stored, refusal = stored_facts(folder), f"run={str(folder)!r}: {FACTS}"
     shape, classes = stored["shape"], stored["classes"]
     if shape is not None and not _is_shape(shape):
         raise InputError(
