@@ -1,0 +1,179 @@
+"""Images of random processes: shapes with textures that hide one another, coloured noise, nets that nobody trained.
+
+x = draw(seed): no photograph and no record enters, so whatever is learnt from these images is public and charged with
+nothing. Dead leaves follow Lee, Mumford and Huang (2001); images of untrained nets Baradad et al. (2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adadpigu.errors import InputError
+
+_LEAST_SIDE = 16
+_WIDTH = 32
+"""channels of an untrained net"""
+_LOBES = 4
+"""waves along the outline of a leaf"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes:
+    """Where images of random processes come from: [n, 3, side, side] with values from 0 to 1.
+
+    >>> Processes(side=32, leaves=4)(2, torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    side: int = 48
+    leaves: int = 24
+    """shapes painted onto an image, those that others hide included"""
+
+    def __post_init__(self) -> None:
+        if self.side < _LEAST_SIDE or self.side % 16:
+            raise InputError(f"side={self.side} is not a multiple of 16, {_LEAST_SIDE} at least")
+        if self.leaves < 0:
+            raise InputError(f"leaves={self.leaves} is not 0 or more")
+
+    def __call__(self, count: int, chance: torch.Generator) -> Tensor:
+        """Fresh images, on the generator's device."""
+        textures = self.textures(count, chance)
+        if self.leaves:
+            painted = dead_leaves(textures, self.leaves, chance)
+            plain = uniform(count, chance, 0, 1) < 0.15  # some stay texture all over
+            textures = torch.where(plain[:, None, None, None], textures, painted)
+        return _exposed(textures, chance)
+
+    def textures(self, count: int, chance: torch.Generator) -> Tensor:
+        """Coloured noise and images of untrained nets, half and half; mean 0 and variance 1 each."""
+        noise = coloured_noise(count - count // 2, self.side, chance)
+        return torch.cat([noise, untrained_net(count // 2, self.side, chance)])
+
+
+def uniform(count: int, chance: torch.Generator, low: float, high: float) -> Tensor:
+    """Numbers [n] from low to high."""
+    return low + (high - low) * torch.rand(count, generator=chance, device=chance.device)
+
+
+def normal(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
+    """Normal numbers of a shape."""
+    return torch.randn(shape, generator=chance, device=chance.device)
+
+
+def coloured_noise(count: int, side: int, chance: torch.Generator) -> Tensor:
+    """Noise of spectrum |f|^−a with a from 0.8 to 2, stretched along one direction, in mixed colours."""
+    across = torch.fft.rfftfreq(side, device=chance.device)
+    down = torch.fft.fftfreq(side, device=chance.device)
+    turn, stretch = uniform(count, chance, 0, math.pi), uniform(count, chance, 0, 1.5).exp()
+    cosine, sine = turn.cos()[:, None, None], turn.sin()[:, None, None]
+    along = cosine * across + sine * down[:, None]
+    beside = (cosine * down[:, None] - sine * across) * stretch[:, None, None]
+    frequency = (along.square() + beside.square()).sqrt().clamp_(min=0.5 / side)
+    weight = frequency.pow(-uniform(count, chance, 0.8, 2)[:, None, None])
+    weight[:, 0, 0] = 0
+    waves = normal((count, 3, side, side // 2 + 1, 2), chance)
+    planes = torch.fft.irfft2(torch.view_as_complex(waves) * weight[:, None], s=(side, side))
+    return _standard(_mixed(_standard(planes), chance))
+
+
+def untrained_net(count: int, side: int, chance: torch.Generator) -> Tensor:
+    """What a generator with random oriented filters makes of noise; filters are shared, styles are each image's own."""
+    x = normal((count, _WIDTH, side // 16, side // 16), chance)
+    for _ in range(4):
+        x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+        style = normal((count, _WIDTH, 1, 1), chance).exp()
+        x = F.conv2d(x * style, _oriented(_WIDTH, _WIDTH, chance), padding=1)
+        x = x / x.square().mean((1, 2, 3), keepdim=True).add(1e-6).sqrt()
+        level = 0.3 * uniform(count, chance, 0, 1)[:, None, None, None]
+        x = F.leaky_relu(x + level * normal(tuple(x.shape), chance), 0.2)
+    x = x * normal((count, _WIDTH, 1, 1), chance).exp()
+    return _standard(_mixed(_standard(F.conv2d(x, normal((3, _WIDTH, 1, 1), chance))), chance))
+
+
+def _oriented(outputs: int, inputs: int, chance: torch.Generator) -> Tensor:
+    """Filters [outputs, inputs, 3, 3], each a slope along one direction with some of a bump."""
+    steps = torch.arange(-1.0, 2.0, device=chance.device)
+    bump = torch.exp(-steps.square()[:, None] - steps.square())
+    turn = uniform(outputs * inputs, chance, 0, 2 * math.pi)
+    slope = turn.cos()[:, None, None] * steps + turn.sin()[:, None, None] * steps[:, None]
+    filters = slope * bump + 0.3 * normal((outputs * inputs, 1, 1), chance) * bump
+    gain = normal((outputs * inputs, 1, 1), chance)
+    return (gain * filters).reshape(outputs, inputs, 3, 3)
+
+
+def dead_leaves(textures: Tensor, leaves: int, chance: torch.Generator) -> Tensor:
+    """Leaves painted one over the other onto the textures, each with a colour, a shade and another image's texture."""
+    count, _, side, _ = textures.shape
+    smallest = uniform(count, chance, math.log(0.06), math.log(0.35)).exp()  # few large shapes, or many small ones
+    image = textures
+    for _ in range(leaves):
+        cover = _leaf(count, side, smallest, chance)
+        shift = int(torch.randint(count, (1,), generator=chance, device=chance.device))
+        texture = textures.roll(shift, 0).flip(-1)
+        contrast = (1.2 * uniform(count, chance, -0.3, 1)).clamp_(min=0)[:, None, None, None]
+        shade = _slope(count, side, chance)[:, None] * uniform(count, chance, 0, 0.8)[:, None, None, None]
+        colour = 1.2 * _correlated(normal((count, 3), chance), chance)[:, :, None, None]
+        image = torch.lerp(image, colour + shade + contrast * texture, cover[:, None])
+    return image
+
+
+def _leaf(count: int, side: int, smallest: Tensor, chance: torch.Generator) -> Tensor:
+    """How far a leaf covers each pixel, from 0 to 1, [n, side, side]: an outline between ellipse, box and star."""
+    where = torch.linspace(-1, 1, side, device=chance.device)
+    turn, stretch = uniform(count, chance, 0, math.pi), uniform(count, chance, -0.6, 0.6).exp()
+    down = where[:, None] - uniform(count, chance, -1.1, 1.1)[:, None, None]
+    across = where - uniform(count, chance, -1.1, 1.1)[:, None, None]
+    cosine, sine = turn.cos()[:, None, None], turn.sin()[:, None, None]
+    u = (cosine * across + sine * down) * stretch[:, None, None]
+    v = (cosine * down - sine * across) / stretch[:, None, None]
+    power = uniform(count, chance, 0, math.log(8)).exp()[:, None, None]
+    distance = (u.abs().pow(power) + v.abs().pow(power)).add(1e-6).pow(1 / power)
+    angle = torch.atan2(v, u)
+    outline = torch.ones_like(distance)
+    for lobe in range(2, 2 + _LOBES):
+        height = 0.35 * (uniform(count, chance, -1, 1)).clamp_(min=0)[:, None, None] / lobe**0.5
+        phase = uniform(count, chance, 0, 2 * math.pi)[:, None, None]
+        outline = outline + height * torch.cos(lobe * angle + phase)
+    radius = smallest * uniform(count, chance, 0.05, 1).pow(-0.5)  # density of r goes as r^−3
+    softness = uniform(count, chance, math.log(0.01), math.log(0.08)).exp()[:, None, None]
+    return torch.sigmoid((radius.clamp(max=1.0)[:, None, None] * outline - distance) / softness)
+
+
+def _slope(count: int, side: int, chance: torch.Generator) -> Tensor:
+    """A plane that rises in a random direction, [n, side, side], from about −1 to 1."""
+    where = torch.linspace(-1, 1, side, device=chance.device)
+    turn = uniform(count, chance, 0, 2 * math.pi)[:, None, None]
+    return turn.cos() * where + turn.sin() * where[:, None]
+
+
+def _mixed(planes: Tensor, chance: torch.Generator) -> Tensor:
+    """Three planes as colours that are much alike, as those of light on things are."""
+    count = len(planes)
+    mixing = 0.35 * normal((count, 3, 3), chance)
+    mixing[:, :, 0] += 1
+    return torch.einsum("nij,njhw->nihw", mixing, planes)
+
+
+def _correlated(colours: Tensor, chance: torch.Generator) -> Tensor:
+    """Colours [n, 3] around gray."""
+    vivid = uniform(len(colours), chance, 0.1, 0.8)[:, None]
+    return colours.mean(1, keepdim=True) * 1.5 + vivid * colours
+
+
+def _standard(planes: Tensor) -> Tensor:
+    """Each image to mean 0 and variance 1."""
+    deviation, mean = torch.std_mean(planes, dim=(1, 2, 3), correction=0, keepdim=True)
+    return (planes - mean) / (deviation + 1e-6)
+
+
+def _exposed(images: Tensor, chance: torch.Generator) -> Tensor:
+    """Values from 0 to 1, each image with a brightness and a contrast of its own."""
+    count = len(images)
+    level = uniform(count, chance, 0.3, 0.65)[:, None, None, None]
+    contrast = uniform(count, chance, 0.12, 0.32)[:, None, None, None]
+    return (level + contrast * _standard(images)).clamp_(0, 1)
