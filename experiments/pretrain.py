@@ -93,6 +93,7 @@ def main() -> None:
         seed=given.seed,
     )
     device = torch.device(given.device)
+    torch.backends.cudnn.benchmark = True
     if given.seconds is not None:
         told = paced(told, device, given.seconds)
     pretrain(told, device, saver(told, given.out, given.save_every))

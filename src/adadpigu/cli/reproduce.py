@@ -55,7 +55,7 @@ def reproduce(
     """
     from adadpigu.reproduce import ARTEFACTS
     from adadpigu.reproduce.artefact import Scale
-    from adadpigu.reproduce.keeping import read_rows, write
+    from adadpigu.reproduce.keeping import rows_of, write
 
     if name != "all" and name not in ARTEFACTS:
         raise unknown("artefact", name, [*ARTEFACTS, "all"])
@@ -67,7 +67,7 @@ def reproduce(
         if source is None:
             crew = _crew(device, workers, seconds)
             lost += _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
-        drawn = artefact.draw(read_rows(folder / artefact.rows))
+        drawn = artefact.draw(rows_of(artefact, folder))
         written = write(artefact.name, drawn, out or folder)
         told.append(_summary(artefact, drawn, written))
         if not as_json:

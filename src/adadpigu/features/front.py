@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
+from adadpigu.features.beside import Beside, PartNorm
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.mechanism import Release, require_release
+from adadpigu.priors.maps import PriorMaps, packaged
 
-FEATURES = ("none", "scattering")
+FEATURES = ("none", "scattering", "prior", "prior+scattering")
 _LEAST_CLIP = 1e-9
 """of released normalisation: its square must be far from zero, and its inverse's from infinity"""
-NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
+NORMALISATIONS = ("none", "record", "orders", "parts", "group:GROUPS", "constants:MEANS/STDS", "released")
 
 
 class ChannelNorm(nn.Module):
@@ -63,6 +65,9 @@ class ReleasedNorm(ChannelNorm):
         self.std.fill_(1.0)
 
 
+_NORMALISERS = (nn.LayerNorm, nn.GroupNorm, OrderNorm, PartNorm, ChannelNorm, ReleasedNorm)
+
+
 class Front(nn.Module):
     """Features and normaliser, either of which may be absent.
 
@@ -72,8 +77,8 @@ class Front(nn.Module):
 
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
         super().__init__()
-        _refuse_unknown("features", features, (Scattering,))
-        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm))
+        _refuse_unknown("features", features, (Scattering, PriorMaps, Beside))
+        _refuse_unknown("normaliser", normaliser, _NORMALISERS)
         self.features = features
         self.normaliser = normaliser
         self.requires_grad_(False)
@@ -86,6 +91,13 @@ class Front(nn.Module):
 
     def declared(self) -> tuple[str, ...]:
         """Constants that are taken as public, for the statement."""
+        return (*self._declared_features(), *self._declared_normaliser())
+
+    def _declared_features(self) -> tuple[str, ...]:
+        parts = self.features.parts if isinstance(self.features, Beside) else [self.features]
+        return tuple(part.declared() for part in parts if isinstance(part, PriorMaps))
+
+    def _declared_normaliser(self) -> tuple[str, ...]:
         if isinstance(self.normaliser, ReleasedNorm):
             return (f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation",)
         if isinstance(self.normaliser, ChannelNorm):
@@ -132,28 +144,41 @@ def make_front(
     >>> make_front("none", "record", (1, 8, 8))[1]
     (1, 8, 8)
     """
-    transform: nn.Module | None = None
-    if features == "scattering":
-        if len(shape) != 3:
-            raise InputError(f"features='scattering' needs images (channels, height, width), not {shape}")
-        transform = Scattering(shape)
-        shape = transform.output_shape(shape)
-    elif features != "none":
-        raise unknown("features", features, FEATURES)
-    normaliser = _normaliser(
-        normalisation, shape, normalisation_clip, normalisation_noise, scattered=transform is not None
-    )
+    transform, shape = _transform(features, shape)
+    normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, transform)
     if transform is None and normaliser is None:
         return None, shape
     return Front(transform, normaliser), shape
 
 
-def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *, scattered: bool) -> nn.Module | None:
+def _transform(features: str, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """The features by name, and the shape that they make of a record's."""
+    if features not in FEATURES:
+        raise unknown("features", features, FEATURES)
+    if features == "none":
+        return None, shape
+    if len(shape) != 3:
+        raise InputError(f"features={features!r} needs images (channels, height, width), not {shape}")
+    parts: list[Scattering | PriorMaps] = []
+    if "prior" in features:
+        parts.append(packaged())
+    if "scattering" in features:
+        parts.append(Scattering(shape))
+    shapes = [part.output_shape(shape) for part in parts]
+    together = (sum(made[0] for made in shapes), *shapes[0][1:])
+    return (parts[0] if len(parts) == 1 else Beside(parts)), together
+
+
+def _normaliser(
+    spec: str, shape: tuple[int, ...], clip: float, noise: float, transform: nn.Module | None
+) -> nn.Module | None:
     if spec == "none":
         return None
     if spec == "record":
         return nn.LayerNorm(shape, elementwise_affine=False)
-    if spec == "orders" and scattered:
+    if spec == "parts" and transform is not None:
+        return PartNorm(transform)
+    if spec == "orders" and isinstance(transform, Scattering):
         return OrderNorm(shape[0] // CHANNELS)
     if spec == "released":
         return ReleasedNorm(shape[0], clip=clip, noise_multiplier=noise)

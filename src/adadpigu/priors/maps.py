@@ -50,6 +50,19 @@ class PriorMaps(nn.Module):
         found: Tensor = self.get_buffer(_key(name))
         return found
 
+    def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a record's features."""
+        if len(shape) == 3 and shape[0] == 3 and all(_SMALLEST <= n <= _LARGEST and n % STEP == 0 for n in shape[1:]):
+            return (self.channels, shape[1] // STEP, shape[2] // STEP)
+        raise InputError(
+            f"prior: records of shape {tuple(shape)}; allowed: (3, height, width) with height and width multiples of "
+            f"{STEP} from {_SMALLEST} to {_LARGEST}"
+        )
+
+    def declared(self) -> str:
+        """What a statement says of it."""
+        return "an encoder trained on images of random processes alone (no photograph, no record): " + self.signature
+
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         maps = staged(self.plan, self._convolve, centred(x))
@@ -75,7 +88,8 @@ def constants(encoder: Encoder, chance: torch.Generator, images: int = 4096) -> 
     """What `PriorMaps` needs of an encoder: folded weights, and each channel's mean and deviation on process images."""
     found = encoder.folded()
     plan = encoder.plan
-    views = Views(smallest=0.4, jitter=0.0, hue=0.0, gray=0.0)(Processes()(images, chance), chance)
+    plain = Views(smallest=0.4, jitter=0.0, hue=0.0, gray=0.0)
+    views = torch.cat([plain(Processes()(512, chance), chance) for _ in range(max(1, images // 512))])
     convolve = Bare(plan, found)
     moments: dict[int, list[Tensor]] = {stage: [] for stage in range(len(plan.widths))}
     for part in views.split(512):
@@ -124,6 +138,12 @@ def load(path: Path, stages: Sequence[int]) -> PriorMaps:
         raise InputError(f"prior={str(path)!r}: its content is not what was written")
     shape = json.loads(told["plan"])
     return PriorMaps(Plan(widths=tuple(shape["widths"]), blocks=tuple(shape["blocks"])), weights, stages)
+
+
+def packaged() -> PriorMaps:
+    """The maps of the weights that come with the package."""
+    import os
+    return load(Path(__file__).with_name("processes.safetensors"), tuple(map(int, os.environ.get("STAGES", "1,2").split(","))))
 
 
 def _key(name: str) -> str:

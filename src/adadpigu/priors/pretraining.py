@@ -33,14 +33,18 @@ class Pretraining:
     views: Views = field(default_factory=Views)
     steps: int
     images: int = 1024
-    """fresh ones a step, of which two views each are seen"""
+    """in a step, of which two views each are seen"""
+    store: int = 16
+    """images are drawn from a store of so many steps' worth"""
+    uses: int = 4
+    """a step's worth of the store is replaced by fresh images every so many steps"""
     lr: float = 2e-3
     weight_decay: float = 0.02
     temperature: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("images", 2), ("seed", 0)):
+        for name, least in (("steps", 1), ("images", 2), ("store", 1), ("uses", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name}={getattr(self, name)} is not at least {least}")
         for name in ("lr", "temperature"):
@@ -58,15 +62,16 @@ def pretrain(
     projector = _projector(told.plan.widths[-1]).to(device)
     weights = [*encoder.parameters(), *projector.parameters()]
     optimiser = torch.optim.AdamW(weights, lr=told.lr, weight_decay=told.weight_decay)
+    store = Store(told, chance)
     for step in range(told.steps):
         for group in optimiser.param_groups:
             group["lr"] = told.lr * pace(step, told.steps)
-        loss = _loss(told, encoder, projector, chance)
+        loss = _loss(told, encoder, projector, store(), chance)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         if progress is not None and (step % 50 == 0 or step + 1 == told.steps):
-            progress(step, float(loss), encoder)
+            progress(step, loss.item(), encoder)
     return encoder
 
 
@@ -82,9 +87,30 @@ def pace(step: int, steps: int) -> float:
     return 0.5 + 0.5 * math.cos(math.pi * (step + 1 - rise) / (steps + 1 - rise))
 
 
-def _loss(told: Pretraining, encoder: Encoder, projector: nn.Module, chance: torch.Generator) -> Tensor:
+class Store:
+    """Images to draw from: drawing them afresh for every step would take longer than learning from them."""
+
+    def __init__(self, told: Pretraining, chance: torch.Generator) -> None:
+        self._told, self._chance = told, chance
+        self._kept = torch.stack([told.processes(told.images, chance) for _ in range(told.store)])
+        self._drawn = 0
+
+    @torch.no_grad()
+    def __call__(self) -> Tensor:
+        """A step's worth, at random."""
+        told, chance = self._told, self._chance
+        self._drawn += 1
+        if self._drawn % told.uses == 0:
+            self._kept[self._drawn // told.uses % told.store] = told.processes(told.images, chance)
+        count = told.images * told.store
+        which = torch.randperm(count, generator=chance, device=chance.device)[: told.images]
+        return self._kept.flatten(0, 1)[which]
+
+
+def _loss(
+    told: Pretraining, encoder: Encoder, projector: nn.Module, images: Tensor, chance: torch.Generator
+) -> Tensor:
     with torch.no_grad():
-        images = told.processes(told.images, chance)
         views = torch.cat([told.views(images, chance), told.views(images, chance)])
         views = views.contiguous(memory_format=torch.channels_last)
     with _half_precision(views.device):

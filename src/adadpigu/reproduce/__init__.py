@@ -7,8 +7,9 @@ adadpigu reproduce NAME --from results   draws what was measured before
 
 from __future__ import annotations
 
+from adadpigu.reproduce.accuracy_table import ACCURACY_TABLE
 from adadpigu.reproduce.artefact import Artefact
 from adadpigu.reproduce.noise_table import NOISE_TABLE
 
-ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in (NOISE_TABLE,)}
+ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in (NOISE_TABLE, ACCURACY_TABLE)}
 """in the order of the paper"""

@@ -53,5 +53,7 @@ class Artefact:
     rows: str
     """file of its rows, in the folder of results; several artefacts may share one"""
     draw: Callable[[Sequence[Row]], Drawn]
+    beside: tuple[str, ...] = ()
+    """further files that are drawn from where they are there, as patterns"""
     jobs: Callable[[Scale], list[Job]] | None = None
     compute: Callable[[Scale], list[Row]] | None = None

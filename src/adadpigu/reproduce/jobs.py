@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from adadpigu.training.run import Metrics
 
 HELD_OUT = 5_000
+"""records on which settings are compared; of a small data set a fifth"""
 Score = Literal["held-out", "test"]
 Row = dict[str, Any]
 """one result, as it stands in a file of JSON lines"""
@@ -96,7 +97,7 @@ def _scored(settings: RunConfig, score: Score) -> tuple[RunConfig, DataSet]:
     data = load_data(settings)
     if score == "test":
         return settings, data
-    whole, data = data, training_split(data, HELD_OUT)
+    whole, data = data, training_split(data, min(HELD_OUT, data.records // 5))
     steps = settings.steps or round((settings.epochs or 0) * whole.records / (settings.batch_size or 1))
     scaled = round((settings.batch_size or 1) * data.records / whole.records)
     return replace(settings, batch_size=scaled, steps=steps, epochs=None), data

@@ -38,6 +38,12 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def rows_of(artefact: Artefact, folder: Path) -> list[Row]:
+    """All rows that an artefact is drawn from."""
+    further = sorted(path for pattern in artefact.beside for path in folder.glob(pattern))
+    return [row for path in (folder / artefact.rows, *further) for row in read_rows(path)]
+
+
 def append(path: Path, row: Row) -> None:
     """Adds a row and sees it safely to the disk."""
     try:

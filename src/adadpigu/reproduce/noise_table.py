@@ -106,22 +106,9 @@ def _least(cost: Callable[[float], float], epsilon: float) -> float:
 def draw(rows: Sequence[Row]) -> Drawn:
     """The table, in the paper's order, with what explains it, and a figure of the same."""
     head = ["data set", "ε", "σ printed", "σ PLD", "σ RDP", "σ classic RDP", "σ closed form", "ε of printed σ (PLD)"]
-    keys = (
-        "sigma_printed",
-        "sigma_pld",
-        "sigma_rdp",
-        "sigma_rdp_classic",
-        "sigma_closed_form",
-        "epsilon_pld_of_printed",
-    )
-    body = [
-        [
-            TITLES[row["dataset"]],
-            f"{row['epsilon']:g}",
-            *(f"{row[key]:.3g}" for key in (*sigmas, "epsilon_pld_of_printed")),
-        ]
-        for row in rows
-    ]
+    columns = [f"sigma_{key}" for key in ("printed", "pld", "rdp", "rdp_classic", "closed_form")]
+    columns.append("epsilon_pld_of_printed")
+    body = [[TITLES[row["dataset"]], f"{row['epsilon']:g}", *(f"{row[key]:.3g}" for key in columns)] for row in rows]
     notes = [
         f"- {TITLES[dataset]}: explained by B = {row['batch_size']} and {row['epochs']} epochs (T = {row['steps']:,}): "
         f"under classic RDP the printed σ then spend the ε beside them to within {row['misfit']:.1%}."

@@ -1,4 +1,4 @@
-"""How much of a vector's squared length a mask of k of d coordinates keeps: the energy-retention lemma and its corollary.
+"""How much of a vector's energy ‖u‖² a mask of k of d coordinates keeps: the energy-retention lemma, its corollary.
 
     α(u, m) = ‖m ⊙ u‖² / ‖u‖²,   and α(u, top-k of u) ≥ k/d
 
@@ -45,7 +45,8 @@ def retained_energy(vector: Numbers, mask: Mask) -> float:
     if largest == 0:
         return 1.0
     squares = np.square(vector / largest)  # of the largest: squares of tiny numbers would vanish
-    return float(squares[mask].sum() / squares.sum())
+    kept, lost = float(squares[mask].sum()), float(squares[~mask].sum())
+    return kept / (kept + lost)
 
 
 def even_share(active: int, dimension: int) -> float:
@@ -73,7 +74,7 @@ def expected_energy(second_moments: Numbers, mask: Mask) -> float:
 
 
 def printed_expected_energy(total: float, retention: float) -> float:
-    """α_t·E‖v‖²: the corollary as the paper uses it on noise, with α_t the energy that the mask keeps of the *gradient*.
+    """α_t·E‖v‖²: the corollary as the paper uses it on noise, α_t being the energy that is kept of the *gradient*.
 
     No bound in general. The corollary defines α_t as sup α(v), which it places in (0, 1); the supremum is 1, reached by
     every vector with at most k entries, so what is proved is E‖m ⊙ v‖² ≤ E‖v‖². The theorems then put in the

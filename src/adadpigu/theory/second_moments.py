@@ -24,7 +24,7 @@ def clipped(gradients: Numbers, clip_norm: float) -> Numbers:
     """
     check_clip_norm(clip_norm)
     norms = np.sqrt(np.einsum("...j,...j->...", gradients, gradients))[..., None]
-    return np.where(norms > clip_norm, gradients * (clip_norm / np.maximum(norms, clip_norm)), gradients)
+    return np.asarray(gradients / np.maximum(1.0, norms / clip_norm), dtype=np.float64)
 
 
 def printed_clipped(gradients: Numbers, clip_norm: float) -> Numbers:
@@ -55,8 +55,8 @@ def poisson_batch_moment(clip_norm: float, *, batch_size: float, sample_rate: fl
 
     Each of N records joins with probability q. Then E ḡ is the mean of all clipped gradients, of length at most C, and
     the variance Σ q(1−q)‖c_i‖²/B² is at most (1−q)C²/B. Equality where all clipped gradients are the same and of
-    length C. The paper uses C² although it accounts for Poisson sampling: a batch of more than B records can carry ‖ḡ‖
-    above C, and so can its mean square.
+    length C. The paper has C² throughout, while its accounting is that of Poisson sampling, where batches of more
+    than B records carry ‖ḡ‖ above C.
 
     >>> poisson_batch_moment(1.0, batch_size=1.0, sample_rate=0.25)
     1.75
@@ -93,8 +93,8 @@ def masked_noise_moment(*, active: int, noise_multiplier: float, clip_norm: floa
     is outside of 1/B), σ²C²/B (its proof, as if every record brought a draw of its own), σ²C²/B² (Algorithm 2). The
     last is what the privacy analysis pays for.
 
-    >>> masked_noise_moment(active=3, noise_multiplier=2.0, clip_norm=0.5, batch_size=10)
-    0.03
+    >>> masked_noise_moment(active=4, noise_multiplier=2.0, clip_norm=0.5, batch_size=4)
+    0.25
     """
     check_clip_norm(clip_norm)
     check_noise_multiplier(noise_multiplier)

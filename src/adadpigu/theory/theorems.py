@@ -2,8 +2,8 @@
 
     clipped SGD; a mask and Gaussian noise without a clip; a mask, a clip and Gaussian noise (DP-SGD)
 
-Functions of public numbers. A `printed_…` function is kept to be compared, never to be relied upon: docs/theory.md has a
-counterexample to each. θ_t, and with it ∇L(θ_t), is random, so that left-hand sides are expectations throughout.
+Functions of public numbers. A `printed_…` function is there to be compared, never to be relied upon: docs/theory.md has
+a counterexample to each. θ_t, and with it ∇L(θ_t), is random, so that left-hand sides are expectations throughout.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def printed_proof_of_clipped_sgd(descent: Descent, *, clip_norm: float) -> float
     return descent.gap / (rate * steps) + rate * descent.smoothness * clip_norm**2 / (2 * steps)
 
 
-def update_variance(
-    *, kept_gradient_variance: float, noise_deviation: float, active: int, batch_size: float
-) -> float:
+def update_variance(*, kept_gradient_variance: float, noise_deviation: float, active: int, batch_size: float) -> float:
     """V = v/B + kσ²/B²: the variance of m ⊙ (mean of B gradients + z/B), z ~ N(0, σ² I), σ not relative to a clip.
 
     v = E‖m ⊙ (g_i − ∇L)‖² is the records' variance *inside the mask*, at most σ_g² and equal to it when all of it lies
@@ -76,9 +74,9 @@ def masked_noisy_sgd(descent: Descent, *, variance: float) -> float:
     """Second theorem: (1/T) Σ E‖m_t ⊙ ∇L(θ_t)‖² ≤ (Δ/(ηT) + (ηG/2)·V) / (1 − ηG/2), with V of `update_variance`.
 
     Assumes G-smoothness, η < 2/G, deviations of mean 0 with the variance given (the paper calls this a bounded *bias*),
-    and a mask m_t chosen before the step's batch and noise are drawn. It may follow from earlier releases; one chosen by
-    the noisy gradient it is applied to may not, as it does not see noise of mean 0. At η = 1/(G√T) the right side
-    is (2GΔ + V)/(2√T − 1). Equality on L = (G/2)‖θ‖² with Δ the decrease.
+    and a mask m_t chosen before the step's batch and noise are drawn. It may follow from earlier releases, but not from
+    the noisy gradient that it is applied to: what it keeps of that noise need not have mean 0. At η = 1/(G√T) the right
+    side is (2GΔ + V)/(2√T − 1). Equality on L = (G/2)‖θ‖² with Δ the decrease.
 
     What is bounded is the gradient *inside the mask*: Σ α_t‖∇L(θ_t)‖², where α_t belongs to its step and cannot leave
     the sum. For the whole gradient see `masked_noisy_sgd_whole_gradient`.
@@ -119,9 +117,9 @@ def printed_masked_noisy_sgd(
 ) -> float:
     """Second theorem as stated, for (1/T) Σ ‖∇L(θ_t)‖² at η = 1/(G√T): 2GΔ/(α√T) + (σ_g²/B + dσ²/B²)/√T.
 
-    The corollary is used to multiply the variances by the gradient's α_t, which then cancels. They are not multiplied by
-    it: σ_g²/B should keep a 1/α, and d should be k/α. (2 − 1/√T has been replaced by 1, which is allowed.) One α stands
-    for all α_t; the proof also writes r for it.
+    The corollary is used to multiply the variances by the gradient's α_t, which then cancels. But a mask does not
+    shrink them by it: σ_g²/B should keep a 1/α, and d should be k/α. (2 − 1/√T has been replaced by 1, which is
+    allowed.) One α stands for all α_t; the proof also writes r for it.
 
     >>> run = Descent.at_paper_rate(smoothness=1.0, steps=400, gap=2.0)
     >>> printed_masked_noisy_sgd(
