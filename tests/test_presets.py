@@ -33,7 +33,7 @@ def test_a_preset_does_what_its_name_says(name: str) -> None:
         assert config.dataset == find_published(short).name
         assert config.epsilon == float(epsilon)
         assert config.method == {"ts": "dpsgd", "hf": "dpsgd", "best": "dpsgd"}.get(method, method)
-        assert (config.features == "scattering") == (method in ("hf", "best"))
+        assert (config.features != "none") == (method in ("hf", "dpsur", "best"))
         assert (config.activation or "tanh").startswith("tempered") == (method == "ts")
     assert config.delta == 1e-5
     assert config.noise_multiplier is None

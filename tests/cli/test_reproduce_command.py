@@ -78,10 +78,13 @@ def test_drawing_trains_nothing_and_may_write_elsewhere(tmp_path: Path, capsys: 
 
 
 @pytest.mark.usefixtures("tiny")
-def test_runs_that_fail_are_told_and_cost_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_fail_are_told_and_cost_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(TINY, "lr", -1.0)
-    code = run(["reproduce", "tiny", "--out", str(tmp_path), "--device", "cpu", "--workers", "1", "--seeds", "1"])
-    assert code in (1, 2)  # nothing to draw from, or drawn from nothing
+    command = ["reproduce", "tiny", "--out", str(tmp_path), "--device", "cpu", "--workers", "1", "--seeds", "1"]
+    assert run(command) == 1
+    assert "1 runs failed; the first, tiny: InputError: lr=-1.0" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

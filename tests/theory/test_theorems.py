@@ -76,6 +76,12 @@ def test_a_straight_walk_meets_the_first_bound_and_breaks_both_printed_ones(T: i
         assert printed_proof_of_clipped_sgd(descent, clip_norm=C) < measured * 0.999
 
 
+def test_the_two_printed_first_bounds_differ_by_where_the_rate_stands() -> None:
+    run = Descent(smoothness=2.0, learning_rate=0.5, steps=10, gap=50.0)
+    assert printed_clipped_sgd(run, clip_norm=2.0) == pytest.approx(0.5 * 50 / 10 + 0.5 * 2 * 4 / 20)
+    assert printed_proof_of_clipped_sgd(run, clip_norm=2.0) == pytest.approx(50 / (0.5 * 10) + 0.5 * 2 * 4 / 20)
+
+
 @given(seeds, st.floats(0.01, 3.0), st.integers(1, 20))
 def test_the_first_bound_holds_on_any_full_batch_run(seed: int, relative_rate: float, T: int) -> None:
     problem, start, mask = random_problem(seed)

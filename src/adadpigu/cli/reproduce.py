@@ -66,14 +66,17 @@ def reproduce(
     for artefact in chosen:
         if source is None:
             crew = _crew(device, workers, seconds)
-            lost += _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
+            missing = _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
+            lost += missing
+            if missing and not (folder / artefact.rows).exists():  # there is nothing to draw
+                continue
         drawn = artefact.draw(rows_of(artefact, folder))
         written = write(artefact.name, drawn, out or folder)
         told.append(_summary(artefact, drawn, written))
         if not as_json:
             _show(artefact, drawn, written)
     if as_json:
-        print_json(told[0] if name != "all" else {"artefacts": told})
+        print_json(told[0] if name != "all" and told else {"artefacts": told})
     return 1 if lost else 0
 
 

@@ -62,7 +62,7 @@ class RecordNorm(nn.Module):
 def _parts(features: nn.Module) -> tuple[list[int], list[nn.Module]]:
     """How many channels each kind of feature has, and its norm."""
     if isinstance(features, PriorMaps):
-        return [features.plan.widths[stage] for stage in features.stages], [RecordNorm() for _ in features.stages]
+        return features.kinds, [RecordNorm() for _ in features.kinds]
     if isinstance(features, Scattering):
         return [features.features[0]], [OrderNorm(features.features[0] // CHANNELS)]
     raise InputError(f"normalisation='parts' is for prior and scattering features, not {type(features).__name__}")

@@ -33,7 +33,9 @@ class PriorMaps(nn.Module):
         super().__init__()
         self.plan = plan
         self.stages = tuple(stages)
-        self.channels = sum(plan.widths[stage] for stage in self.stages)
+        self.projected = "projection.weight" in weights
+        self.kinds = [len(weights["projection.weight"])] if self.projected else [plan.widths[k] for k in self.stages]
+        self.channels = sum(self.kinds)
         self.strides = {name: stride for name, *_, stride in plan.units()}
         for name, *_ in plan.units():
             self._keep(f"{name}.weight", weights)
@@ -41,6 +43,9 @@ class PriorMaps(nn.Module):
         for stage in self.stages:
             self._keep(f"stage{stage}.mean", weights)
             self._keep(f"stage{stage}.std", weights)
+        if self.projected:
+            self._keep("projection.weight", weights)
+            self._keep("projection.bias", weights)
         self.signature = f"prior maps {self.stages} of {fingerprint(weights)} v1"
 
     def _keep(self, name: str, weights: Mapping[str, Tensor]) -> None:
@@ -67,7 +72,11 @@ class PriorMaps(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         maps = staged(self.plan, self._convolve, centred(x))
         side = (x.shape[2] // STEP, x.shape[3] // STEP)
-        return torch.cat([self._standard(stage, pooled(maps[stage], side)) for stage in self.stages], 1)
+        parts = [self._standard(stage, pooled(maps[stage], side)) for stage in self.stages]
+        if not self.projected:
+            return torch.cat(parts, 1)
+        normal = torch.cat([F.layer_norm(part, part.shape[1:]) for part in parts], 1)
+        return F.conv2d(normal, self._kept("projection.weight"), self._kept("projection.bias"))
 
     def _convolve(self, name: str, x: Tensor) -> Tensor:
         weight = self._kept(f"{name}.weight")
@@ -101,6 +110,25 @@ def constants(encoder: Encoder, chance: torch.Generator, images: int = 4096) -> 
         found[f"stage{stage}.mean"] = mean
         found[f"stage{stage}.std"] = (square - mean.square()).clamp(min=1e-6).sqrt()
     return {name: value.half().cpu().contiguous() for name, value in found.items()}
+
+
+@torch.no_grad()
+def projection(maps: PriorMaps, keep: int, power: float, chance: torch.Generator) -> dict[str, Tensor]:
+    """The `keep` directions over channels in which process images differ most, each scaled by variance^(−power/2)."""
+    device = maps.get_buffer("stem_weight").device
+    plain = Views(smallest=0.4, jitter=0.0, hue=0.0, gray=0.0)
+    found = []
+    for _ in range(8):
+        parts = maps(plain(Processes()(512, chance), chance).to(device)).split(maps.kinds, 1)
+        found.append(torch.cat([F.layer_norm(part, part.shape[1:]) for part in parts], 1))
+    values = torch.cat(found).permute(0, 2, 3, 1).flatten(0, 2).double()
+    mean = values.mean(0)
+    variances, directions = torch.linalg.eigh((values - mean).T @ (values - mean) / len(values))
+    kept = directions.flip(1)[:, :keep] * variances.flip(0)[:keep].clamp(min=1e-4).pow(-power / 2)
+    return {
+        "projection.weight": kept.T[:, :, None, None].half().cpu().contiguous(),
+        "projection.bias": -(kept.T @ mean).half().cpu(),
+    }
 
 
 class Bare:

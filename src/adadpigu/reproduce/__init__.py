@@ -10,6 +10,7 @@ from __future__ import annotations
 from adadpigu.reproduce.accuracy_table import ACCURACY_TABLE
 from adadpigu.reproduce.artefact import Artefact
 from adadpigu.reproduce.noise_table import NOISE_TABLE
+from adadpigu.reproduce.theory import THEORY
 
-ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in (NOISE_TABLE, ACCURACY_TABLE)}
+ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in (NOISE_TABLE, ACCURACY_TABLE, THEORY)}
 """in the order of the paper"""

@@ -77,7 +77,7 @@ def _title(found: Sequence[Row]) -> str:
 
 def _about(name: str) -> str:
     variant = VARIANTS[name]
-    return variant.about if variant.base in (None, YARDSTICK) else f"{variant.base}, but {variant.about}"
+    return variant.about if variant.base in (None, YARDSTICK) else f"{variant.base}: {variant.about}"
 
 
 def _setting(runs: Sequence[Row]) -> str:
@@ -123,17 +123,24 @@ def _short(found: Sequence[Row], nets: Sequence[str]) -> list[str]:
         if not tested:
             lines.append(f"{name}: nothing could be tested; it takes two seeds of DP-SGD and of a variant.")
             continue
-        width = statistics.median((row["high"] - row["low"]) / 2 for row in tested)
-        lines.append(
-            f"{name}: of {len(tested)} variants, better than DP-SGD: {_named(tested, '', 'better')}; "
-            f"worse: {_named(tested, '', 'worse')}. Half an interval is {width:.2f} points (median): smaller "
-            "differences could not be shown."
-        )
+        lines.append(f"{name}: {_beating(tested)}")
         if any(row["base_verdict"] != "not tested" for row in rows):
             better, worse = (_named(rows, "base_", sought) for sought in ("better", "worse"))
             lines.append(f"{name}, part by part: better than the base: {better}; worse: {worse}.")
         lines += _claim(name, tested)
     return lines
+
+
+def _beating(tested: Sequence[Row]) -> str:
+    count = sum(row["verdict"] == "better" for row in tested)
+    words = f"none of {len(tested)} variants beats DP-SGD significantly"
+    if count:
+        words = f"{count} of {len(tested)} variants beat DP-SGD significantly: {_named(tested, '', 'better')}"
+    width = statistics.median((row["high"] - row["low"]) / 2 for row in tested)
+    return (
+        f"{words}; significantly worse: {_named(tested, '', 'worse')}. Half an interval is {width:.2f} points "
+        "(median): what is smaller than that cannot be seen with so few seeds."
+    )
 
 
 def _named(rows: Sequence[Row], prefix: str, sought: str) -> str:

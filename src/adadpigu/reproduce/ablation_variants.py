@@ -90,7 +90,7 @@ _ALL = (
     Variant(
         name="layers-mask",
         part="mask",
-        about="β per layer from stage 1, held, and mask r = 0.6",
+        about="with a mask r = 0.6 by importance",
         base="layers",
         options={**_MASK, "variance_start": "stage-1"},
     ),
@@ -193,7 +193,7 @@ def quick_net() -> Net:
     return Net(
         name="quick",
         title="quick",
-        config={**_COMMON, **quick_config("fashion-mnist", "mnist-cnn"), "steps": 100, "ema": 0.95},
+        config={**_COMMON, **quick_config("fashion-mnist", "mnist-cnn"), "steps": 80, "ema": 0.95},
         variants=(YARDSTICK, "mask-absolute", "mask-random", "layers", "alpha"),
         seeds=2,
         rates=(4.0,),

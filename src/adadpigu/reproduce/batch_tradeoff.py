@@ -125,8 +125,8 @@ def _line(size: int, rates: Sequence[float], found: Sequence[Row]) -> list[str]:
     return [
         str(size),
         f"{first['steps']:,}",
-        f"{first['epsilon']:.3g}",
-        f"{first['epsilon_rdp_classic']:.3g}",
+        f"{first['epsilon']:.2f}",
+        f"{first['epsilon_rdp_classic']:.2f}",
         *(_accuracy(here[rate]) if rate in here else "not measured" for rate in rates),
         _span([cell["training_seconds"] for cell in here.values()], ".1f"),
         "none" if first["claim"] is None else f"above {first['claim']:g}",
@@ -225,7 +225,6 @@ def _figure(found: Sequence[Row], rows: Sequence[Row]) -> Figure:
             vmax=slowest,
             edgecolors="white",
             linewidths=0.5,
-            label=f"lr {rate:g}",
             zorder=3,
         )
     figure.colorbar(drawn, label="training time, s (darker: longer)")
@@ -235,12 +234,22 @@ def _figure(found: Sequence[Row], rows: Sequence[Row]) -> Figure:
     axes.set_ylabel("test accuracy, %")
     axes.grid(color="#d9d9d9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(fontsize=8, frameon=False, loc="lower right", title="area: steps", title_fontsize=8)
-    for handle in legend.legend_handles:
-        if handle is not None:
-            handle.set_color("#555555")
-    axes.set_title("Batch size: accuracy against ε, time and steps", loc="left", fontsize=11)
+    _legend(figure, axes, found)
+    axes.set_title("Accuracy against ε by batch size (area: steps, colour: time)", loc="left", fontsize=11)
     return figure
+
+
+def _legend(figure: Figure, axes: Axes, found: Sequence[Row]) -> None:
+    """Markers in grey: their colours tell time."""
+    from matplotlib.lines import Line2D
+
+    drawn = [
+        Line2D([], [], color="#777777", marker=marker, linestyle="", markersize=6, label=f"lr {rate:g}")
+        for marker, rate in zip(_MARKERS, sorted({cell["lr"] for cell in found}), strict=False)
+    ]
+    lines, _ = axes.get_legend_handles_labels()
+    handles = [*drawn, *lines]
+    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside lower center", ncols=len(handles))
 
 
 def _claim_line(axes: Axes, found: Sequence[Row]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from adadpigu.config import merge
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
 from adadpigu.reproduce.keeping import tabled
@@ -32,28 +33,28 @@ _BESIDE = {
     "held": ("top-k when stage 1 ended", "-."),
     "chance": ("by chance, k/d", ":"),
 }
+_FULL = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 2048, "steps": 2000, "evaluate_every": 100}
 
 
 def jobs(scale: Scale) -> list[Job]:
     """Three scores at two retentions; a quick run has one retention, few steps and a gradient of few records."""
-    if scale.quick:
-        base = {**quick_config("mnist", "mnist-cnn"), "steps": 90, "evaluate_every": 30}
-        first, retentions, look = 30, RETENTIONS[:1], "energy-sample"
-    else:
-        base = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 2048, "steps": 2000, "evaluate_every": 100}
-        first, retentions, look = 100, RETENTIONS, "energy"
-    base |= {"epsilon": EPSILON, "lr": 3.0, "momentum": 0.9, "diagnostics": True, "method": "adadpigu"}
+    base, first, look = (_quick(), 30, "energy-sample") if scale.quick else (_FULL, 100, "energy")
+    shared = {"epsilon": EPSILON, "lr": 3.0, "momentum": 0.9, "diagnostics": True, "method": "adadpigu"}
     return [
         Job(
             f"energy/{score}/{retention:g}",
-            {**base, "method_options": _options(score, retention, first)},
+            {**base, **shared, "method_options": _options(score, retention, first)},
             seed,
             look=look,
         )
-        for retention in retentions
+        for retention in RETENTIONS[: 1 if scale.quick else None]
         for score in SCORES
         for seed in scale.runs(3)
     ]
+
+
+def _quick() -> dict[str, Any]:
+    return {**quick_config("mnist", "mnist-cnn"), "steps": 90, "evaluate_every": 30}
 
 
 def _options(score: str, retention: float, first: int) -> dict[str, Any]:
@@ -101,9 +102,9 @@ def over_training(rows: Sequence[Row]) -> list[Row]:
         for score in SCORES:
             wanted = (retention, score)
             runs = [row["seen"] for row in ranked if _setting(row) == wanted]
-            means = [means for seen in runs if (means := _masked_means(seen)) is not None]
-            if means:
-                lines.append({"retention": retention, "score": score, "seeds": len(means), "by_seed": means})
+            by_seed = [means for seen in runs if (means := _masked_means(seen)) is not None]
+            if by_seed:
+                lines.append({"retention": retention, "score": score, "seeds": len(by_seed), "by_seed": by_seed})
     return lines
 
 
@@ -125,7 +126,7 @@ def _masked_means(seen: Sequence[Row]) -> Row | None:
 
 def draw(rows: Sequence[Row]) -> Drawn:
     """The table of means over stage 2, whether importance beats chance, and the course of it over the steps."""
-    overall = over_training(rows)
+    overall, course = over_training(rows), summed_up(rows)
     head = [
         "r",
         "score",
@@ -139,7 +140,7 @@ def draw(rows: Sequence[Row]) -> Drawn:
     body = [[f"{line['retention']:g}", line["score"], *(_cell(line, name) for name in names)] for line in overall]
     text = "# Energy kept by the mask\n\n" + _protocol(rows) + "\n\n" + tabled(head, body) + "\n\n"
     text += "\n".join(f"- {note}" for note in _notes(rows, overall)) + "\n"
-    return Drawn(markdown=text, rows=summed_up(rows), figures={"energy": _figure(summed_up(rows))}, exposed=True)
+    return Drawn(markdown=text, rows=course, figures={"energy": _figure(course)}, exposed=True)
 
 
 def _values(line: Row, name: str) -> list[float]:
@@ -150,22 +151,23 @@ def _cell(line: Row, name: str) -> str:
     values = _values(line, name)
     if len(values) < line["seeds"]:
         return "not measured"
-    spread = stdev(values) if len(values) > 1 else 0.0
-    return f"{fmean(values):.1f} %" if name == "chance" else f"{fmean(values):.1f} ± {spread:.1f} %"
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 and name != "chance" else ""
+    return f"{fmean(values):.1f}{spread} %"
 
 
 def _protocol(rows: Sequence[Row]) -> str:
-    config, last = rows[0]["config"], rows[0]["seen"][-1]
+    config, last = merge(rows[0]["config"]), rows[0]["seen"][-1]
+    options = config.method_options
     devices = sorted({row["device"] for row in rows})
     seeds = sorted({row["seed"] for row in rows})
     return (
-        f"α = ‖m ⊙ u‖²/‖u‖² of the mean gradient u of {last['records']:,} training records at the weights of a step, mean "
-        f"over the looks of stage 2 (every {config['evaluate_every']} steps), ± standard deviation over "
-        f"{len(seeds)} seed(s). AdaDPIGU on {config['dataset']}, {config['model']} ({last['parameters']:,} parameters), "
-        f"ε = {EPSILON:g} by PLD at δ = 1e-05, Poisson batches of {config['batch_size']} on average, {config['steps']:,} "
-        f"steps of which {config['method_options']['importance_steps']} are stage 1, C = "
-        f"{config['method_options']['clip_norm']:g}, last iterate; {', '.join(devices)}. In stage 1 there is no mask: "
-        "all is kept."
+        f"α = ‖m ⊙ u‖²/‖u‖² of the mean gradient u of {last['records']:,} training records at the weights of a step: "
+        f"mean over the looks of stage 2 (every {config.evaluate_every} steps), ± standard deviation over {len(seeds)} "
+        f"seed(s). AdaDPIGU on {config.dataset}, {config.model} ({last['parameters']:,} parameters), ε = {EPSILON:g} "
+        f"by PLD at δ = {config.delta:g}, Poisson batches of {config.batch_size} on average, {config.steps:,} steps of "
+        f"which {options['importance_steps']} are stage 1, C = {options['clip_norm']}, learning rate {config.lr:g}, "
+        f"weights of the step itself, not averaged; {', '.join(devices)}. In stage 1 there is no mask: all is kept. "
+        "The paper prints no figure of this."
     )
 
 
@@ -178,28 +180,40 @@ def _notes(rows: Sequence[Row], overall: Sequence[Row]) -> list[str]:
         notes.append(f"Not measured: r = {', '.join(f'{r:g}' for r in missing)}.")
     notes += [_verdict(line) for line in overall]
     if overall:
-        notes.append(_lemma(overall))
+        notes += [_ageing(overall), _lemma(overall)]
     return notes
 
 
 def _verdict(line: Row) -> str:
     """Whether the ranking beats chance, and whether it does so by more than knowing the layers."""
-    kept, chance, layered, most = (_values(line, name) for name in ("kept", "chance", "layered", "most"))
-    gain = fmean(kept) - fmean(chance)
-    reach = fmean(most) - fmean(chance)
-    part = f", {gain / reach:.0%} of the way from chance to the most possible" if reach > 0 and gain > 0 else ""
+    kept, chance, most = (fmean(_values(line, name)) for name in ("kept", "chance", "most"))
+    way = f", {100 * (kept - chance) / (most - chance):.0f} % of the way to the most possible" if kept > chance else ""
     return (
-        f"r = {line['retention']:g}, {line['score']}: the mask keeps {fmean(kept):.1f} % of the energy, "
-        f"{_compared(kept, chance)} chance ({gain:+.1f} points{part}), and {_compared(kept, layered)} a random mask with "
-        f"the same number in each layer ({fmean(kept) - fmean(layered):+.1f} points)."
+        f"r = {line['retention']:g}, {line['score']}: the mask keeps {kept:.1f} % of the energy; "
+        f"{_compared(line, 'chance')} chance ({kept - chance:+.1f} points{way}), {_compared(line, 'layered')} a random "
+        f"mask with as many in each layer ({kept - fmean(_values(line, 'layered')):+.1f} points)."
     )
 
 
-def _compared(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    above = sum(mine > other for mine, other in zip(ours, theirs, strict=True))
-    if above == len(ours):
-        return f"above (in {above} of {len(ours)} seeds)"
-    return f"not above (in {above} of {len(ours)} seeds)" if above else f"below or equal to (in all {len(ours)} seeds)"
+def _compared(line: Row, other: str) -> str:
+    pairs = zip(_values(line, "kept"), _values(line, other), strict=True)
+    return f"in {sum(kept > beside for kept, beside in pairs)} of {line['seeds']} seeds more than"
+
+
+def _ageing(overall: Sequence[Row]) -> str:
+    """What is lost because the gradient moves on, which no better ranking of stage 1 would give back."""
+    kept, held, most = (
+        [value for line in overall for value in _values(line, name)] for name in ("kept", "held", "most")
+    )
+    if len(held) < len(kept):
+        return "No look fell into stage 1, so what a mask of the gradient of that time keeps is not measured."
+    behind = f"{fmean(held) - fmean(kept):.1f} points more" if fmean(held) > fmean(kept) else "no more"
+    return (
+        f"Masks age: the top-k of the gradient of the moment when stage 1 ended, found without any noise, keeps "
+        f"{fmean(held):.1f} % later on, {fmean(most) - fmean(held):.1f} points short of the most possible, on average "
+        f"over all runs. That is {behind} than the masks that were ranked by noisy releases keep; though a run lowers "
+        "what its own mask keeps, since there alone it can make the gradient smaller."
+    )
 
 
 def _lemma(overall: Sequence[Row]) -> str:
@@ -232,33 +246,34 @@ def _figure(lines: Sequence[Row]) -> Figure:
 
 
 def _panel(axes: Axes, lines: Sequence[Row]) -> None:
+    masked = [line for line in lines if line["active"] < line["parameters"]]
+    for name, (label, style) in _BESIDE.items():
+        measured = [line for line in masked if line[name] is not None]
+        steps = sorted({line["step"] for line in measured})
+        # nearly the same whatever the score, so one line for all runs
+        means = [100 * fmean(line[name] for line in measured if line["step"] == step) for step in steps]
+        axes.plot(steps, means, style, color="#6c6c6c", label=label, linewidth=1.4)
     for score in SCORES:
-        course = [line for line in lines if line["score"] == score]
-        masked = [line for line in course if line["active"] < line["parameters"]]
-        for name, (label, style) in _BESIDE.items():
-            _curve(axes, masked, name, color="#6c6c6c" if score == "absolute" else None, style=style, label=label)
-        _curve(axes, masked, "kept", color=_COLOURS[score], style="-", label=f"importance, {score}")
+        _curve(axes, [line for line in masked if line["score"] == score], score)
     unmasked = [line["step"] for line in lines if line["active"] == line["parameters"]]
     if unmasked:
         axes.axvspan(0, max(unmasked), color="#d9d9d9", alpha=0.5, linewidth=0, label="stage 1: no mask")
     axes.set_xlim(left=0)
     axes.set_ylim(0, 102)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.margins(x=0.08)
     axes.grid(axis="y", color="#d9d9d9", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _curve(axes: Axes, lines: Sequence[Row], name: str, *, color: str | None, style: str, label: str) -> None:
-    """One share over the steps, with a band of a standard deviation; nothing where it was not measured."""
-    measured = [line for line in lines if line[name] is not None]
-    if color is None or not measured:
-        return
-    steps = [line["step"] for line in measured]
-    values = [100 * line[name] for line in measured]
-    spread = [100 * line[f"{name}_std"] for line in measured]
-    axes.plot(steps, values, style, color=color, label=label, linewidth=1.4, marker="o" if len(steps) == 1 else None)
-    low = [value - deviation for value, deviation in zip(values, spread, strict=True)]
-    high = [value + deviation for value, deviation in zip(values, spread, strict=True)]
-    axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+def _curve(axes: Axes, lines: Sequence[Row], score: str) -> None:
+    """What the run's mask keeps over the steps, with a band of a standard deviation over the seeds."""
+    steps = [line["step"] for line in lines]
+    low = [100 * (line["kept"] - line["kept_std"]) for line in lines]
+    high = [100 * (line["kept"] + line["kept_std"]) for line in lines]
+    kept = [100 * line["kept"] for line in lines]
+    axes.plot(steps, kept, color=_COLOURS[score], label=f"importance, {score}", linewidth=1.4)
+    axes.fill_between(steps, low, high, color=_COLOURS[score], alpha=0.15, linewidth=0)
 
 
 ENERGY = Artefact(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from adadpigu.config import merge
 from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 EPSILON = 4.0
 EPOCH = 5
 METHODS = {"sgd": "SGD, not private", "dpsgd": "DP-SGD", "adadpigu": "AdaDPIGU"}
-KINDS = {"single": "single records", "mean": "their mean", "clipped": "their mean, clipped"}
+KINDS = {"single": "single records", "mean": "mean of the records", "clipped": "mean of clipped ones"}
 _COLOURS = {"single": "#6c6c6c", "mean": "#1b6ca8", "clipped": "#c8553d"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1, "method_options": {}},
@@ -59,6 +60,7 @@ def summed_up(rows: Sequence[Row]) -> list[Row]:
         for method in METHODS
         for step in sorted(step for name, step in groups if name == method)
         for kind in KINDS
+        if kind != "clipped" or groups[method, step][0]["noise"] is not None  # where nothing is clipped: the mean
     ]
 
 
@@ -78,7 +80,7 @@ def _summary(method: str, step: int, kind: str, looks: Sequence[Row]) -> Row:
         "seeds": len(within),
         "claim": paper.SMALL_GRADIENTS,
         "held_by": 100 * fmean(part["held_by"] for part in parts),
-        "below_noise": _mean(part.get("below_noise") for part in parts) if first["noise"] else None,
+        "below_noise": _mean(part["below_noise"] for part in parts) if kind == "clipped" else None,
         "noise": _mean(look["noise"] for look in looks),
         "norm": _mean(part.get("norm") for part in parts),
         "parameters": first["parameters"],
@@ -104,7 +106,7 @@ def draw(rows: Sequence[Row]) -> Drawn:
     chosen = at_epoch(lines)
     head = [
         "method",
-        "gradients of",
+        "gradient",
         f"within ±{_BOUND:g}",
         "paper",
         "coordinates with 90 % of the energy",
@@ -132,7 +134,8 @@ def _last(lines: Sequence[Row], like: Row) -> Row:
 
 
 def _share(line: Row) -> str:
-    return f"{line['mean']:.2f} ± {line['std']:.2f} %"
+    spread = f" ± {line['std']:.2f}" if line["seeds"] > 1 else ""
+    return f"{line['mean']:.2f}{spread} %"
 
 
 def _cells(line: Row) -> list[str]:
@@ -143,19 +146,19 @@ def _cells(line: Row) -> list[str]:
 
 
 def _protocol(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
-    first, config = chosen[0], rows[0]["config"]
+    first, config = chosen[0], merge(rows[0]["config"])
     devices = sorted({row["device"] for row in rows})
-    steps = sorted({(line["step"], line["epoch"]) for line in chosen})
-    when = " and ".join(f"step {step} (epoch {epoch:.3g})" for step, epoch in steps)
-    ended = {max(look["epoch"] for look in row["seen"]) for row in rows}
+    when = sorted({f"step {line['step']} (epoch {line['epoch']:.3g})" for line in chosen})
+    end = max(look["epoch"] for row in rows for look in row["seen"])
     seeds = sorted({line["seeds"] for line in chosen})
+    retentions = {row["config"]["method_options"].get("retention") for row in rows} - {None}
+    kept = ", ".join(f"{100 * retention:g} %" for retention in sorted(retentions)) or "none"
     return (
-        f"{config['dataset']}, {config['model']} ({first['parameters']:,} parameters), after {when}; the end is "
-        f"epoch {max(ended):.3g}. {first['records']:,} training records are looked at, at the weights of that step, not "
-        f"averaged. Poisson batches of {config['batch_size']} records on average; the private runs spend ε = "
-        f"{EPSILON:g} by PLD over all their steps at δ = 1e-05, and AdaDPIGU keeps 60 % of the coordinates once it has "
-        f"ranked them. "
-        f"Mean ± standard deviation over {' or '.join(map(str, seeds))} seed(s); {', '.join(devices)}."
+        f"{config.dataset}, {config.model} ({first['parameters']:,} parameters), after {' and '.join(when)}; the end "
+        f"is epoch {end:.3g}. Looked at are {first['records']:,} training records, at the weights of that step, not "
+        f"averaged. Poisson batches of {config.batch_size} on average. The private runs spend ε = {EPSILON:g} by PLD "
+        f"over all their steps, at δ = {config.delta:g}; AdaDPIGU keeps {kept} of the coordinates once it "
+        f"has ranked them. Mean ± standard deviation over {' or '.join(map(str, seeds))} seed(s); {', '.join(devices)}."
     )
 
 
@@ -182,20 +185,23 @@ def _notes(rows: Sequence[Row], chosen: Sequence[Row]) -> list[str]:
 def _verdict(line: Row) -> str:
     holds = "holds" if line["mean"] > line["claim"] else "does not hold"
     return (
-        f"The claim (more than {line['claim']:g} % within ±{_BOUND:g}) {holds} for gradients of {KINDS[line['kind']]} "
-        f"under SGD: {_share(line)}."
+        f"The claim (more than {line['claim']:g} % within ±{_BOUND:g}) {holds} under SGD for the gradient of the "
+        f"kind “{KINDS[line['kind']]}”: {_share(line)}."
     )
 
 
 def _scale_note(line: Row) -> str:
     """Small values say that a gradient is short and the net large; only their unevenness says that it is sparse."""
     even = line["norm"] / math.sqrt(line["parameters"])
-    side = "within" if even <= _BOUND else "outside"
+    told = (
+        f"so that the share by itself shows no sparsity: all of them lie within ±{_BOUND:g}"
+        if even <= _BOUND
+        else f"and none of them lies within ±{_BOUND:g}"
+    )
     return (
-        f"By itself that share shows no sparsity: that mean gradient has norm {line['norm']:.2g}, and one of this norm "
-        f"without any zero, all {line['parameters']:,} values of equal size, would have each at ±{even:.2g}, so all of "
-        f"them {side} ±{_BOUND:g}. What tells is how few coordinates hold the energy: {line['held_by']:.1f} % hold 90 % "
-        "of it."
+        f"The mean gradient under SGD has norm {line['norm']:.2g}. One of that norm without any zero, with all "
+        f"{line['parameters']:,} values of the same size, has each at ±{even:.2g}, {told}. What tells is how few "
+        f"coordinates hold the energy: {line['held_by']:.1f} % of them hold 90 % of it."
     )
 
 
@@ -217,27 +223,26 @@ def _figure(chosen: Sequence[Row]) -> Figure:
     panels[0].set_ylabel("share of values in a bin, %")
     figure.supxlabel("value of one coordinate (logarithmic on either side of 0)\n ", fontsize=10)
     handles, labels = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8, frameon=False)
-    epoch = chosen[0]["epoch"]
-    figure.suptitle(f"Gradient values at epoch {epoch:.3g}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(f"Gradient values at epoch {chosen[0]['epoch']:.3g}\n ", x=0.01, ha="left", fontsize=11)
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.95)}  # on the second, empty line of the title
+    figure.legend(handles, labels, ncols=len(labels), fontsize=8, frameon=False, **place)
     return figure
 
 
 def _panel(axes: Axes, lines: Mapping[str, Row], title: str) -> None:
     texts = []
     for kind, line in lines.items():
-        if kind == "clipped" and line["noise"] is None:
-            continue  # nothing is clipped: it is the mean
         edges = [2 * line["edges"][0], *line["edges"], 2 * line["edges"][-1]]
         axes.stairs([100 * share for share in line["shares"]], edges, color=_COLOURS[kind], label=KINDS[kind])
         texts.append(f"{KINDS[kind]}: {line['mean']:.1f} %")
-    axes.axvspan(-_BOUND, _BOUND, color="#d9d9d9", alpha=0.5, linewidth=0, label=f"±{_BOUND:g}")
+    axes.axvspan(-_BOUND, _BOUND, ymax=0.8, color="#ececec", linewidth=0, zorder=0, label=f"±{_BOUND:g}")
     _noise_lines(axes, lines)
     axes.set_yscale("log")
-    axes.set_ylim(1e-5, 300)
+    axes.set_ylim(1e-5, 2000)
+    axes.set_yticks([1e-5, 1e-3, 1e-1, 1e1])
     axes.set_xscale("symlog", linthresh=1e-7, linscale=0.5)
     axes.set_xlim(-20, 20)
-    axes.set_xticks([-1, -1e-2, -1e-4, -1e-6, 0, 1e-6, 1e-4, 1e-2, 1])
+    axes.set_xticks([-1, -1e-2, -1e-5, 0, 1e-5, 1e-2, 1])
     axes.tick_params(axis="x", labelsize=7)
     axes.minorticks_off()
     axes.grid(axis="y", color="#d9d9d9", linewidth=0.6)
@@ -250,7 +255,7 @@ def _panel(axes: Axes, lines: Mapping[str, Row], title: str) -> None:
 def _noise_lines(axes: Axes, lines: Mapping[str, Row]) -> None:
     noise = next((line["noise"] for line in lines.values()), None)
     for place, label in () if noise is None else ((noise, "± σC/B, the noise"), (-noise, None)):
-        axes.axvline(place, color="#2f7d4f", linestyle=":", linewidth=1.2, label=label)
+        axes.axvline(place, ymax=0.8, color="#2f7d4f", linestyle=":", linewidth=1.2, label=label)
 
 
 GRADIENT_HISTOGRAM = Artefact(

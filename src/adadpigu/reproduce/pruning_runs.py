@@ -26,6 +26,7 @@ CLIP_NORM = {"adadpigu": 1.0, "dpsgd": 1.0}
 """C by method: not in the paper; chosen by experiments/grids/paper-figures.toml"""
 MOMENTUM = 0.9
 """not in the paper"""
+EPOCHS = 200.0
 LATE = 0.25
 """the last share of the epochs that the sweep averages over: 50 of 200"""
 _QUICK_EPOCHS = {"mnist": 0.5, "digits": 10.0}
@@ -41,7 +42,7 @@ def setting(scale: Scale) -> dict[str, Any]:
     if scale.quick:
         base = quick_config("mnist", "mnist-cnn")
         return {**base, "epochs": _QUICK_EPOCHS[base["dataset"]], "momentum": MOMENTUM, "delta": 1e-5}
-    full = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 1000, "epochs": 200.0}
+    full = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 1000, "epochs": EPOCHS}
     return {**full, "momentum": MOMENTUM, "delta": 1e-5}
 
 
@@ -91,7 +92,9 @@ def late_means(runs: Mapping[int, Row]) -> dict[int, float]:
 def sweep(runs: Runs) -> list[Row]:
     """For DP-SGD and each rate: the late mean over seeds, and how it differs from DP-SGD's."""
     means = {rate: late_means(found) for rate, found in runs.items()}
-    family = {rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE}
+    family: dict[float | None, Paired | None] = {
+        rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE
+    }
     p = corrected(family)
     return [
         {
@@ -100,7 +103,9 @@ def sweep(runs: Runs) -> list[Row]:
             "mean": statistics.fmean(mean.values()),
             "std": _std(list(mean.values())),
             "seeds": len(mean),
-            "claim": paper.PRUNINGBASELINE if rate is BASELINE and _on_mnist(runs[rate]) else None,
+            "clip_norm": _clip_norm(runs[rate]),
+            "noise_multiplier": max(row["noise_multiplier"] for row in runs[rate].values()),
+            "claim": paper.PRUNING_BASELINE if rate is BASELINE and _on_mnist(runs[rate]) else None,
             **_compared(family.get(rate), p.get(rate)),
         }
         for rate, mean in means.items()
@@ -144,12 +149,21 @@ def _std(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
+def _clip_norm(runs: Mapping[int, Row]) -> float:
+    return max(float(row["config"]["method_options"]["clip_norm"]) for row in runs.values())
+
+
 def _on_mnist(runs: Mapping[int, Row]) -> bool:
-    return next(iter(runs.values()))["config"]["dataset"] == "mnist"
+    return all(row["config"]["dataset"] == "mnist" for row in runs.values())
+
+
+def shortened(rows: Sequence[Row]) -> bool:
+    """Whether runs are shorter than the paper's, so that its figures are no measure for them."""
+    return any(row["config"]["epochs"] < EPOCHS for row in rows)
 
 
 def protocol(rows: Sequence[Row]) -> str:
-    """How runs were made, in one sentence; what differs between them as a span."""
+    """How runs were made; what differs between them as a span."""
     configs = [row["config"] for row in rows]
     facts = [
         _span("B", [config["batch_size"] for config in configs]),
@@ -168,9 +182,14 @@ def protocol(rows: Sequence[Row]) -> str:
     return (
         f"Protocol: {nets}; {'; '.join(facts)}; Poisson sampling, add or remove one record; last iterate, weights not "
         f"averaged; trained on {devices}. The paper gives neither C nor momentum: both are ours."
+        + (
+            f" **Shorter than the paper's {EPOCHS:g} epochs: its figures are no measure here.**"
+            if shortened(rows)
+            else ""
+        )
     )
 
 
 def _span(name: str, values: Sequence[float]) -> str:
-    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    low, high = (f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in (min(values), max(values)))
     return f"{name} = {low}" if low == high else f"{name} from {low} to {high}"

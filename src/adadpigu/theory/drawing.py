@@ -69,7 +69,7 @@ def table(rows: Rows) -> str:
 
 
 def violated(row: Mapping[str, object], bound: str) -> bool:
-    """Whether the measurement is on the wrong side of a bound ("corrected" or "printed") by more than chance."""
+    """Whether the measurement is on the wrong side of a bound ("corrected", "printed", "proof") by more than chance."""
     if row[bound] is None:
         return False
     beyond = _number(row, "measured") - _number(row, bound)
@@ -190,7 +190,6 @@ def _number(row: Mapping[str, object], key: str) -> float:
 def _judged(row: Mapping[str, object], bound: str) -> str:
     if row[bound] is None:
         return "—"
-    text = f"{_number(row, bound):.4g}" + (
-        f" (proof: {row['proof']:.4g})" if bound == "printed" and "proof" in row else ""
-    )
-    return f"**{text}, violated**" if violated(row, bound) else text
+    text = f"{_number(row, bound):.4g}"
+    judged = f"**{text}, violated**" if violated(row, bound) else text
+    return f"{judged} (proof: {_judged(row, 'proof')})" if bound == "printed" and "proof" in row else judged

@@ -35,8 +35,8 @@ def printed_clipped_sgd(descent: Descent, *, clip_norm: float) -> float:
     η should divide Δ (its proof has 1/(ηT)); the second term has lost a factor T, since the average of T equal terms is
     one of them. With either slip the bound falls to 0 as T grows at constant η, which is not so.
 
-    >>> printed_clipped_sgd(Descent(smoothness=1.0, learning_rate=1.0, steps=10, gap=50.0), clip_norm=1.0)
-    5.05
+    >>> printed_clipped_sgd(Descent(smoothness=1.0, learning_rate=0.5, steps=10, gap=50.0), clip_norm=1.0)
+    2.525
     """
     check_clip_norm(clip_norm)
     rate, steps = descent.learning_rate, descent.steps

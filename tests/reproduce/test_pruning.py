@@ -1,0 +1,224 @@
+"""The figures on pruning: what is run, and that means, tests and words follow from the rows alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adadpigu.config import merge
+from adadpigu.errors import InputError
+from adadpigu.methods import make_method
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.reproduce import stand_in
+from adadpigu.reproduce.artefact import Artefact, Scale
+from adadpigu.reproduce.jobs import Row, fingerprint
+from adadpigu.reproduce.keeping import write
+from adadpigu.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
+from adadpigu.reproduce.pruning_runs import RANKING, RATES, curves, jobs, protocol, rate_of, runs_by_rate, sweep
+from adadpigu.training import train_prepared
+from adadpigu.training.configured import configured
+
+BOTH = pytest.mark.parametrize("artefact", [PRUNING_CURVES, PRUNING_SWEEP], ids=lambda artefact: artefact.name)
+
+
+def made_up(accuracy: Callable[[float | None, int], float], seeds: int = 4, skip: Sequence[str] = ()) -> list[Row]:
+    """Rows of the full jobs whose curves rise to a given accuracy by rate and seed, without training."""
+    rows = []
+    for job in jobs(Scale(quick=False, seeds=seeds)):
+        if job.name in skip:
+            continue
+        end = accuracy(rate_of(job.key()), job.seed)
+        steps = range(60, 12_001, 60)
+        wave = [0.0002 * math.sin(step * (job.seed + 1)) for step in steps]
+        curve = [
+            {"step": step, "epsilon": 4 * math.sqrt(step / 12_000), "accuracy": end - 0.5 * math.exp(-step / 400) + w}
+            for step, w in zip(steps, wave, strict=True)
+        ]
+        facts = {"epsilon": 3.995, "noise_multiplier": 2.1, "steps": 12_000, "device": "none", "curve": curve}
+        rows.append({**job.key(), "accuracy": curve[-1]["accuracy"], **facts})
+    return rows
+
+
+def in_the_papers_order(rate: float | None, seed: int) -> float:
+    """Each step of the ranking ten times the noise between seeds."""
+    place = RANKING.index(rate) if rate in RANKING else 5
+    return 0.98 - 0.001 * place + 0.0001 * ((seed * 7 + int(10 * (rate or 0))) % 3)
+
+
+def test_the_full_runs_are_the_papers_with_one_look_an_epoch() -> None:
+    found = jobs(Scale(quick=False))
+    assert len(found) == 5 * (1 + len(RATES))
+    for job in found:
+        config = merge(job.config)
+        make_method(config.method, config.method_options)
+        assert (config.dataset, config.batch_size, config.lr, config.epsilon) == ("mnist", 1000, 0.1, 4.0)
+        assert (config.ema, config.tail, config.delta) == (None, None, 1e-5)
+        assert config.epochs == 200
+        assert config.evaluate_every == 60_000 // 1000
+    assert {rate_of(job.key()) for job in found} == {None, *RATES}
+    blocks = [found[start : start + len(RATES) + 1] for start in range(0, len(found), len(RATES) + 1)]
+    assert [{job.seed for job in block} for block in blocks] == [{0}, {1}, {2}, {3}, {4}]
+
+
+def test_a_pruning_rate_freezes_its_share_and_rate_zero_is_dpsgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "at_hand", lambda dataset: False)
+    quick = {rate_of(job.key()): job for job in jobs(Scale(quick=True))}
+    runs = {}
+    for rate in (None, 0.0, 0.6):
+        config = replace(merge(quick[rate].config), epochs=1.0, seed=0)
+        runs[rate] = train_prepared(configured(config), randomness=ReproducibleRandomness(5))
+    weights = {rate: fingerprint(run.model) for rate, run in runs.items()}
+    assert weights[0.0] == weights[None]
+    assert weights[0.6] != weights[None]
+    shares = [runs[rate].metrics[-1].active for rate in (None, 0.0, 0.6)]
+    assert shares == pytest.approx([1, 1, 0.4], abs=1e-3)
+
+
+def test_the_sweep_averages_the_last_fifty_epochs_of_each_seed() -> None:
+    rows = made_up(lambda rate, seed: 0.97 - 0.01 * (rate or 0) + 0.001 * seed)
+    for row in sweep(runs_by_rate(rows)):
+        runs = [run for run in rows if rate_of(run) == row["pruning_rate"]]
+        means = [np.mean([100 * point["accuracy"] for point in run["curve"][150:]]) for run in runs]
+        assert len(runs[0]["curve"][150:]) == 50
+        assert row["mean"] == pytest.approx(np.mean(means))
+        assert row["std"] == pytest.approx(np.std(means, ddof=1))
+        assert row["seeds"] == 4
+
+
+def test_differences_to_dpsgd_are_paired_by_seed() -> None:
+    """What a seed is worth to all alike leaves no trace in the difference, however large."""
+    rows = made_up(lambda rate, seed: 0.9 + 0.01 * seed + (0.002 if rate == 0.4 else 0) + (1e-5 * seed if rate else 0))
+    found = {row["pruning_rate"]: row for row in sweep(runs_by_rate(rows))}
+    assert found[0.4]["difference"] == pytest.approx(0.2, abs=0.01)
+    assert found[0.4]["verdict"] == "better"
+    assert found[0.0]["difference"] == pytest.approx(0, abs=1e-9)
+    assert found[0.0]["verdict"] == "no difference shown"
+    assert found[None]["difference"] is None
+
+
+def test_the_p_that_is_printed_is_the_paired_t_tests_after_holm() -> None:
+    from scipy.stats import ttest_rel
+
+    rows = made_up(
+        lambda rate, seed: 0.97 - 0.002 * (rate or 0) + 0.0004 * math.sin(9 * seed + 31 * (7 if rate is None else rate))
+    )
+    late = {
+        (rate_of(row), row["seed"]): float(np.mean([point["accuracy"] for point in row["curve"][150:]])) for row in rows
+    }
+    plain = {
+        rate: ttest_rel([late[rate, seed] for seed in range(4)], [late[None, seed] for seed in range(4)]).pvalue
+        for rate in RATES
+    }
+    found = {row["pruning_rate"]: row["p_holm"] for row in sweep(runs_by_rate(rows))}
+    least = min(plain, key=lambda rate: float(plain[rate]))
+    assert found[least] == pytest.approx(min(1.0, len(RATES) * plain[least]), rel=1e-6)
+    assert all(found[rate] >= plain[rate] - 1e-12 for rate in RATES)
+
+
+def test_a_curve_is_the_mean_over_seeds_at_each_epoch() -> None:
+    rows = made_up(lambda rate, seed: 0.97 + 0.001 * seed)
+    row = next(row for row in curves(runs_by_rate(rows)) if row["pruning_rate"] == 0.3)
+    assert row["epochs"] == pytest.approx(list(range(1, 201)))
+    found = np.array([[100 * point["accuracy"] for point in run["curve"]] for run in rows if rate_of(run) == 0.3])
+    assert row["mean"] == pytest.approx(found.mean(axis=0))
+    assert row["std"] == pytest.approx(found.std(axis=0, ddof=1))
+    assert row["late_fluctuation"] == pytest.approx(found[:, 150:].std(axis=1).mean())
+
+
+def test_the_papers_order_is_borne_out_or_not_by_what_was_measured() -> None:
+    told = PRUNING_CURVES.draw(made_up(in_the_papers_order)).markdown
+    assert "by the mean of the last quarter: 0.4 > 0.2 > 0.3 > 0.1." in told
+    assert "3 of 3 such steps" in told
+    told = PRUNING_CURVES.draw(made_up(lambda rate, seed: 1.9 - in_the_papers_order(rate, seed))).markdown
+    assert "by the mean of the last quarter: 0.1 > 0.3 > 0.2 > 0.4." in told
+    assert "0 of 3 such steps" in told
+
+
+def test_the_inset_on_the_late_epochs_hides_no_curve() -> None:
+    """In the full figure it lies below every curve; where curves have not settled there is none."""
+    drawn = PRUNING_CURVES.draw(made_up(in_the_papers_order))
+    (axes,) = drawn.figures["pruning-curves"].axes
+    (inset,) = axes.child_axes
+    assert inset.get_xlim() == pytest.approx((151, 200))
+    left, right = (0.33 * 200 - 20, 200)
+    low, high = axes.get_ylim()
+    for line in axes.get_lines():
+        epochs, values = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        beside = values[(epochs >= left) & (epochs <= right)]
+        assert (beside > low + 0.6 * (high - low)).all()
+    steep = made_up(in_the_papers_order, seeds=1)
+    for row in steep:
+        for point in row["curve"]:
+            point["accuracy"] = point["step"] / 12_000
+    assert not PRUNING_CURVES.draw(steep).figures["pruning-curves"].axes[0].child_axes
+
+
+def test_the_words_of_the_sweep_follow_the_verdicts() -> None:
+    told = PRUNING_SWEEP.draw(made_up(in_the_papers_order)).markdown
+    assert "beyond seed noise: 0.1, 0.2, 0.3, 0.4. Below it beyond seed noise: none." in told
+    assert "measured 0.4 (in the mean, 0.00 points from 0.4)" in told
+    falling = PRUNING_SWEEP.draw(made_up(lambda rate, seed: 0.95 - 0.02 * (rate or 0) + 1e-4 * math.sin(5 * seed)))
+    assert "Above DP-SGD in the mean: none; beyond seed noise: none." in falling.markdown
+    assert "From there to 0.9 accuracy falls by 1.60 points." in falling.markdown
+
+
+def test_rate_zero_is_called_chance_only_where_it_has_the_c_of_dpsgd() -> None:
+    rows = made_up(in_the_papers_order)
+    assert "is what chance does here" in PRUNING_SWEEP.draw(rows).markdown
+    for row in rows:
+        if row["config"]["method"] == "dpsgd":
+            row["config"] = {**row["config"], "method_options": {"clip_norm": 0.25}}
+    told = PRUNING_SWEEP.draw(rows).markdown
+    assert "is what chance does here" not in told
+    assert "DP-SGD with C = 1 instead of 0.25" in told
+
+
+@BOTH
+def test_drawings_do_not_depend_on_the_order_of_rows(artefact: Artefact, tmp_path: Path) -> None:
+    rows = made_up(in_the_papers_order, seeds=2)
+    shuffled = random.Random(3).sample(rows, len(rows))
+    for folder, given in (("a", rows), ("b", shuffled)):
+        drawn = artefact.draw(json.loads(json.dumps(given)))
+        json.dumps(list(drawn.rows), allow_nan=False)
+        write(artefact.name, drawn, tmp_path / folder)
+        assert not drawn.exposed
+    for name in (f"{artefact.name}.md", f"{artefact.name}.png"):
+        assert (tmp_path / "a/paper" / name).read_bytes() == (tmp_path / "b/paper" / name).read_bytes()
+
+
+@BOTH
+def test_what_was_not_measured_is_said(artefact: Artefact, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Nothing was measured" in artefact.draw([]).markdown
+    told = artefact.draw(made_up(in_the_papers_order, skip=["pruning-dpsgd", "pruning-0.7"])).markdown
+    assert "Not measured: DP-SGD, 0.7." in told
+    told = artefact.draw(made_up(in_the_papers_order, seeds=1)).markdown
+    assert "seed" in told.split("\n- ", 1)[1]
+    monkeypatch.setattr(stand_in, "at_hand", lambda dataset: False)
+    rows = [{**row, "config": {**row["config"], "dataset": "digits"}} for row in made_up(in_the_papers_order)]
+    drawn = artefact.draw(rows)
+    assert "digits stand in for it" in drawn.markdown
+    assert all(row["claim"] is None for row in drawn.rows)
+
+
+@BOTH
+def test_two_runs_of_one_rate_and_seed_are_refused(artefact: Artefact) -> None:
+    rows = made_up(in_the_papers_order)
+    with pytest.raises(InputError, match="pruning-dpsgd, seed 0 is there twice"):
+        artefact.draw([*rows, rows[0]])
+
+
+def test_the_protocol_tells_what_differs_as_a_span() -> None:
+    rows: list[dict[str, Any]] = made_up(in_the_papers_order, seeds=2)
+    told = protocol(rows)
+    assert "B = 1,000; lr = 0.1;" in told
+    assert "seeds a setting = 2" in told
+    rows[0]["config"] = {**rows[0]["config"], "batch_size": 500}
+    assert "B from 500 to 1,000" in protocol(rows)
