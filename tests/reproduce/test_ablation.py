@@ -20,6 +20,7 @@ from adadpigu.errors import InputError
 from adadpigu.methods import make_method
 from adadpigu.reproduce import ablation, ablation_tuning, ablation_variants
 from adadpigu.reproduce.ablation_comparing import compared
+from adadpigu.reproduce.ablation_drawing import draw
 from adadpigu.reproduce.ablation_variants import CLIP_NORM, NETS, VARIANTS, YARDSTICK
 from adadpigu.reproduce.artefact import Scale
 from adadpigu.reproduce.jobs import Job, Row
@@ -51,7 +52,7 @@ def options(name: str) -> dict[str, Any]:
     told = VARIANTS[name].config(STEPS)
     if told["method"] == "dpsgd":
         told = {"method": "adadpigu", "method_options": {**told["method_options"], "retention": 1.0}}
-    return dataclasses.asdict(make_method(told["method"], told["method_options"]))  # type: ignore[call-overload,no-any-return]
+    return dataclasses.asdict(make_method(told["method"], told["method_options"]))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -207,9 +208,9 @@ def test_differences_are_to_dpsgd_and_to_the_base_in_points() -> None:
 
 def test_the_page_says_who_beats_dpsgd_and_that_none_does() -> None:
     jobs = ablation.test_jobs(FULL, all_rates())
-    some = ablation.draw(rows_of(jobs, {"layers": 0.05})).markdown
+    some = draw(rows_of(jobs, {"layers": 0.05})).markdown
     assert "18 variants beat DP-SGD significantly: layers (+" in some
-    none = ablation.draw(rows_of(jobs, {name: -0.05 for name in VARIANTS if name != YARDSTICK})).markdown
+    none = draw(rows_of(jobs, {name: -0.05 for name in VARIANTS if name != YARDSTICK})).markdown
     assert "none of 18 variants beats DP-SGD significantly" in none
     assert "variants beat DP-SGD" not in none
     assert "+5.02 points from DP-SGD" in none
@@ -217,7 +218,7 @@ def test_the_page_says_who_beats_dpsgd_and_that_none_does() -> None:
 
 def test_the_drawing_does_not_depend_on_the_order_of_rows() -> None:
     rows = rows_of(ablation.test_jobs(FULL, all_rates(2)), {})
-    first, second = ablation.draw(rows), ablation.draw(rows[::-1])
+    first, second = draw(rows), draw(rows[::-1])
     assert first.markdown == second.markdown
     assert list(first.rows) == list(second.rows)
     assert "8 (e)" in first.markdown
@@ -226,22 +227,22 @@ def test_the_drawing_does_not_depend_on_the_order_of_rows() -> None:
 
 def test_what_is_not_measured_is_said() -> None:
     jobs = [job for job in ablation.test_jobs(FULL, all_rates()) if job.name.startswith("26k/") and job.seed == 0]
-    drawn = ablation.draw(rows_of(jobs, {}))
+    drawn = draw(rows_of(jobs, {}))
     assert "Not measured: 550k: cifar-big, CIFAR-10; 2.75M: wrn-16-4, CIFAR-10." in drawn.markdown
     assert "nothing could be tested" in drawn.markdown
-    assert ablation.draw([]).figures == {}
+    assert draw([]).figures == {}
 
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
     rows = rows_of(ablation.test_jobs(FULL, all_rates()), {})
     with pytest.raises(InputError, match="there twice"):
-        ablation.draw([*rows, rows[0]])
+        draw([*rows, rows[0]])
     with pytest.raises(InputError, match="several configurations"):
-        ablation.draw([{**rows[0], "config": {**rows[0]["config"], "lr": 99.0}}, *rows[1:]])
+        draw([{**rows[0], "config": {**rows[0]["config"], "lr": 99.0}}, *rows[1:]])
     with pytest.raises(InputError, match="is no row of the ablation"):
-        ablation.draw([{**rows[0], "name": "26k/nonsense"}])
+        draw([{**rows[0], "name": "26k/nonsense"}])
     with pytest.raises(InputError, match="test rows only"):
-        ablation.draw([{**rows[0], "score": "held-out"}])
+        draw([{**rows[0], "score": "held-out"}])
 
 
 def test_quick_is_a_handful_on_what_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def test_quick_is_a_handful_on_what_is_at_hand(monkeypatch: pytest.MonkeyPatch) 
     assert len(jobs) == 10
     assert {job.config["dataset"] for job in jobs} == {"digits"}
     assert len(ablation.jobs(Scale(quick=True, seeds=1))) == 5
-    page = ablation.draw(rows_of(jobs, {})).markdown
+    page = draw(rows_of(jobs, {})).markdown
     assert "fashion-mnist is not cached: digits stand in for it" in page
     assert "not tuned" in page
     tuned = ablation_tuning.tuning_jobs(Scale(quick=True))

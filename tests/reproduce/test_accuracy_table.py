@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def row(name: str, accuracy: float, seed: int = 0, score: str = "test", **changes: Any) -> dict[str, Any]:
-    return {"name": name, "seed": seed, "score": score, "accuracy": accuracy, "config": {**read_preset(name), **changes}}
+    return {
+        "name": name,
+        "seed": seed,
+        "score": score,
+        "accuracy": accuracy,
+        "config": {**read_preset(name), **changes},
+    }
 
 
 def cell_of(rows: list[dict[str, Any]], dataset: str, method: str, epsilon: int | None) -> Cell:

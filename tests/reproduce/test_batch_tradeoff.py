@@ -110,6 +110,8 @@ def test_drawings_do_not_depend_on_the_order_of_rows_and_gaps_are_said(tmp_path:
         drawn = draw(given)
         json.dumps(list(drawn.rows), allow_nan=False)
         assert not drawn.exposed
+        places = [(cell["batch_size"], cell["lr"]) for cell in drawn.rows]
+        assert places == sorted(places)
         write("batch-tradeoff", drawn, tmp_path / folder)
     for name in ("batch-tradeoff.md", "batch-tradeoff.png"):
         assert (tmp_path / "a/paper" / name).read_bytes() == (tmp_path / "b/paper" / name).read_bytes()

@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
+from adadpigu.mechanism import Release
 from adadpigu.methods import DPSGD, SGD, AdaDPIGU, Method
+from adadpigu.methods.base import Batches, Running, Stage
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.reproduce.gradient_looks import (
     LOOKS_HERE,
@@ -89,6 +91,20 @@ def test_a_run_that_is_looked_at_trains_exactly_as_one_that_is_not(kind: type[Gr
     assert [seen["step"] for seen in look.seen] == [4, 8]
     assert run.metrics == alone.metrics
     assert run.privacy.to_json()["events"] == alone.privacy.to_json()["events"]
+
+
+def test_a_followed_method_is_told_stage_and_index_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, told = DPSGD(), list[tuple[str, int]]()
+    kind = type(method.begin(ready(method).setting()))
+    plain = kind.step
+
+    def step(self: Running, batches: Batches, stage: Stage, index: int) -> Release:
+        told.append((stage.name, index))
+        return plain(self, batches, stage, index)
+
+    monkeypatch.setattr(kind, "step", step)
+    looked_at(Energy, method)
+    assert told == [("training", index) for index in range(8)]
 
 
 @pytest.mark.parametrize("kind", LOOKS_HERE.values(), ids=LOOKS_HERE)

@@ -95,6 +95,7 @@ def test_a_crew_gives_every_job_a_row_and_tells_what_failed() -> None:
     assert sorted(row["name"] for row in several) == ["a", "a", "broken"]
     seen = {row["seed"]: row["accuracy"] for row in several if row["name"] == "a"}
     assert set(seen) == {0, 1}
+    assert {row["at_once"] for row in several} == {2}
     late = list(Crew(device="cpu", seconds=1, grace=60).run(todo))
     assert [row["skipped"] for row in late] == ["no time left"] * 3
 
@@ -146,3 +147,8 @@ def test_the_commit_says_where_the_code_differs_from_it(tmp_path: Path, monkeypa
     monkeypatch.setattr(jobs, "__file__", str(code / "jobs.py"))
     monkeypatch.setenv("PATH", "")
     assert told() is None
+
+
+def test_a_job_that_asks_for_what_it_would_not_get_is_refused() -> None:
+    with pytest.raises(InputError, match="reproducible_noise=True in the config of a job"):
+        run_job(Job("tiny", {**PRIVATE, "reproducible_noise": True}, 0), "cpu")

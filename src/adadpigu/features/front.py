@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.errors import InputError, unknown
-from adadpigu.features.beside import Beside, PartNorm
+from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.mechanism import Release, require_release
-from adadpigu.priors.maps import PriorMaps, packaged
+from adadpigu.priors.weights import packaged_weights
 
-FEATURES = ("none", "scattering", "prior", "prior+scattering")
+FEATURES = ("none", "scattering", "prior")
 _LEAST_CLIP = 1e-9
 """of released normalisation: its square must be far from zero, and its inverse's from infinity"""
-NORMALISATIONS = ("none", "record", "orders", "parts", "group:GROUPS", "constants:MEANS/STDS", "released")
+NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
 
 
 class ChannelNorm(nn.Module):
@@ -65,9 +65,6 @@ class ReleasedNorm(ChannelNorm):
         self.std.fill_(1.0)
 
 
-_NORMALISERS = (nn.LayerNorm, nn.GroupNorm, OrderNorm, PartNorm, ChannelNorm, ReleasedNorm)
-
-
 class Front(nn.Module):
     """Features and normaliser, either of which may be absent.
 
@@ -77,8 +74,8 @@ class Front(nn.Module):
 
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
         super().__init__()
-        _refuse_unknown("features", features, (Scattering, PriorMaps, Beside))
-        _refuse_unknown("normaliser", normaliser, _NORMALISERS)
+        _refuse_unknown("features", features, (Scattering, Prior))
+        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm))
         self.features = features
         self.normaliser = normaliser
         self.requires_grad_(False)
@@ -91,18 +88,12 @@ class Front(nn.Module):
 
     def declared(self) -> tuple[str, ...]:
         """Constants that are taken as public, for the statement."""
-        return (*self._declared_features(), *self._declared_normaliser())
-
-    def _declared_features(self) -> tuple[str, ...]:
-        parts = self.features.parts if isinstance(self.features, Beside) else [self.features]
-        return tuple(part.declared() for part in parts if isinstance(part, PriorMaps))
-
-    def _declared_normaliser(self) -> tuple[str, ...]:
+        prior = (self.features.declared(),) if isinstance(self.features, Prior) else ()
         if isinstance(self.normaliser, ReleasedNorm):
-            return (f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation",)
+            return (*prior, f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation")
         if isinstance(self.normaliser, ChannelNorm):
-            return ("normalisation constants, as given",)
-        return ()
+            return (*prior, "normalisation constants, as given")
+        return prior
 
     @property
     def released(self) -> ReleasedNorm | None:
@@ -144,41 +135,32 @@ def make_front(
     >>> make_front("none", "record", (1, 8, 8))[1]
     (1, 8, 8)
     """
-    transform, shape = _transform(features, shape)
-    normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, transform)
+    transform = _transform(features, shape)
+    shape = shape if transform is None else transform.features
+    scattered = isinstance(transform, Scattering)
+    normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, scattered=scattered)
     if transform is None and normaliser is None:
         return None, shape
     return Front(transform, normaliser), shape
 
 
-def _transform(features: str, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
-    """The features by name, and the shape that they make of a record's."""
+def _transform(features: str, shape: tuple[int, ...]) -> Scattering | Prior | None:
+    """The features that a name stands for."""
     if features not in FEATURES:
         raise unknown("features", features, FEATURES)
     if features == "none":
-        return None, shape
+        return None
     if len(shape) != 3:
         raise InputError(f"features={features!r} needs images (channels, height, width), not {shape}")
-    parts: list[Scattering | PriorMaps] = []
-    if "prior" in features:
-        parts.append(packaged())
-    if "scattering" in features:
-        parts.append(Scattering(shape))
-    shapes = [part.output_shape(shape) for part in parts]
-    together = (sum(made[0] for made in shapes), *shapes[0][1:])
-    return (parts[0] if len(parts) == 1 else Beside(parts)), together
+    return Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
 
 
-def _normaliser(
-    spec: str, shape: tuple[int, ...], clip: float, noise: float, transform: nn.Module | None
-) -> nn.Module | None:
+def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *, scattered: bool) -> nn.Module | None:
     if spec == "none":
         return None
     if spec == "record":
         return nn.LayerNorm(shape, elementwise_affine=False)
-    if spec == "parts" and transform is not None:
-        return PartNorm(transform)
-    if spec == "orders" and isinstance(transform, Scattering):
+    if spec == "orders" and scattered:
         return OrderNorm(shape[0] // CHANNELS)
     if spec == "released":
         return ReleasedNorm(shape[0], clip=clip, noise_multiplier=noise)

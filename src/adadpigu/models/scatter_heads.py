@@ -38,27 +38,7 @@ def _rgb(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Mod
     )
 
 
-def _maps(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Module:
-    channels, height, width = shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 64, 3, padding=1),
-        activation(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1),
-        activation(),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 2) * (width // 2), classes),
-    )
-
-
-def _pooled(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Module:
-    channels, height, width = shape
-    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(channels * (height // 2) * (width // 2), classes))
-
-
 CARDS = (
-    ModelCard("maps-cnn", _maps, None, "CNN on feature maps of any image"),
-    ModelCard("maps-linear", _pooled, None, "one linear layer on feature maps, means over 2×2 positions"),
     ModelCard("scatter-linear", linear, None, "one linear layer on scattering features of any image"),
     ModelCard("scatter-cnn-gray", _gray, (81, 7, 7), "CNN on scattering features of 28×28 gray images"),
     ModelCard("scatter-cnn-rgb", _rgb, (243, 8, 8), "CNN on scattering features of 32×32 colour images"),

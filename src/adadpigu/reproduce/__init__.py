@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from adadpigu.reproduce.accuracy_table import ACCURACY_TABLE
 from adadpigu.reproduce.artefact import Artefact
+from adadpigu.reproduce.batch_tradeoff import BATCH_TRADEOFF
+from adadpigu.reproduce.budget_curve import BUDGET_CURVE
+from adadpigu.reproduce.energy import ENERGY
+from adadpigu.reproduce.gradient_histogram import GRADIENT_HISTOGRAM
 from adadpigu.reproduce.noise_table import NOISE_TABLE
+from adadpigu.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
 from adadpigu.reproduce.theory import THEORY
 
-ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in (NOISE_TABLE, ACCURACY_TABLE, THEORY)}
+_ALL = (
+    *(GRADIENT_HISTOGRAM, THEORY, ENERGY, NOISE_TABLE, PRUNING_CURVES, BUDGET_CURVE, PRUNING_SWEEP),
+    *(BATCH_TRADEOFF, ACCURACY_TABLE),
+)
+ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
 """in the order of the paper"""

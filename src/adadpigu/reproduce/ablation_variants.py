@@ -109,7 +109,7 @@ _ALL = (
     Variant(
         name="beta-from-one",
         part="β",
-        about="β per coordinate from 1, γ2 = 0.999, as the paper has it",
+        about="β per coordinate from 1, γ2 = 0.999: all fall together",
         options={"variance_decay": 0.999, "offset": 1e-6},
     ),
     Variant(name="alpha", part="α", about="α moving, γ1 = 0.9", options={"mean_decay": 0.9}),

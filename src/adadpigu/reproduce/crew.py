@@ -26,16 +26,20 @@ class Crew:
     """no job is begun so long before the end"""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Row]:
-        """A row for each job, in the order in which they end; one that failed or had no time left says so."""
-        alone = self.workers == 1 or len(jobs) == 1
-        return self._here(jobs) if alone else self._in_processes(jobs)
+        """A row for each job, in the order in which they end; one that failed or had no time left says so.
+
+        `at_once` in a row tells how many processes shared the machine: without it times say little.
+        """
+        several = min(self.workers, len(jobs))
+        rows = self._here(jobs) if several <= 1 else self._in_processes(jobs, several)
+        return ({**row, "at_once": several} for row in rows)
 
     def _here(self, jobs: Sequence[Job]) -> Iterator[Row]:
         end = time.time() + self.seconds - self.grace
         for job in jobs:
             yield _attempt(job, self.device, end)
 
-    def _in_processes(self, jobs: Sequence[Job]) -> Iterator[Row]:
+    def _in_processes(self, jobs: Sequence[Job], several: int) -> Iterator[Row]:
         context = multiprocessing.get_context("spawn")
         todo: Any = context.Queue()
         done: Any = context.Queue()
@@ -44,7 +48,7 @@ class Crew:
         limit = time.time() + self.seconds
         crew = [
             context.Process(target=_work, args=(todo, done, self.device, limit - self.grace), daemon=True)
-            for _ in range(min(self.workers, len(jobs)))
+            for _ in range(several)
         ]
         for process in crew:
             process.start()

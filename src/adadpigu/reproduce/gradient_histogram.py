@@ -224,8 +224,8 @@ def _figure(chosen: Sequence[Row]) -> Figure:
     figure.supxlabel("value of one coordinate (logarithmic on either side of 0)\n ", fontsize=10)
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.suptitle(f"Gradient values at epoch {chosen[0]['epoch']:.3g}\n ", x=0.01, ha="left", fontsize=11)
-    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.95)}  # on the second, empty line of the title
-    figure.legend(handles, labels, ncols=len(labels), fontsize=8, frameon=False, **place)
+    legend = figure.legend(handles, labels, loc="upper left", ncols=len(labels), fontsize=8, frameon=False)
+    legend.set_bbox_to_anchor((0.0, 0.95))  # on the second, empty line of the title
     return figure
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from adadpigu.config import RunConfig, merge
+from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,9 @@ def run_job(job: Job, device: str) -> Row:
     from adadpigu.training.configured import configured
 
     settings = merge(job.config)
+    for name in ("reproducible_noise", "randomness", "ledger"):
+        if getattr(settings, name):
+            raise InputError(f"{name}={getattr(settings, name)!r} in the config of a job; allowed: without it")
     settings = replace(settings, device=device, seed=job.seed, evaluate_every=settings.evaluate_every or 10**9)
     settings, data = _scored(settings, job.score)
     made_by = commit()  # as the code is now, not when the job ends

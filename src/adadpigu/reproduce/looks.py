@@ -52,9 +52,12 @@ LOOKS: dict[str, type[Look]] = {"training-accuracy": TrainingAccuracy}
 
 def looking(name: str | None, prepared: Preparation) -> tuple[Preparation, Look | None]:
     """A run that is ready to be looked at, and the look; as it was, and None, where nothing is looked at."""
+    from adadpigu.reproduce.gradient_looks import LOOKS_HERE
+
+    known = LOOKS | LOOKS_HERE
     if name is None:
         return prepared, None
-    if name not in LOOKS:
-        raise unknown("look", name, LOOKS)
-    look = LOOKS[name](prepared)
+    if name not in known:
+        raise unknown("look", name, known)
+    look = known[name](prepared)
     return look.prepared, look

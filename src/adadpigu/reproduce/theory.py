@@ -1,4 +1,4 @@
-"""The paper's theorems against problems whose truth is known: bounds as printed, as corrected, and what was measured."""
+"""The theorems against problems whose truth is known: bounds as printed, as corrected, and what was measured."""
 
 from __future__ import annotations
 
