@@ -1,4 +1,4 @@
-"""The accuracy table is a function of rows: of a preset's present settings alone, with the claim and a verdict beside."""
+"""The accuracy table is a function of rows of presets as they are today, with the claim and a verdict beside."""
 
 from __future__ import annotations
 

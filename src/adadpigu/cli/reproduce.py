@@ -28,7 +28,7 @@ def reproduce(
         typer.Argument(
             metavar="NAME",
             help="noise-table, accuracy-table, pruning-curves, budget-curve, pruning-sweep, batch-tradeoff, "
-            "gradient-histogram, energy, ablation, theory, or all of them.",
+            "gradient-histogram, energy, theory, ablation-tuning, ablation, or all of them.",
             show_default=False,
         ),
     ],

@@ -7,6 +7,8 @@ adadpigu reproduce NAME --from results   draws what was measured before
 
 from __future__ import annotations
 
+from adadpigu.reproduce.ablation import ABLATION
+from adadpigu.reproduce.ablation_tuning import ABLATION_TUNING
 from adadpigu.reproduce.accuracy_table import ACCURACY_TABLE
 from adadpigu.reproduce.artefact import Artefact
 from adadpigu.reproduce.batch_tradeoff import BATCH_TRADEOFF
@@ -19,7 +21,7 @@ from adadpigu.reproduce.theory import THEORY
 
 _ALL = (
     *(GRADIENT_HISTOGRAM, THEORY, ENERGY, NOISE_TABLE, PRUNING_CURVES, BUDGET_CURVE, PRUNING_SWEEP),
-    *(BATCH_TRADEOFF, ACCURACY_TABLE),
+    *(BATCH_TRADEOFF, ACCURACY_TABLE, ABLATION_TUNING, ABLATION),
 )
 ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
-"""in the order of the paper"""
+"""in the order of the paper, then what goes beyond it"""
