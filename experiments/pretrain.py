@@ -1,4 +1,4 @@
-"""Makes a prior anew: contrastive pre-training on images of random processes (no photograph, no record), then a projection.
+"""Makes a prior anew: contrastive pre-training on images of random processes, then a projection. Public throughout.
 
     python experiments/pretrain.py --steps 3200 --out prior.safetensors --device cuda
 
@@ -102,8 +102,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--statistics", type=int, default=4096, help="process images for means and directions")
-    parser.add_argument("--keep", type=int, default=320, help="directions")
-    parser.add_argument("--power", type=float, default=0.5, help="0: as they vary, 1: all alike")
+    parser.add_argument("--keep", type=int, default=483, help="directions")
+    parser.add_argument("--power", type=float, default=0.75, help="0: as they vary, 1: all alike")
     return parser.parse_args()
 
 

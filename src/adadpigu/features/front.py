@@ -90,7 +90,10 @@ class Front(nn.Module):
         """Constants that are taken as public, for the statement."""
         prior = (self.features.declared(),) if isinstance(self.features, Prior) else ()
         if isinstance(self.normaliser, ReleasedNorm):
-            return (*prior, f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation")
+            return (
+                *prior,
+                f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation",
+            )
         if isinstance(self.normaliser, ChannelNorm):
             return (*prior, "normalisation constants, as given")
         return prior

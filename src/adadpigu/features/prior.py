@@ -48,6 +48,9 @@ class Prior(nn.Module):
 
     def __init__(self, weights: Weights, shape: Sequence[int]) -> None:
         super().__init__()
+        for name in ("projection.weight", "projection.bias"):
+            if name not in weights.tensors:
+                raise InputError(f"prior: no constant {name!r}; allowed: a file with a projection")
         self.features = self.output_shape(weights, shape)
         self.shape = tuple(shape)
         self.parts = Parts(weights.plan, weights.tensors, shape)

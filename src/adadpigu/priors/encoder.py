@@ -16,15 +16,16 @@ from torch.nn import functional as F
 
 from adadpigu.errors import InputError
 
-
 Convolve = Callable[[str, Tensor], Tensor]
 """applies a convolution, by its name, to maps"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How wide and deep an encoder is: stage k has `blocks[k]` residual blocks of `widths[k]` channels at half the side
-    of the stage before."""
+    """How wide and deep an encoder is: stage k has `blocks[k]` residual blocks of `widths[k]` channels.
+
+    From one stage to the next the side of the maps halves.
+    """
 
     widths: tuple[int, ...] = (64, 128, 256)
     blocks: tuple[int, ...] = (1, 2, 2)
@@ -58,7 +59,10 @@ class Encoder(nn.Module):
         super().__init__()
         self.plan = plan
         self.units = nn.ModuleDict(
-            {_key(name): _Unit(inputs, outputs, kernel, stride) for name, inputs, outputs, kernel, stride in plan.units()}
+            {
+                _key(name): _Unit(inputs, outputs, kernel, stride)
+                for name, inputs, outputs, kernel, stride in plan.units()
+            }
         )
 
     def forward(self, x: Tensor) -> list[Tensor]:

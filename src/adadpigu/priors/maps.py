@@ -70,7 +70,8 @@ def encoder_constants(encoder: Encoder, images: Sequence[Tensor]) -> dict[str, T
     mean = torch.stack([part.mean((0, 2, 3)) for part in seen]).mean(0)
     square = torch.stack([part.square().mean((0, 2, 3)) for part in seen]).mean(0)
     deviation = (square - mean.square()).clamp(min=1e-6).sqrt()
-    for stage, (m, s) in enumerate(zip(mean.split(plan.widths), deviation.split(plan.widths), strict=True)):
+    parts = (torch.split(values, list(plan.widths)) for values in (mean, deviation))
+    for stage, (m, s) in enumerate(zip(*parts, strict=True)):
         found[f"stage{stage}.mean"], found[f"stage{stage}.std"] = m, s
     return found
 

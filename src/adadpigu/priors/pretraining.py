@@ -55,11 +55,13 @@ class Pretraining:
 def pretrain(
     told: Pretraining, device: torch.device, progress: Callable[[int, float, Encoder], None] | None = None
 ) -> Encoder:
-    """The encoder after all steps; `progress` hears of the step, its loss and the encoder as it stands, now and then."""
-    torch.manual_seed(told.seed)
+    """The encoder after all steps; `progress` hears of a step, its loss and the encoder as it stands, now and then."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(told.seed)
+        encoder, projector = Encoder(told.plan), _projector(told.plan.widths[-1])
+    encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    projector.to(device)
     chance = torch.Generator(device=device).manual_seed(told.seed)
-    encoder = Encoder(told.plan).to(device, memory_format=torch.channels_last)
-    projector = _projector(told.plan.widths[-1]).to(device)
     weights = [*encoder.parameters(), *projector.parameters()]
     optimiser = torch.optim.AdamW(weights, lr=told.lr, weight_decay=told.weight_decay)
     store = Store(told, chance)
@@ -107,9 +109,7 @@ class Store:
         return self._kept.flatten(0, 1)[which]
 
 
-def _loss(
-    told: Pretraining, encoder: Encoder, projector: nn.Module, images: Tensor, chance: torch.Generator
-) -> Tensor:
+def _loss(told: Pretraining, encoder: Encoder, projector: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
     with torch.no_grad():
         views = torch.cat([told.views(images, chance), told.views(images, chance)])
         views = views.contiguous(memory_format=torch.channels_last)

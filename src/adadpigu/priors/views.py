@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
-from adadpigu.priors.processes import normal, uniform
+from adadpigu.priors.processes import uniform
 
 _GRAY = (0.299, 0.587, 0.114)
 """how bright the three colours seem"""
@@ -85,8 +85,3 @@ def _turned(colour: Tensor, angle: Tensor) -> Tensor:
     same = cosine + third
     rows = torch.stack([same, forth, back, back, same, forth, forth, back, same], 1).reshape(-1, 3, 3)
     return torch.einsum("nij,njhw->nihw", rows, colour)
-
-
-def with_grain(images: Tensor, level: float, chance: torch.Generator) -> Tensor:
-    """Images with a little noise on every pixel."""
-    return images + level * normal(tuple(images.shape), chance)

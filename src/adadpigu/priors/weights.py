@@ -20,7 +20,7 @@ from adadpigu.priors.encoder import Plan
 from adadpigu.tensors import read_header, read_tensors, write_tensors
 
 PACKAGED = Path(__file__).with_name("processes.safetensors")
-SHA256 = ""
+SHA256 = "5c0dd425512bedc9ece42cb23fa953a3cdd0b58806c8bcc18ad25fa5302d867b"
 """of the packaged weights, by `fingerprint`"""
 
 

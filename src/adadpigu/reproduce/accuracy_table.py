@@ -129,6 +129,7 @@ def claim(dataset: str, method: str, epsilon: int | None) -> float | None:
 def cells(rows: Sequence[Row]) -> list[Cell]:
     """All cells of the table, from the runs whose config is the preset's own today, whichever engine computed it."""
     quick = {_settings(config): name for name, config in _quick_configs()}
+    rows = [row for row in rows if {"name", "score", "config", "accuracy"} <= row.keys()]  # no simulated trials
     made = []
     for key in _keys():
         name = _preset(*key)
@@ -162,8 +163,7 @@ def _settings(config: Any) -> str:
 
 def _grid(preset: str, rows: Sequence[Row]) -> int:
     """How many different settings were scored on held-out records for a preset's cell."""
-    tuned = [row for row in rows if row["score"] == "held-out" and "config" in row]
-    mine = [row for row in tuned if row["name"].split()[0].startswith(preset)]
+    mine = [row for row in rows if row["score"] == "held-out" and row["name"].split()[0].startswith(preset)]
     return len({_settings(row["config"]) for row in mine})
 
 

@@ -1,0 +1,76 @@
+"""A prior's file: what is written is read, what was altered is refused, and the packaged one is the measured one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from adadpigu.errors import InputError
+from adadpigu.priors import weights as subject
+from adadpigu.priors.encoder import Plan
+from adadpigu.priors.weights import PACKAGED, SHA256, Weights, packaged_weights, read_weights
+
+SMALL = Weights(
+    plan=Plan(widths=(2,), blocks=(1,)),
+    tensors={"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5])},
+    told={"trained on": "nothing"},
+)
+
+
+def test_a_file_holds_what_was_saved_as_halves(tmp_path: Path) -> None:
+    SMALL.save(tmp_path / "small.safetensors")
+    found = read_weights(tmp_path / "small.safetensors")
+    assert found.plan == SMALL.plan
+    assert found.told == SMALL.told
+    assert {name: value.dtype for name, value in found.tensors.items()} == {"a": torch.float16, "b": torch.float16}
+    assert torch.equal(found.tensors["b"].float(), SMALL.tensors["b"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"a": torch.tensor([0.5]), "b": torch.arange(6.0).reshape(3, 2)},
+        {"a": torch.tensor([0.5]), "c": torch.arange(6.0).reshape(2, 3)},
+        {"a": torch.tensor([-0.5]), "b": torch.arange(6.0).reshape(2, 3)},
+        {"a": torch.tensor([0.5]).half(), "b": torch.arange(6.0).reshape(2, 3)},
+    ],
+)
+def test_shapes_names_values_and_types_all_change_the_fingerprint(other: dict[str, torch.Tensor]) -> None:
+    assert Weights(plan=SMALL.plan, tensors=other, told={}).fingerprint() != SMALL.fingerprint()
+
+
+def test_an_altered_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    SMALL.save(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"small\.safetensors.*SHA-256"):
+        read_weights(path)
+
+
+def test_a_file_that_is_no_prior_is_refused(tmp_path: Path) -> None:
+    from adadpigu.tensors import write_tensors
+
+    path = tmp_path / "other.safetensors"
+    write_tensors(path, {"a": torch.ones(1)}, {"plan": json.dumps({"widths": [1]})})
+    with pytest.raises(InputError, match="is no prior"):
+        read_weights(path)
+
+
+def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_trained_on() -> None:
+    found = packaged_weights()
+    assert found.fingerprint() == SHA256
+    assert "no photograph, no record" in found.told["trained on"]
+    assert "seed=0" in found.told["settings"]
+    assert PACKAGED.stat().st_size < 6.5e6
+
+
+def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SMALL.save(tmp_path / "other.safetensors")
+    monkeypatch.setattr(subject, "PACKAGED", tmp_path / "other.safetensors")
+    with pytest.raises(InputError, match="is not " + SHA256):
+        packaged_weights()
