@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -48,6 +48,14 @@ _CHECKPOINT_SECONDS = 60.0
 """between checkpoints, where no number of steps was given"""
 
 End = Literal["finished", "interrupted", "exhausted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step that may be taken now: the number of its stage, and its own within it."""
+
+    stage: int
+    index: int
 
 
 class Session:
@@ -98,7 +106,8 @@ class Session:
             prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
         )
         self._metrics: list[Metrics] = []
-        self._done = 0
+        self._done, self._started = 0, 0.0
+        self._end: End = "interrupted"
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
         self._confessed = False
@@ -117,33 +126,44 @@ class Session:
 
         After any other error too; then the weights go back to where they started, and the error is raised again.
         """
-        start = time.perf_counter()
-        self._tell_begin()
-        self._p.model.train()
-        end: End
+        self.begin()
         try:
             with self._stop:
-                end = self._train()
+                for step in self.steps():
+                    self._take(step)
         except KeyboardInterrupt:
-            end = "interrupted"
+            self._end = "interrupted"
         except BaseException as error:
-            with contextlib.suppress(LedgerError):  # a disk that takes no more: what was spent stands there already
-                self._note("failed", error=type(error).__name__)
-            with contextlib.suppress(InputError):
-                self._report(interrupted=True)
-            with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
-                self._layout.write(self._p.model, self._start)
-                self._untrained.put_back()
-                if self._p.released_norm is not None:
-                    self._p.released_norm.reset()
+            self.fail(error)
             raise
-        with undisturbed():
-            return self._finish(end, start)
+        return self.finish()
 
-    def _finish(self, end: End, start: float) -> Run:
+    def begin(self) -> None:
+        """Tells observers, before the first step."""
+        self._started = time.perf_counter()
+        self._tell_begin()
+        self._p.model.train()
+
+    def fail(self, error: BaseException) -> None:
+        """Reports what was spent until an error, and puts the weights back to where they started."""
+        with contextlib.suppress(LedgerError):  # a disk that takes no more: what was spent stands there already
+            self._note("failed", error=type(error).__name__)
+        with contextlib.suppress(InputError):
+            self._report(interrupted=True)
+        with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
+            self._layout.write(self._p.model, self._start)
+            self._untrained.put_back()
+            if self._p.released_norm is not None:
+                self._p.released_norm.reset()
+
+    def finish(self) -> Run:
         """Writes down what was spent first, then looks at the model that is kept."""
-        interrupted = end == "interrupted"
-        self._note(end)
+        with undisturbed():
+            return self._finish()
+
+    def _finish(self) -> Run:
+        interrupted = self._end == "interrupted"
+        self._note(self._end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
         refusal = self._untrained.put_back()
@@ -159,7 +179,7 @@ class Session:
             accuracy=self._accuracy(),
             steps=self._p.plan.steps,
             steps_done=self._done,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - self._started,
             metrics=tuple(self._metrics),
             interrupted=interrupted,
             execution=self._steps.description,
@@ -188,24 +208,29 @@ class Session:
         with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
             self._ledger.note(kind, steps_done=self._done, **facts)
 
-    def _train(self) -> End:
+    def steps(self) -> Iterator[Step]:
+        """Each step that is left of the plan, covered by the ledger and free to draw; it is taken before the next.
+
+        Where there are no more, `_end` says why: the plan is done, a stop was asked for, or nothing is left to spend.
+        """
         looks, before = self._looks(), 0
         for number, stage in enumerate(self._p.stages):
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
             for index in range(max(0, self._done - before), stage.steps):
-                if self._stop.asked:
+                refused: End | None = "interrupted" if self._stop.asked else None
+                if refused is None and not self._affordable(stage, events, left=stage.steps - index):
+                    refused = "exhausted"
+                if refused is not None:
                     self._save()
-                    return "interrupted"
-                if not self._affordable(stage, events, left=stage.steps - index):
-                    self._save()
-                    return "exhausted"
+                    self._end = refused
+                    return
                 self._draws.begin_step(stage.name, self._done, planned)
                 if number == 0 and self._p.released_norm is not None:
                     self._normalise()
                 else:
                     self._running.begin_step(stage, index, self._parameters)
-                    self._step(number, index)
+                    yield Step(stage=number, index=index)
                 self._done += 1
                 self._confess()
                 self._tell_step(stage.name, looks)
@@ -213,7 +238,7 @@ class Session:
             before += stage.steps
             if self._last_of_its_kind(number):
                 self._save()
-        return "finished"
+        self._end = "finished"
 
     def _last_of_its_kind(self, number: int) -> bool:
         """Whether no later stage has the same draws: steps of this one could not be paid for out of it."""
@@ -270,36 +295,56 @@ class Session:
         assert norm is not None
         release_normalisation(norm, self._draws, self._p.data.records)
 
-    def _step(self, stage: int, index: int) -> None:
+    def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
-        options, running = self._p.options, self._running
+        options = self._p.options
         self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
         if self._average is not None:
             self._average.begin_step()
-        self._steps.take(running.record(self._p.stages[stage]), lambda: self._run_step(stage, index))
+        self._steps.take(self._running.record(self._p.stages[step.stage]), lambda: self._run_step(step))
 
-    def _run_step(self, stage: int, index: int) -> None:
-        model, running = self._p.model, self._running
-        effective = running.effective(self._parameters)
-        pruned = effective is not self._parameters
-        if pruned:
-            self._layout.write(model, effective)
-        direction = running.step(self._draws, self._p.stages[stage], index)
-        if pruned:
-            self._layout.write(model, self._parameters)
-        if type(running).accept is not Running.accept:
-            self._step_or_not(direction, stage)
-        else:
+    def _run_step(self, step: Step) -> None:
+        direction = self._direction(step)
+        with self._judged(step):
             self._optimiser.step(direction)
         if self._average is not None:
             self._average.update(direction.map(lambda _: self._parameters))
         join(self._p.device)
 
-    def _step_or_not(self, direction: Release, stage: int) -> None:
-        """A step that the method may reject once it was made."""
+    @contextlib.contextmanager
+    def update(self, step: Step) -> Iterator[Release]:
+        """For a loop of the user's own: ĝ in `p.grad` while it lasts, in which their optimiser makes its step."""
+        if self._average is not None:
+            self._average.begin_step()
+        direction = self._direction(step)
+        with self._judged(step):
+            self._optimiser.expose(direction)
+            yield direction
+            self._optimiser.settle()
+        if self._average is not None:
+            self._average.update(direction.map(lambda _: self._parameters))
+        join(self._p.device)
+
+    def _direction(self, step: Step) -> Release:
+        """ĝ, asked for at the weights at which the model acts."""
+        model, effective = self._p.model, self._running.effective(self._parameters)
+        pruned = effective is not self._parameters
+        if pruned:
+            self._layout.write(model, effective)
+        direction = self._running.step(self._draws, self._p.stages[step.stage], step.index)
+        if pruned:
+            self._layout.write(model, self._parameters)
+        return direction
+
+    @contextlib.contextmanager
+    def _judged(self, step: Step) -> Iterator[None]:
+        """Within, an update is made, which the method may reject once it was."""
+        if type(self._running).accept is Running.accept:
+            yield
+            return
         before, state = self._parameters.clone(), self._optimiser.snapshot()
-        self._optimiser.step(direction)
-        if not self._running.accept(self._draws, self._p.stages[stage], before, self._parameters.clone()):
+        yield
+        if not self._running.accept(self._draws, self._p.stages[step.stage], before, self._parameters.clone()):
             self._layout.write(self._p.model, before)
             self._optimiser.undo(state)
             self._optimiser.refresh()

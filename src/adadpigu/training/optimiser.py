@@ -62,6 +62,8 @@ class MaskedOptimiser:
         except (TypeError, ValueError) as error:
             raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
         self._factor = 1.0
+        self._active: Tensor | None = None
+        self._before: dict[tuple[str, int], Tensor] = {}
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
         if isinstance(self._optimiser, _UNFIT[1:]):
             raise InputError(
@@ -91,20 +93,32 @@ class MaskedOptimiser:
             group.update(settings, lr=torch.tensor(float(group["lr"]), device=device))
         return True
 
-    @torch.no_grad()
     def step(self, direction: Release) -> None:
         """One optimiser step along ĝ. `p.grad` holds a release for its duration and nothing afterwards."""
-        value, active = look(direction)
-        # SGD only reads p.grad; others may write to it
-        gradients = value if type(self._optimiser) is torch.optim.SGD else value.clone()
-        before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
-        for parameter, (_, gradient) in zip(self._parameters, self._layout.split(gradients), strict=True):
-            parameter.grad = gradient.to(parameter)
+        self.expose(direction)
         try:
             self._optimiser.step()
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
+        self.settle()
+
+    @torch.no_grad()
+    def expose(self, direction: Release) -> None:
+        """Puts ĝ where an optimiser looks for it, and remembers what its step must leave alone."""
+        value, active = look(direction)
+        # SGD only reads p.grad; others may write to it
+        gradients = value if type(self._optimiser) is torch.optim.SGD else value.clone()
+        self._active = active
+        self._before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
+        for parameter, (_, gradient) in zip(self._parameters, self._layout.split(gradients), strict=True):
+            parameter.grad = gradient.to(parameter)
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """After the optimiser's step: weights and its state where frozen are again what they were."""
+        active, before = self._active, self._before
+        self._active, self._before = None, {}
         if active is None:
             self.refresh()
             return

@@ -121,6 +121,34 @@ def train_prepared(
     `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
     is a ledger that it shares with other runs on the same data.
     """
+    with session(
+        prepared,
+        out=out,
+        config=config,
+        files=files,
+        observers=observers,
+        randomness=randomness,
+        tape=tape,
+        resuming=resuming,
+        shared=shared,
+    ) as begun:
+        return begun.run()
+
+
+@contextlib.contextmanager
+def session(
+    prepared: Preparation,
+    *,
+    out: Path | None = None,
+    config: str = "",
+    files: Mapping[str, str] | None = None,
+    observers: Sequence[Observer] = (),
+    randomness: Randomness | Tier | None = None,
+    tape: Tape | None = None,
+    resuming: bool = False,
+    shared: Path | None = None,
+) -> Iterator[Session]:
+    """What `train_prepared` runs: folder and ledger are there while it lasts, and closed after it."""
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
@@ -145,7 +173,7 @@ def train_prepared(
             step = 0 if checkpoint is None else checkpoint.step
             told = {"warnings": list(prepared.warnings), "declared": declared_by(prepared)}
             ledger.note("resumed", step=step, **drawn_by, **told)
-        session = Session(
+        yield Session(
             prepared,
             ledger=ledger,
             randomness=source,
@@ -155,7 +183,6 @@ def train_prepared(
             checkpoint=checkpoint,
             shared=total,
         )
-        return session.run()
 
 
 def _begin(
