@@ -30,7 +30,7 @@ from adadpigu.methods import (
     make_method,
 )
 from adadpigu.models import make_model
-from adadpigu.training import Observer, Run, TrainingOptions, train
+from adadpigu.training import Observer, PrivateBatch, PrivateLoop, Run, TrainingOptions, train
 
 __all__ = [
     "DPSGD",
@@ -51,6 +51,8 @@ __all__ = [
     "ParameterFreezing",
     "PrivacyLineError",
     "PrivacyReport",
+    "PrivateBatch",
+    "PrivateLoop",
     "QuantileClipping",
     "RandomFreeze",
     "RecordSum",

@@ -6,6 +6,7 @@ reporting, run (the folder that stays).
 from __future__ import annotations
 
 from adadpigu.training.options import TrainingOptions
+from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.run import Facts, Metrics, Observer, Run
 from adadpigu.training.train import train, train_prepared
@@ -15,6 +16,8 @@ __all__ = [
     "Metrics",
     "Observer",
     "Preparation",
+    "PrivateBatch",
+    "PrivateLoop",
     "Run",
     "TrainingOptions",
     "prepare",

@@ -52,10 +52,11 @@ End = Literal["finished", "interrupted", "exhausted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step that may be taken now: the number of its stage, and its own within it."""
+    """A step that may be taken now: the number of its stage, its own within it, and the steps before it in all."""
 
     stage: int
     index: int
+    count: int
 
 
 class Session:
@@ -108,6 +109,7 @@ class Session:
         self._metrics: list[Metrics] = []
         self._done, self._started = 0, 0.0
         self._end: End = "interrupted"
+        self._look_after: dict[int, float | None] = {}
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
         self._confessed = False
@@ -137,6 +139,11 @@ class Session:
             self.fail(error)
             raise
         return self.finish()
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken."""
+        return self._done
 
     def begin(self) -> None:
         """Tells observers, before the first step."""
@@ -213,7 +220,7 @@ class Session:
 
         Where there are no more, `_end` says why: the plan is done, a stop was asked for, or nothing is left to spend.
         """
-        looks, before = self._looks(), 0
+        self._look_after, before = self._looks(), 0
         for number, stage in enumerate(self._p.stages):
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
@@ -230,15 +237,19 @@ class Session:
                     self._normalise()
                 else:
                     self._running.begin_step(stage, index, self._parameters)
-                    yield Step(stage=number, index=index)
-                self._done += 1
-                self._confess()
-                self._tell_step(stage.name, looks)
-                self._save_if_due()
+                    yield Step(stage=number, index=index, count=self._done)
+                self.took(number)
             before += stage.steps
             if self._last_of_its_kind(number):
                 self._save()
         self._end = "finished"
+
+    def took(self, stage: int) -> None:
+        """What follows each step."""
+        self._done += 1
+        self._confess()
+        self._tell_step(self._p.stages[stage].name)
+        self._save_if_due()
 
     def _last_of_its_kind(self, number: int) -> bool:
         """Whether no later stage has the same draws: steps of this one could not be paid for out of it."""
@@ -387,8 +398,8 @@ class Session:
         for observer in self._observers:
             observer.begin(facts)
 
-    def _tell_step(self, stage: str, looks: dict[int, float | None]) -> None:
-        look = self._done in looks
+    def _tell_step(self, stage: str) -> None:
+        look = self._done in self._look_after
         test: float | None = None
         if look and self._p.data.test is not None:
             self._keep_weights()
@@ -398,7 +409,7 @@ class Session:
             step=self._done,
             steps=self._p.plan.steps,
             stage=stage,
-            epsilon=self._spent(looks) if look else None,
+            epsilon=self._spent() if look else None,
             test_accuracy=test,
             active=self._running.active_share,
             mask=self._mask_by_layer() if look else {},
@@ -408,9 +419,9 @@ class Session:
         for observer in self._observers:
             observer.update(metrics)
 
-    def _spent(self, looks: dict[int, float | None]) -> float | None:
+    def _spent(self) -> float | None:
         """ε so far; of a run that was resumed, with what was charged for steps that were repeated."""
-        planned = looks[self._done]
+        planned = self._look_after[self._done]
         if not self._resumed or planned is None:
             return planned
         return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])

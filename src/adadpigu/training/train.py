@@ -69,6 +69,44 @@ def train(
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
     provided `dataset`'s declared facts are public and the method's code asks for releases only through the frame.
     """
+    prepared = prepared_for(
+        model,
+        dataset,
+        records=records,
+        test=test,
+        method=method,
+        privacy=privacy,
+        delta=delta,
+        loss=loss,
+        front=front,
+        seed=seed,
+        out=out,
+        resume=resume,
+        options=options,
+    )
+    folder, shared = (None if path is None else Path(path) for path in (out, ledger))
+    return train_prepared(
+        prepared, out=folder, observers=observers, randomness=randomness, resuming=resume, shared=shared
+    )
+
+
+def prepared_for(
+    model: nn.Module,
+    dataset: Source,
+    *,
+    records: int | None,
+    test: Source | None,
+    method: Method | str | None,
+    privacy: Budget | None,
+    delta: float,
+    loss: Loss,
+    front: Front | None,
+    seed: int | None,
+    out: Path | str | None,
+    resume: bool,
+    options: Mapping[str, Any],
+) -> Preparation:
+    """The arguments of `train`, checked and made ready."""
     data = declare(dataset, records=records, test=test)
     if isinstance(method, str):
         method = make_method(method)
@@ -79,7 +117,7 @@ def train(
         raise InputError(f"delta={delta} contradicts the budget's {privacy.delta}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
-    folder, shared = (None if path is None else Path(path) for path in (out, ledger))
+    folder = None if out is None else Path(out)
     if not isinstance(resume, bool):
         raise InputError(f"resume={resume!r} is not True or False; the folder of the run is given as out")
     if folder is None and resume:
@@ -88,7 +126,7 @@ def train(
         chosen = replace(chosen, noise_multiplier=noise_of(folder))
     elif folder is not None and not resume:
         check_free(folder)
-    prepared = prepare(
+    return prepare(
         model,
         data,
         method=AdaDPIGU() if method is None else method,
@@ -98,9 +136,6 @@ def train(
         loss=loss,
         front=front,
         seed=seed,
-    )
-    return train_prepared(
-        prepared, out=folder, observers=observers, randomness=randomness, resuming=resume, shared=shared
     )
 
 

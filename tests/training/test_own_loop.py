@@ -1,0 +1,250 @@
+"""A loop of the user's own trains as the package's loop does, and what would not be private is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import adadpigu as ad
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training.own_loop import PrivateLoop
+
+N, B, STEPS = 64, 16, 6
+Body = Callable[[Any, torch.optim.Optimizer, ad.PrivateBatch], None]
+METHODS: dict[str, ad.Method] = {
+    "dpsgd": ad.DPSGD(clip_norm=0.5),
+    "adadpigu": ad.AdaDPIGU(retention=0.5, schedule="linear", clip_norm=0.5, mean_decay=0.9, offset=0.1),
+    "prune": ad.AdaDPIGU(retention=0.5, mode="prune", clip_norm=0.5),
+    "dpsur": ad.DPSUR(clip_norm=0.5, test_batch_size=8),
+    "random-freeze": ad.RandomFreeze(clip_norm=0.5),
+}
+
+
+def data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(N, 5, generator=generator), torch.randint(3, (N,), generator=generator)
+
+
+class Net(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(torch.tanh(self.first(x)))
+        return output
+
+
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def loop_for(net: nn.Module, optimizer: torch.optim.Optimizer, **changes: object) -> PrivateLoop:
+    settings: dict[str, object] = {
+        "records": N,
+        "batch_size": B,
+        "steps": STEPS,
+        "method": METHODS["dpsgd"],
+        "noise_multiplier": 1.0,
+        "randomness": ReproducibleRandomness(5),
+        "seed": 3,
+    }
+    return PrivateLoop(net, optimizer, data(), **{**settings, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_own_loop_ends_at_the_weights_of_the_packages_loop(name: str) -> None:
+    ours, theirs = model(), model()
+    run = ad.train(
+        ours,
+        data(),
+        records=N,
+        batch_size=B,
+        steps=STEPS,
+        method=METHODS[name],
+        noise_multiplier=1.0,
+        lr=0.3,
+        momentum=0.9,
+        seed=3,
+        ema=0.9,
+        randomness=ReproducibleRandomness(5),
+    )
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=0.9)
+    loop = loop_for(theirs, optimizer, method=METHODS[name], ema=0.9)
+    for batch in loop:
+        batch.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert loop.run.privacy.epsilon_pld == run.privacy.epsilon_pld == loop.epsilon
+    assert loop.run.steps_done == STEPS == len(loop)
+
+
+def test_gradients_are_the_release_that_the_ledger_was_charged_for(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(
+        [{"params": net.first.parameters(), "lr": 0.1}, {"params": net.last.parameters(), "lr": 0.01}]
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    rates = []
+    with loop_for(net, optimizer, out=tmp_path / "run") as loop:
+        for count, batch in enumerate(loop, start=1):
+            assert all(p.grad is None for p in net.parameters()) or count > 1
+            batch.backward()
+            assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+            optimizer.step()
+            scheduler.step()
+            rates.append(optimizer.param_groups[1]["lr"])
+            net.eval()
+            with torch.no_grad():
+                net(torch.zeros(2, 5))
+            net.train()
+    assert rates == pytest.approx([0.01, 0.001, 0.001, 1e-4, 1e-4, 1e-5])
+    assert (tmp_path / "run" / "privacy.json").exists()
+    assert loop.run.privacy.epsilon_spent == pytest.approx(loop.epsilon)
+
+
+def test_frozen_layers_keep_their_weights_and_return() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    seen = []
+    for count, batch in enumerate(loop_for(net, optimizer)):
+        net.first.requires_grad_(count not in (2, 3))
+        before = net.first.weight.detach().clone()
+        batch.backward()
+        assert (net.first.weight.grad is None) == (count in (2, 3))
+        optimizer.step()
+        seen.append(bool(torch.equal(before, net.first.weight)))
+    assert seen == [False, False, True, True, False, False]
+
+
+def test_a_layer_that_was_frozen_when_the_loop_began_cannot_join() -> None:
+    net = model()
+    net.first.requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    loop = loop_for(net, optimizer)
+    batch = next(iter(loop))
+    net.first.requires_grad_(True)
+    with pytest.raises(ad.ModelError, match=r"parameter 'first.weight' was frozen when the loop began"):
+        batch.backward()
+
+
+def _two_steps(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    optimizer.step()
+    optimizer.step()
+
+
+def _step_first(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    optimizer.step()
+
+
+def _backward_twice(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    batch.backward()
+
+
+def _own_backward(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    F.cross_entropy(net(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _own_gradient(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    net.first.weight.grad = torch.ones_like(net.first.weight)
+    optimizer.step()
+
+
+def _closure(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    optimizer.step(lambda: 0.0)
+
+
+def _forgotten_backward(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    return
+
+
+def _forgotten_step(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (_two_steps, r"optimizer.step\(\) twice on one release"),
+        (_step_first, r"optimizer.step\(\) before batch.backward\(\)"),
+        (_backward_twice, r"backward\(\) on a batch that was released"),
+        (_own_backward, r"first.weight.grad is not what batch.backward\(\) released"),
+        (_own_gradient, r"first.weight.grad is not what batch.backward\(\) released"),
+        (_closure, r"optimizer.step\(closure\)"),
+        (_forgotten_backward, r"step 1: batch.backward\(\) was not called"),
+        (_forgotten_step, r"step 1: optimizer.step\(\) was not called"),
+    ],
+)
+def test_misuse_is_refused_by_name_and_the_run_reports_what_it_spent(body: Body, told: str, tmp_path: Path) -> None:
+    net, start = model(), model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def trained() -> None:
+        with loop_for(net, optimizer, out=tmp_path / "run") as loop:
+            for batch in loop:
+                body(net, optimizer, batch)
+
+    with pytest.raises(ad.AdaDPIGUError, match=told):
+        trained()
+    assert (tmp_path / "run" / "privacy.json").exists()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), start.parameters(), strict=True))
+    optimizer.step()  # the optimiser is the user's again
+
+
+def test_a_loop_that_is_left_early_claims_its_whole_plan(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    loop = loop_for(net, optimizer, out=tmp_path / "run")
+    for count, batch in enumerate(loop):
+        batch.backward()
+        optimizer.step()
+        if count == 1:
+            break
+    run = loop.finish()
+    assert run.interrupted
+    assert run.steps_done == 2
+    assert run.epsilon == loop.epsilon > run.privacy.epsilon_spent
+    with pytest.raises(ad.InputError, match="gone through once"):
+        next(iter(loop))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lr": 0.1}, r"lr=0.1: the loop is yours"),
+        ({"momentum": 0.9}, r"momentum=0.9: the loop is yours"),
+        ({"lr_schedule": "cosine"}, "the loop is yours"),
+        ({"stesp": 3}, "stesp"),
+    ],
+)
+def test_options_that_the_users_optimizer_decides_are_refused(changes: dict[str, object], told: str) -> None:
+    net = model()
+    with pytest.raises(ad.InputError, match=told):
+        loop_for(net, torch.optim.SGD(net.parameters(), lr=0.5), **changes)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    net, stranger = model(), nn.Linear(2, 2)
+    with pytest.raises(ad.InputError, match=r"parameter 0 of group 0, of shape \(2, 2\), is not the model's"):
+        loop_for(net, torch.optim.SGD(stranger.parameters(), lr=0.5))
+    with pytest.raises(ad.InputError, match="LBFGS"):
+        loop_for(net, torch.optim.LBFGS(net.parameters()))
