@@ -19,7 +19,8 @@ def run_all(
     jobs: list[Job], *, out: Path, device: str, workers: int, seconds: float, grace: float
 ) -> Iterator[dict[str, Any]]:
     """Yields results as they come and appends them to `out`; no job is begun `grace` seconds before the end."""
-    for row in Crew(device=device, workers=workers, seconds=seconds, grace=grace).run(jobs):
+    crew = Crew(device=device, workers=workers, begin_within=seconds - grace, stop_after=seconds)
+    for row in crew.run(jobs):
         append(out, row)
         yield row
 

@@ -16,6 +16,7 @@ from adadpigu.reproduce import ARTEFACTS
 from adadpigu.reproduce.accuracy_table import Cell, cells, claim, draw, half_width, jobs, verdict
 from adadpigu.reproduce.artefact import Scale
 from adadpigu.reproduce.keeping import rows_of
+from adadpigu.reproduce.tuned import settings_of, tuned
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,12 +41,13 @@ def test_only_runs_with_a_presets_present_settings_count() -> None:
         row("mnist-dpsgd-eps4", 0.98, seed=0),
         row("mnist-dpsgd-eps4", 0.97, seed=1, engine="ghost"),  # how it is computed changes no figure
         row("mnist-dpsgd-eps4", 0.50, seed=2, lr=123.0),
+        {**row("mnist-dpsgd-eps4", 0.60, seed=5), "source": "printed log"},
         row("mnist-dpsgd-eps4", 0.40, seed=3, score="held-out"),
         row("mnist-dpsgd-eps2", 0.30, seed=4),
     ]
     found = cell_of(rows, "mnist", "dpsgd", 4)
     assert found.found == (97.0, 98.0)
-    assert (found.seeds, found.grid) == (2, 1)
+    assert (found.seeds, found.earlier, found.tuned.grid) == (2, 2, 1)
     assert cell_of(rows, "mnist", "dpsgd", 2).found == (30.0,)
     assert cell_of(rows, "cifar10", "dpsgd", 2).found == ()
 
@@ -56,6 +58,20 @@ def test_seeds_are_counted_once_and_runs_each() -> None:
     assert (made["seeds"], made["runs"]) == (1, 2)
     assert made["mean"] == pytest.approx(85.0)
     assert made["std"] == pytest.approx(statistics.stdev([80.0, 90.0]), abs=1e-4)
+
+
+def test_how_a_preset_was_chosen_is_told_by_its_marks() -> None:
+    name, held_out = "mnist-ts-eps4", "held-out"
+    best = tuned(name, settings_of(read_preset(name)), [row(name, 0.9, score=held_out)])
+    assert (best.grid, best.scored, best.best, best.marks()) == (1, True, True, "")
+    rows = [row(name, 0.9, score=held_out), row(name, 0.8, 1, held_out), row(name, 0.86, score=held_out, lr=9.0)]
+    beaten = tuned(name, settings_of(read_preset(name)), rows)  # 0.85 in the mean of two seeds
+    assert (beaten.grid, beaten.best, beaten.marks()) == (2, False, "†")
+    carried = tuned(name, settings_of(read_preset(name)), [{**rows[2], "source": "printed log"}])
+    assert (carried.grid, carried.scored, carried.marks()) == (1, False, "‡§")
+    elsewhere = tuned(name, settings_of(read_preset(name)), [{**rows[0], "name": "another-cell lr=3"}])
+    assert elsewhere.best
+    assert tuned(name, None, []).marks() == ""
 
 
 def test_the_claim_beside_the_best_recipe_is_the_highest_printed() -> None:

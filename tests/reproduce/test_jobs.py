@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,8 +98,29 @@ def test_a_crew_gives_every_job_a_row_and_tells_what_failed() -> None:
     seen = {row["seed"]: row["accuracy"] for row in several if row["name"] == "a"}
     assert set(seen) == {0, 1}
     assert {row["at_once"] for row in several} == {2}
-    late = list(Crew(device="cpu", seconds=1, grace=60).run(todo))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_job_is_begun_when_the_time_is_over_and_each_says_so(workers: int) -> None:
+    late = list(Crew(device="cpu", workers=workers, begin_within=-1).run([Job("a", TINY, seed) for seed in range(3)]))
     assert [row["skipped"] for row in late] == ["no time left"] * 3
+    assert sorted(row["seed"] for row in late) == [0, 1, 2]
+
+
+def test_jobs_that_are_stopped_or_whose_process_dies_are_told() -> None:
+    long = Job("long", {**TINY, "steps": 10**6, "batch_size": 8}, 0)
+    stopped = list(Crew(device="cpu", workers=2, stop_after=3).run([long, Job("long", long.config, 1)]))
+    assert [(row["name"], row["skipped"]) for row in stopped] == [("long", "no time left")] * 2
+    killed = Job("killed", {**TINY, "model": f"{__name__}:kill_this_process"}, 0)
+    rows = list(Crew(device="cpu", workers=2).run([killed, Job("a", TINY, 0)]))
+    told = {row["name"]: row.get("failed") for row in rows}
+    assert told == {"a": None, "killed": "its process died"}
+
+
+def kill_this_process() -> torch.nn.Module:
+    """A model whose making the system ends, as it ends what takes too much memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.Identity()
 
 
 def test_fingerprints_are_equal_exactly_for_equal_models() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markdown import Markdown
 
-from adadpigu.cli.output import Json, notes, print_json, screen
+from adadpigu.cli.output import Json, notes, print_error, print_json, screen
 from adadpigu.cli.progress import counted
+from adadpigu.cli.training import Interrupted
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -62,14 +64,20 @@ def reproduce(
     _check(quick, source, seeds, workers, seconds)
     folder = source if source is not None else out or Path("reproduced") / ("quick" if quick else "full")
     chosen = list(ARTEFACTS.values()) if name == "all" else [ARTEFACTS[name]]
-    told, lost = [], 0
+    told, lost, end = [], 0, time.monotonic() + (seconds or float("inf"))
     for artefact in chosen:
+        rows = folder / artefact.rows
         if source is None:
-            crew = _crew(device, workers, seconds)
-            missing = _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
-            lost += missing
-            if missing and not (folder / artefact.rows).exists():  # there is nothing to draw
-                continue
+            crew = _crew(device, workers, max(0.0, end - time.monotonic()))
+            try:
+                lost += _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
+            except KeyboardInterrupt:
+                print_error(f"interrupted: what was measured is in {rows}; the same command goes on there")
+                return Interrupted(130)
+        if not rows.exists() and (name == "all" or source is None):
+            notes().print(f"[yellow]warning:[/] {artefact.name} is not drawn: there is no {rows}", soft_wrap=True)
+            lost += source is not None
+            continue
         drawn = artefact.draw(rows_of(artefact, folder))
         written = write(artefact.name, drawn, out or folder)
         told.append(_summary(artefact, drawn, written))
@@ -95,14 +103,13 @@ def _check(quick: bool, source: Path | None, seeds: int | None, workers: int | N
         raise InputError(f"seconds={seconds} is not a finite number above 0")
 
 
-def _crew(device: str, workers: int | None, seconds: float | None) -> Crew:
+def _crew(device: str, workers: int | None, begin_within: float) -> Crew:
     from adadpigu.reproduce.crew import Crew
     from adadpigu.training.options import TrainingOptions
 
     kind = TrainingOptions(steps=1, device=device).torch_device().type
     several = 1 if kind == "cuda" else min(os.cpu_count() or 1, _MOST_WORKERS)
-    limit = {} if seconds is None else {"seconds": seconds, "grace": 0.0}
-    return Crew(device=device, workers=workers or several, **limit)
+    return Crew(device=device, workers=workers or several, begin_within=begin_within)
 
 
 def _measure(artefact: Artefact, scale: Scale, folder: Path, crew: Crew) -> int:

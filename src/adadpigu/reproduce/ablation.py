@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from adadpigu.errors import InputError
 from adadpigu.reproduce.ablation_drawing import draw
-from adadpigu.reproduce.ablation_tuning import Rates, job_name, read_rates
+from adadpigu.reproduce.ablation_tuning import ABLATION_TUNING, Rates, job_name, read_rates
 from adadpigu.reproduce.ablation_variants import NETS, VARIANTS, Net, quick_net
 from adadpigu.reproduce.artefact import Artefact, Scale
 from adadpigu.reproduce.jobs import Job
@@ -48,6 +48,7 @@ ABLATION = Artefact(
     name="ablation",
     about="which part of AdaDPIGU helps, on nets of three sizes, at equal budget and tuning, with paired tests",
     rows="paper/ablation.jsonl",
+    beside=(ABLATION_TUNING.rows,),
     draw=draw,
     jobs=jobs,
 )

@@ -1,44 +1,58 @@
 """The ablation's rows compared: accuracy of each variant, its difference to DP-SGD and to its base, paired by seed.
 
-The comparisons of a net with DP-SGD are one family of Holm's correction, those with other bases another.
+The comparisons of a net with DP-SGD are one family of Holm's correction, those with other bases another. Where a chosen
+learning rate stands in its grid is told by the held-out rows: by what was tried, not by what was planned.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from adadpigu.errors import InputError
-from adadpigu.reproduce.ablation_tuning import job_name, parted
+from adadpigu.reproduce.ablation_tuning import choose, job_name, parted, scores
 from adadpigu.reproduce.ablation_variants import NETS, VARIANTS, YARDSTICK
 from adadpigu.reproduce.jobs import Row
-from adadpigu.reproduce.paired import Paired, corrected, paired, verdict
+from adadpigu.reproduce.paired import Paired, corrected, paired, resolution, verdict
+
+_ELSEWHERE = "rows at rates that are no longer chosen belong in another file"
 
 
-def compared(rows: Sequence[Row]) -> list[Row]:
-    """What the rows show, for each net and variant: accuracy in per cent, differences in points."""
+def compared(rows: Sequence[Row], held_out: Sequence[Row] = ()) -> list[Row]:
+    """What the test rows show, for each net and variant: accuracy in per cent, differences in points."""
+    tried, best = scores(held_out), choose(held_out)
     found: list[Row] = []
     for net in (*NETS, "quick"):
         by_variant = _by_variant(rows, net)
-        scores = {
+        grids = tried.get(net, {}) if net in NETS else {}
+        accuracy = {
             name: {seed: 100 * row["accuracy"] for seed, row in runs.items()} for name, runs in by_variant.items()
         }
-        yardstick = scores.get(YARDSTICK, {})
-        against = {name: paired(runs, yardstick) for name, runs in scores.items() if name != YARDSTICK}
-        bases = {name: VARIANTS[name].base for name in scores}
-        parts = {
-            name: paired(scores[name], scores.get(base, {}))
-            for name, base in bases.items()
-            if base is not None and base != YARDSTICK
-        }
+        against, parts = _families(accuracy)
         p_against, p_parts = corrected(against), corrected(parts)
         for name, runs in by_variant.items():
             found.append(
                 _summary(net, name, runs)
-                | _told("", against.get(name), p_against.get(name))
-                | _told("base_", parts.get(name), p_parts.get(name))
+                | _placed(runs, grids.get(name, {}), best.get(net, {}).get(name))
+                | _told("", against.get(name), p_against, name)
+                | _told("base_", parts.get(name), p_parts, name)
             )
     return found
+
+
+def _families(
+    accuracy: Mapping[str, Mapping[int, float]],
+) -> tuple[dict[str, Paired | None], dict[str, Paired | None]]:
+    """The comparisons with DP-SGD, and those with bases other than DP-SGD."""
+    yardstick = accuracy.get(YARDSTICK, {})
+    against = {name: paired(runs, yardstick) for name, runs in accuracy.items() if name != YARDSTICK}
+    bases = {name: VARIANTS[name].base for name in accuracy}
+    parts = {
+        name: paired(accuracy[name], accuracy.get(base, {}))
+        for name, base in bases.items()
+        if base is not None and base != YARDSTICK
+    }
+    return against, parts
 
 
 def _by_variant(rows: Sequence[Row], net: str) -> dict[str, dict[int, Row]]:
@@ -50,20 +64,24 @@ def _by_variant(rows: Sequence[Row], net: str) -> dict[str, dict[int, Row]]:
             continue
         if row.get("score") != "test":
             raise InputError(f"score={row.get('score')!r} of {row['name']!r}: the ablation compares test rows only")
-        if row["seed"] in found.setdefault(name, {}):
-            raise InputError(f"name={row['name']!r}, seed={row['seed']} is there twice; allowed: one row a seed")
+        there = found.setdefault(name, {}).get(row["seed"])
+        if there is not None:
+            raise InputError(
+                f"name={row['name']!r}, seed={row['seed']} is there twice, at lr={there['config']['lr']:g} and "
+                f"lr={row['config']['lr']:g}; allowed: one row a seed; {_ELSEWHERE}"
+            )
         found[name][row["seed"]] = row
     for name, runs in found.items():
         if len({str(sorted(row["config"].items(), key=str)) for row in runs.values()}) > 1:
-            raise InputError(f"name={job_name(net, name)!r} has rows of several configurations; allowed: one")
+            raise InputError(
+                f"name={job_name(net, name)!r} has rows of several configurations; allowed: one; {_ELSEWHERE}"
+            )
     return {name: dict(sorted(found[name].items())) for name in VARIANTS if name in found}
 
 
 def _summary(net: str, name: str, runs: dict[int, Row]) -> Row:
     values = [100 * row["accuracy"] for row in runs.values()]
     first = next(iter(runs.values()))
-    lr = first["config"]["lr"]
-    grid = [VARIANTS[name].lr(rate) for rate in NETS[net].rates] if net in NETS else []
     return {
         "net": net,
         "dataset": first["config"]["dataset"],
@@ -72,15 +90,25 @@ def _summary(net: str, name: str, runs: dict[int, Row]) -> Row:
         "variant": name,
         "part": VARIANTS[name].part,
         "base": VARIANTS[name].base,
-        "lr": lr,
-        "edge": lr in (min(grid), max(grid)) if grid else None,
+        "of_adadpigu": VARIANTS[name].of_adadpigu,
+        "lr": first["config"]["lr"],
         "mean": statistics.fmean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "seeds": len(values),
     }
 
 
-def _told(prefix: str, found: Paired | None, p: float | None) -> Row:
+def _placed(runs: Mapping[int, Row], tried: Collection[float], best: float | None) -> Row:
+    """Where the rate of the test runs stands among those tried on held-out records, and whether it is their best."""
+    lr = next(iter(runs.values()))["config"]["lr"]
+    edge = None
+    if len(tried) > 1 and lr in (min(tried), max(tried)):
+        edge = "upper" if lr == max(tried) else "lower"
+    return {"tried": sorted(tried), "edge": edge, "best_lr": best}
+
+
+def _told(prefix: str, found: Paired | None, p_holm: Mapping[str, float | None], name: str) -> Row:
+    p, family = p_holm.get(name), sum(value is not None for value in p_holm.values())
     values = {
         "difference": None if found is None else found.mean,
         "low": None if found is None else found.low,
@@ -88,6 +116,8 @@ def _told(prefix: str, found: Paired | None, p: float | None) -> Row:
         "p": None if found is None else found.p,
         "p_holm": p,
         "pairs": 0 if found is None else found.pairs,
+        "family": family,
+        "resolution": None if found is None or p is None else resolution(found, family),
         "verdict": verdict(found, p),
     }
     return {prefix + key: value for key, value in values.items()}

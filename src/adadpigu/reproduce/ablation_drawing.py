@@ -5,12 +5,11 @@ Every word that depends on a result is computed from the rows.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
-from adadpigu.reproduce import paper
 from adadpigu.reproduce.ablation_comparing import compared
 from adadpigu.reproduce.ablation_figure import forest
+from adadpigu.reproduce.ablation_findings import findings
 from adadpigu.reproduce.ablation_tuning import parted
 from adadpigu.reproduce.ablation_variants import NETS, VARIANTS, YARDSTICK, title_of
 from adadpigu.reproduce.artefact import Drawn
@@ -22,15 +21,16 @@ from adadpigu.reproduce.stand_in import told
 
 def draw(rows: Sequence[Row]) -> Drawn:
     """Words, then a table a net against DP-SGD and one against the bases, and a forest plot."""
-    found = compared(rows)
+    held_out = [row for row in rows if row.get("score") == "held-out"]
+    tests = [row for row in rows if row.get("score") != "held-out"]
+    found = compared(tests, held_out)
     nets = list(dict.fromkeys(row["net"] for row in found))
     missing = [net.title for net in NETS.values() if net.name not in nets]
     text = "# Ablation: which part of AdaDPIGU helps\n\n" + _protocol() + "\n"
     for net in nets:
-        text += _section(net, [row for row in found if row["net"] == net], rows)
-    text += "\n## In short\n\n" + "\n".join(f"- {line}" for line in _short(found, nets)) + "\n"
-    if missing:
-        text += f"- Not measured: {'; '.join(missing)}.\n"
+        text += _section(net, [row for row in found if row["net"] == net], tests)
+    lines = [*findings(found), *([f"Not measured: {'; '.join(missing)}."] if missing else [])]
+    text += "\n## In short\n\n" + "".join(f"- {line}\n" for line in lines)
     return Drawn(markdown=text, rows=found, figures={"ablation": forest(found)} if found else {})
 
 
@@ -38,11 +38,11 @@ def _protocol() -> str:
     return (
         "Every variant trains the same net with the same budget, batches (Poisson) and number of steps, and scores the "
         "running average of its last iterates once, on the test set. Learning rates were chosen on held-out training "
-        "records, from as many for each variant (`ablation-tuning`; (e): at the edge of its grid). A seed fixes the "
-        "initial weights, so differences are paired by seed: mean with 95 % interval of Student's t, each by itself; p "
-        f"is two-sided, after Holm's correction over the comparisons of a table; a verdict needs p < {LEVEL:g}. Noise "
-        "and batches are drawn afresh in every run. By chance (mask-random) the share is fixed before the first step, "
-        "while importance takes a stage 1, a tenth of the steps, in which all coordinates are trained.\n"
+        "records, from as many for each variant (`ablation-tuning`; (e): the largest or smallest that was tried). A seed "
+        "fixes the initial weights, so differences are paired by seed: mean with 95 % interval of Student's t, each by "
+        "itself and not corrected; p is two-sided, after Holm's correction over the comparisons of a table; a verdict "
+        f"needs p < {LEVEL:g}, so that an interval may exclude 0 where no difference is shown. Noise and batches are "
+        "drawn afresh in every run.\n"
     )
 
 
@@ -65,10 +65,15 @@ def _section(net: str, found: Sequence[Row], rows: Sequence[Row]) -> str:
     if parts:
         body = [[row["part"], row["variant"], row["base"], *_comparison(row, "base_")] for row in parts]
         head = ["part", "variant", "its base", "− base, points", "p (Holm)", "verdict"]
-        text += (
-            "\nOne part at a time, against the variant that differs in nothing else:\n\n" + tabled(head, body) + "\n"
-        )
+        text += f"\n{_bases([row['variant'] for row in parts])}\n\n{tabled(head, body)}\n"
     return text
+
+
+def _bases(names: Sequence[str]) -> str:
+    """What the second table compares, and which of its variants differ from their base in more than a part."""
+    more = [f"{name} differs in more: {VARIANTS[name].besides}" for name in names if VARIANTS[name].besides]
+    words = "One part at a time, against the variant that differs in nothing else but the rate chosen for it"
+    return f"{words}. {'; '.join(more)}:" if more else f"{words}:"
 
 
 def _title(found: Sequence[Row]) -> str:
@@ -106,59 +111,16 @@ def _comparison(row: Row, prefix: str) -> list[str]:
     if difference is None:
         return ["not measured", "", row[prefix + "verdict"]]
     interval = "" if low is None else f" [{low:+.2f}, {high:+.2f}]"
-    return [f"{difference:+.2f}{interval}", "" if p is None else _chance(p), row[prefix + "verdict"]]
+    return [f"{difference:+.2f}{interval}", "" if p is None else _chance(p), _verdict(row, prefix)]
+
+
+def _verdict(row: Row, prefix: str) -> str:
+    """The verdict; where the interval by itself would say otherwise, why it is not."""
+    told, low, high = (row[prefix + key] for key in ("verdict", "low", "high"))
+    if told == "no difference shown" and (low > 0 or high < 0):
+        return f"{told}: its own interval excludes 0; not significant among {row[prefix + 'family']}"
+    return str(told)
 
 
 def _chance(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def _short(found: Sequence[Row], nets: Sequence[str]) -> list[str]:
-    """What follows from the rows, in words."""
-    lines = []
-    for net in nets:
-        rows = [row for row in found if row["net"] == net]
-        tested = [row for row in rows if row["verdict"] != "not tested"]
-        name = _title(rows)
-        if not tested:
-            lines.append(f"{name}: nothing could be tested; it takes two seeds of DP-SGD and of a variant.")
-            continue
-        lines.append(f"{name}: {_beating(tested)}")
-        if any(row["base_verdict"] != "not tested" for row in rows):
-            better, worse = (_named(rows, "base_", sought) for sought in ("better", "worse"))
-            lines.append(f"{name}, part by part: better than the base: {better}; worse: {worse}.")
-        lines += _claim(name, tested)
-    return lines
-
-
-def _beating(tested: Sequence[Row]) -> str:
-    count = sum(row["verdict"] == "better" for row in tested)
-    words = f"none of {len(tested)} variants beats DP-SGD significantly"
-    if count:
-        words = f"{count} of {len(tested)} variants beat DP-SGD significantly: {_named(tested, '', 'better')}"
-    width = statistics.median((row["high"] - row["low"]) / 2 for row in tested)
-    return (
-        f"{words}; significantly worse: {_named(tested, '', 'worse')}. Half an interval is {width:.2f} points "
-        "(median): what is smaller than that cannot be seen with so few seeds."
-    )
-
-
-def _named(rows: Sequence[Row], prefix: str, sought: str) -> str:
-    """The variants of a verdict, each with its difference; `none` where there is none."""
-    chosen = [row for row in rows if row[prefix + "verdict"] == sought]
-    return ", ".join(f"{row['variant']} ({row[prefix + 'difference']:+.2f})" for row in chosen) or "none"
-
-
-def _claim(name: str, tested: Sequence[Row]) -> list[str]:
-    """The paper's claimed gain on this data set beside the largest that was measured."""
-    printed = paper.ACCURACY.get(tested[0]["dataset"])
-    if printed is None or tested[0]["net"] not in NETS:
-        return []
-    ours, theirs = printed["adadpigu"][1], printed["dpsgd"][1]
-    assert ours is not None
-    assert theirs is not None
-    best = max(tested, key=lambda row: row["difference"])
-    return [
-        f"{name}: the paper's table has AdaDPIGU {ours - theirs:+.2f} points from DP-SGD on this data set at ε = 4; "
-        f"the largest difference here is {best['difference']:+.2f} ({best['variant']}, {best['verdict']})."
-    ]

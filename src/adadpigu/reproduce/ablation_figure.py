@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 _COLOURS = {"better": "#1b6ca8", "worse": "#c8553d", "no difference shown": "#7a7a7a", "not tested": "#7a7a7a"}
 _WORDS = {
-    "better": "better than DP-SGD",
-    "worse": "worse",
-    "no difference shown": "no difference shown",
+    "better": "better than DP-SGD (corrected)",
+    "worse": "worse (corrected)",
+    "no difference shown": "no difference shown (corrected)",
     "not tested": "one pair, not tested",
 }
 
@@ -32,7 +32,9 @@ def forest(found: Sequence[Row]) -> Figure:
     figure = Figure(figsize=(width, 1.7 + 0.27 * max(len(names), 4)), layout="constrained")
     budgets = ", ".join(f"{value:g}" for value in sorted({row["epsilon"] for row in shown}))
     figure.suptitle(
-        f"Ablation: accuracy against DP-SGD at ε = {budgets}, 95 % intervals", x=0.01, ha="left", fontsize=11
+        f"Ablation: accuracy against DP-SGD at ε = {budgets}\n"
+        "bars: 95 % interval each, not corrected; colour: verdict after Holm's correction over a panel",
+        **{"x": 0.01, "ha": "left", "fontsize": 10},
     )
     if not nets:
         return figure

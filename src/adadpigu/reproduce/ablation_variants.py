@@ -1,4 +1,4 @@
-"""What the ablation varies: AdaDPIGU's parts, one at a time, each against a base that differs in nothing else.
+"""What the ablation varies: AdaDPIGU's parts, one at a time, each against a base; `besides` says what else differs.
 
 Every variant spends the same ε, by the same steps and batches. Its clipping bound is told in the gradient's own units:
 
@@ -36,6 +36,13 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
     bound: float = CLIP_NORM
     """C in units of the gradient, when training begins"""
+    besides: str = ""
+    """what differs from the base besides the part; nothing where empty"""
+
+    @property
+    def of_adadpigu(self) -> bool:
+        """Whether it is AdaDPIGU with some of its parts; else it stands there to compare with."""
+        return self.method == "adadpigu"
 
     def config(self, steps: int) -> dict[str, Any]:
         """Method and options in a run of so many steps; stage 1, where there is one, takes a tenth of them."""
@@ -71,6 +78,7 @@ _ALL = (
         base=_MASKED,
         method="parameter-freezing",
         options={**_MASK, "select": "random"},
+        besides="another method (parameter-freezing), whose mask stands from the first step; there is no stage 1",
     ),
     Variant(
         name="unfreezing",
@@ -131,7 +139,7 @@ class Net:
     config: Mapping[str, Any]
     variants: tuple[str, ...]
     seeds: int
-    rates: tuple[float, ...] = (2.0, 4.0, 8.0)
+    rates: tuple[float, ...]
     """what each variant's learning rate is chosen from"""
 
     def job_config(self, variant: Variant, lr: float) -> dict[str, Any]:
@@ -144,6 +152,8 @@ _MEDIUM = (
     *(YARDSTICK, "mask-absolute", "mask-signed", "mask-energy", "mask-random", "unfreezing", "prune"),
     *("layers", "layers-mask", "beta-layer", "beta", "alpha"),
 )
+_LARGE_RATES = (4.0, 8.0, 16.0)
+"""around the best of the first rates on the 26k net: three, for a run of these nets takes longer"""
 _CIFAR = {**_COMMON, "dataset": "cifar10", "ema": 0.95}
 NETS: dict[str, Net] = {
     net.name: net
@@ -161,6 +171,7 @@ NETS: dict[str, Net] = {
             },
             variants=tuple(VARIANTS),
             seeds=8,
+            rates=(2.0, 4.0, 8.0, 16.0, 32.0),
         ),
         Net(
             name="550k",
@@ -168,6 +179,7 @@ NETS: dict[str, Net] = {
             config={**_CIFAR, "model": "cifar-big", "batch_size": 1024, "steps": 150},
             variants=_MEDIUM,
             seeds=5,
+            rates=_LARGE_RATES,
         ),
         Net(
             name="wrn",
@@ -175,6 +187,7 @@ NETS: dict[str, Net] = {
             config={**_CIFAR, "model": "wrn-16-4", "batch_size": 512, "steps": 70},
             variants=(YARDSTICK, "mask-absolute", "mask-random", "unfreezing", "layers"),
             seeds=3,
+            rates=_LARGE_RATES,
         ),
     )
 }

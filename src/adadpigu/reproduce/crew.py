@@ -1,4 +1,4 @@
-"""Runs many jobs, in this process or in several on one machine, and stops in time. Rows are yielded as they come."""
+"""Runs many jobs, in this process or in several on one machine, within a time. Every job gets a row."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 from adadpigu.errors import first_line
 from adadpigu.reproduce.jobs import Job, Row, run_job
 
+_FOREVER = float("inf")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
@@ -21,9 +23,10 @@ class Crew:
     device: str = "auto"
     workers: int = 1
     """1: in this process, with all its threads; else so many processes of one thread each"""
-    seconds: float = float("inf")
-    grace: float = 60.0
-    """no job is begun so long before the end"""
+    begin_within: float = _FOREVER
+    """seconds after which no job is begun; those that were are finished"""
+    stop_after: float = _FOREVER
+    """seconds after which processes are ended, whatever they do"""
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Row]:
         """A row for each job, in the order in which they end; one that failed or had no time left says so.
@@ -35,7 +38,7 @@ class Crew:
         return ({**row, "at_once": several} for row in rows)
 
     def _here(self, jobs: Sequence[Job]) -> Iterator[Row]:
-        end = time.time() + self.seconds - self.grace
+        end = time.time() + self.begin_within
         for job in jobs:
             yield _attempt(job, self.device, end)
 
@@ -43,29 +46,35 @@ class Crew:
         context = multiprocessing.get_context("spawn")
         todo: Any = context.Queue()
         done: Any = context.Queue()
-        for job in jobs:
-            todo.put(job)
-        limit = time.time() + self.seconds
+        left = dict(enumerate(jobs))
+        for numbered in left.items():
+            todo.put(numbered)
+        start = time.time()
         crew = [
-            context.Process(target=_work, args=(todo, done, self.device, limit - self.grace), daemon=True)
+            context.Process(target=_work, args=(todo, done, self.device, start + self.begin_within), daemon=True)
             for _ in range(several)
         ]
         for process in crew:
             process.start()
-        left = len(jobs)
+        lost = {"failed": "its process died"}
         try:
-            while left and time.time() < limit:
+            while left:
+                alive = any(process.is_alive() for process in crew)  # asked first: what it has sent is then still found
                 try:
-                    row = done.get(timeout=1)
+                    number, row = done.get(timeout=1)
                 except queue.Empty:
-                    if not any(process.is_alive() for process in crew):
+                    if not alive:
                         break
-                    continue
-                left -= 1
-                yield row
+                else:
+                    del left[number]
+                    yield row
+                if time.time() > start + self.stop_after:
+                    lost = {"skipped": "no time left"}
+                    break
         finally:
             for process in crew:
                 process.terminate()
+        yield from ({**job.key(), **lost} for job in left.values())
 
 
 def _attempt(job: Job, device: str, end: float) -> Row:
@@ -84,7 +93,7 @@ def _work(todo: Any, done: Any, device: str, end: float) -> None:
     while True:
         gc.collect()  # what a run left on the device
         try:
-            job = todo.get(timeout=1)
+            number, job = todo.get(timeout=1)
         except queue.Empty:
             return
-        done.put(_attempt(job, device, end))
+        done.put((number, _attempt(job, device, end)))

@@ -62,10 +62,12 @@ def measure(
     """Measures what the folder does not hold yet, and returns the rows that failed or had no time left."""
     path = folder / artefact.rows
     kept = read_rows(path) if path.exists() else []
+    _refuse_mixture(path, kept, scale)
+    mark = {"quick": True} if scale.quick else {}
     if artefact.jobs is None:
         assert artefact.compute is not None
         for row in [] if kept else artefact.compute(scale):
-            append(path, row)
+            append(path, row | mark)
         return []
     there = [key_of(row) for row in kept]
     jobs = artefact.jobs(scale)
@@ -76,9 +78,16 @@ def measure(
         if "failed" in row or "skipped" in row:
             lost.append(row)
         else:
-            append(path, row)
+            append(path, row | mark)
         progress(len(jobs) - len(todo) + count, len(jobs))
     return lost
+
+
+def _refuse_mixture(path: Path, kept: Sequence[Row], scale: Scale) -> None:
+    """Rows of a quick measurement and of a full one must not be drawn together."""
+    if any(bool(row.get("quick")) != scale.quick for row in kept):
+        there, asked = ("a full", "a quick one") if scale.quick else ("a quick", "a full one")
+        raise InputError(f"{path} holds rows of {there} measurement, {asked} is asked for; give another --out")
 
 
 def write(name: str, drawn: Drawn, folder: Path) -> list[Path]:

@@ -86,6 +86,18 @@ def corrected(family: Mapping[Name, Paired | None]) -> dict[Name, float | None]:
     return {name: adjusted.get(name) for name in family}
 
 
+def resolution(found: Paired, comparisons: int) -> float | None:
+    """The difference beyond which it is significant among so many comparisons, whatever the others show.
+
+    That is Bonferroni's level, LEVEL/m, at which Holm's correction begins. With one pair there is none.
+    """
+    if found.low is None or found.high is None:
+        return None
+    freedom = found.pairs - 1
+    wider = _quantile(1 - LEVEL / comparisons / 2, freedom) / _quantile(1 - (1 - 0.95) / 2, freedom)
+    return (found.high - found.low) / 2 * wider
+
+
 def verdict(found: Paired | None, p: float | None) -> Verdict:
     """What a comparison shows at the level, p being corrected."""
     if found is None or p is None:

@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn
 from adadpigu.reproduce.jobs import Row
 from adadpigu.reproduce.keeping import tabled
 from adadpigu.reproduce.paired import LEVEL, corrected, paired, verdict
+from adadpigu.reproduce.pruning_figures import curves_figure, rate_name, sweep_figure
 from adadpigu.reproduce.pruning_runs import (
     BASELINE,
-    LATE,
     RANKING,
     RATES,
+    SEEDS,
     Runs,
+    critical,
     curves,
     jobs,
+    late_fluctuations,
     late_means,
+    not_told_apart,
     protocol,
     runs_by_rate,
+    shown_from,
     sweep,
 )
 from adadpigu.reproduce.stand_in import told
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_ACCURACY, _CLAIM, _GRID = "#1b6ca8", "#c8553d", "#d9d9d9"
-_MARKED = (BASELINE, paper.BEST_PRUNING_RATE)
-"""drawn thicker"""
 
 
 def draw_curves(rows: Sequence[Row]) -> Drawn:
@@ -52,9 +49,9 @@ def draw_curves(rows: Sequence[Row]) -> Drawn:
     head = ["pruning rate", *(f"epoch {epochs[index]:.3g}" for index in shown), "late fluctuation", "paper"]
     body = [
         [
-            _name(row["pruning_rate"]),
+            rate_name(row["pruning_rate"]),
             *(_spread(row["mean"][index], row["std"][index]) for index in shown),
-            f"{row['late_fluctuation']:.2f}",
+            f"{row['late_fluctuation']:.3f}",
             _place(row["pruning_rate"]),
         ]
         for row in found
@@ -64,9 +61,9 @@ def draw_curves(rows: Sequence[Row]) -> Drawn:
         "1, and of DP-SGD. Late fluctuation: standard deviation over the last quarter of the epochs, points. The "
         "paper prints no figures here but an order."
     )
-    lines = [_ranking(runs), _steadiest(found), *_gaps_in(runs)]
+    lines = [_ranking(runs), _steadiest(runs), *_gaps_in(runs)]
     text = _page(title, about, rows, tabled(head, body), lines)
-    return Drawn(markdown=text, rows=found, figures={"pruning-curves": _curves_figure(found)})
+    return Drawn(markdown=text, rows=found, figures={"pruning-curves": curves_figure(found)})
 
 
 def draw_sweep(rows: Sequence[Row]) -> Drawn:
@@ -76,39 +73,46 @@ def draw_sweep(rows: Sequence[Row]) -> Drawn:
         return Drawn(markdown=f"{title}\n\nNothing was measured.\n", rows=[])
     runs = runs_by_rate(rows)
     found = sweep(runs)
-    head = ["pruning rate", "accuracy", "paper", "minus DP-SGD", "95 % interval", "p (Holm)", "against DP-SGD"]
+    about = (
+        "Test accuracy (%), mean of the last quarter of the epochs, mean ± standard deviation over seeds, by pruning "
+        "rate. Intervals are 95 % each by itself. Test: paired t over seeds, two-sided, Holm's correction over the "
+        f"rates above 0, level {LEVEL:g}; a pair shares its initial weights. Shown from: the least difference, in "
+        "points, that this test would have shown at the spread of that rate."
+    )
+    lines = [*_baseline(found), *_against_baseline(found), _best(runs), *_gaps_in(runs)]
+    text = _page(title, about, rows, _sweep_table(found), lines)
+    return Drawn(markdown=text, rows=found, figures={"pruning-sweep": sweep_figure(found)})
+
+
+def _sweep_table(found: Sequence[Row]) -> str:
+    head = [
+        *("pruning rate", "accuracy", "paper", "minus DP-SGD", "95 % interval"),
+        *("p (Holm)", "shown from", "against DP-SGD"),
+    ]
     body = [
         [
-            _name(row["pruning_rate"]),
+            rate_name(row["pruning_rate"]),
             _spread(row["mean"], row["std"]),
             "none" if row["claim"] is None else f"{row['claim']:.2f}",
             "" if row["difference"] is None else f"{row['difference']:+.2f}",
             "" if row["low"] is None else f"{row['low']:+.2f} to {row['high']:+.2f}",
             "" if row["p_holm"] is None else f"{row['p_holm']:.2g}",
+            "" if row["shown_from"] is None else f"±{row['shown_from']:.2f}",
             "" if row["pruning_rate"] is BASELINE else row["verdict"],
         ]
         for row in found
     ]
-    about = (
-        "Test accuracy (%), mean of the last quarter of the epochs, mean ± standard deviation over seeds, by pruning "
-        "rate. Test: paired t over seeds, two-sided, Holm's correction over the rates, level "
-        f"{LEVEL:g}; a pair shares its initial weights."
-    )
-    lines = [*_baseline(found), _against_baseline(found), _best(found), *_gaps_in(runs)]
-    text = _page(title, about, rows, tabled(head, body), lines)
-    return Drawn(markdown=text, rows=found, figures={"pruning-sweep": _sweep_figure(found)})
+    return tabled(head, body)
 
 
 def _page(title: str, about: str, rows: Sequence[Row], table: str, lines: Sequence[str]) -> str:
     stand_in = told(rows[0]["config"], "mnist")
     first = "" if stand_in is None else f"{stand_in}.\n\n"
     return (
-        f"{title}\n\n{first}{about} {protocol(rows)}\n\n{table}\n\n" + "\n".join(f"- {line}" for line in lines) + "\n"
+        f"{title}\n\n{first}{about} {protocol(rows, SEEDS)}\n\n{table}\n\n"
+        + "\n".join(f"- {line}" for line in lines)
+        + "\n"
     )
-
-
-def _name(rate: float | None) -> str:
-    return "DP-SGD" if rate is BASELINE else f"{rate:g}"
 
 
 def _place(rate: float | None) -> str:
@@ -124,28 +128,60 @@ def _listed(rates: Sequence[float]) -> str:
 
 
 def _ranking(runs: Runs) -> str:
-    """Ours of the rates that the paper ranks, and which of its steps a paired test bears out."""
+    """Ours of the rates that the paper ranks, and which of its steps a paired test bears out or could have."""
     means = {rate: late_means(runs[rate]) for rate in RANKING if rate in runs}
-    ours = sorted(means, key=lambda rate: -statistics.fmean(means[rate].values()))
-    steps = {(a, b): paired(means[a], means[b]) for a, b in itertools.pairwise(means)}
-    p = corrected(steps)
-    shown = [f"{a:g} > {b:g}" for (a, b), found in steps.items() if verdict(found, p[a, b]) == "better"]
-    tested = sum(value is not None for value in p.values())
-    test = f"{len(shown)} of {tested} such steps exceed seed noise ({', '.join(shown) or 'none'}; paired t, Holm)"
+    overall = {rate: statistics.fmean(values.values()) for rate, values in means.items()}
+    ours = sorted(overall, key=lambda rate: -overall[rate])
+    told = f"Paper: {' > '.join(f'{rate:g}' for rate in RANKING)}. Measured, by the mean of the last quarter: "
+    if len(ours) < 2:
+        return f"{told}{_listed(ours)} alone, so no order."
+    apart = max(overall.values()) - min(overall.values())
     return (
-        f"Paper: {' > '.join(f'{rate:g}' for rate in RANKING)}. Measured, by the mean of the last quarter: "
-        f"{' > '.join(f'{rate:g}' for rate in ours) or 'nothing'}. Of the paper's order, "
-        + (f"{test}." if tested else "no step can be tested with one seed.")
+        f"{told}{' > '.join(f'{rate:g}' for rate in ours)}, all within {apart:.2f} points. "
+        f"{_ties(means, ours[0])} {_steps(means)}"
     )
 
 
-def _steadiest(found: Sequence[Row]) -> str:
-    least = min(found, key=lambda row: float(row["late_fluctuation"]))
-    most = max(found, key=lambda row: float(row["late_fluctuation"]))
+def _steps(means: Mapping[float, Mapping[int, float]]) -> str:
+    """Of the paper's order: what was shown, and what could have been."""
+    steps = {(a, b): paired(means[a], means[b]) for a, b in itertools.pairwise(means)}
+    p, bounds = corrected(steps), [bound for bound in shown_from(steps).values() if bound is not None]
+    if not bounds:
+        return "Of the paper's order, no step can be tested with one seed."
+    shown = {
+        word: [f"{a:g} > {b:g}" for (a, b), found in steps.items() if verdict(found, p[a, b]) == word]
+        for word in ("better", "worse")
+    }
     return (
-        f"Paper: {paper.BEST_PRUNING_RATE:g} fluctuates least in the late epochs. Measured: "
-        f"{_name(least['pruning_rate'])} does ({least['late_fluctuation']:.2f} points), "
-        f"{_name(most['pruning_rate'])} most ({most['late_fluctuation']:.2f})."
+        f"Of the paper's order, {len(shown['better'])} of {len(bounds)} steps are shown "
+        f"({', '.join(shown['better']) or 'none'}) and {len(shown['worse'])} are shown to be the other way round "
+        f"({', '.join(shown['worse']) or 'none'}; paired t, Holm). With these seeds a step is shown from "
+        f"{_range(bounds)} points: a smaller one could not have come out."
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _ties(values: Mapping[Any, Mapping[int, float]], chosen: float | None) -> str:
+    """Which others the seeds do not tell apart from the one that comes out first."""
+    tied = not_told_apart(values, chosen)
+    if not tied:
+        return f"Its seeds tell {rate_name(chosen)} apart from all others (own 95 % intervals, not corrected)."
+    which = "all others" if len(tied) == len(values) - 1 else ", ".join(map(rate_name, tied))
+    return f"Not told apart from {rate_name(chosen)} by the seeds (own 95 % intervals, not corrected): {which}."
+
+
+def _steadiest(runs: Runs) -> str:
+    moves = {rate: late_fluctuations(found) for rate, found in runs.items()}
+    overall = {rate: statistics.fmean(values.values()) for rate, values in moves.items()}
+    least, most = min(overall, key=lambda rate: overall[rate]), max(overall, key=lambda rate: overall[rate])
+    return (
+        f"Paper: {paper.BEST_PRUNING_RATE:g} fluctuates least in the late epochs. Measured, in the mean: "
+        f"{rate_name(least)} least ({overall[least]:.3f} points), {rate_name(most)} most ({overall[most]:.3f}). "
+        f"{_ties(moves, least)}"
     )
 
 
@@ -175,138 +211,57 @@ def _baseline(found: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _against_baseline(found: Sequence[Row]) -> str:
+def _against_baseline(found: Sequence[Row]) -> list[str]:
+    """What the corrected test shows, what it could have shown, and what each interval says by itself."""
     pruned = [row for row in found if row["pruning_rate"] and row["difference"] is not None]
     ahead = [row["pruning_rate"] for row in pruned if row["difference"] > 0]
-    if all(row["verdict"] == "not tested" for row in pruned):
-        return f"Above DP-SGD in the mean: {_listed(ahead)}; whether beyond seed noise takes at least two seeds."
-    shown = {word: [row["pruning_rate"] for row in pruned if row["verdict"] == word] for word in ("better", "worse")}
+    tested = [row for row in pruned if row["shown_from"] is not None]
+    if not tested:
+        return [f"Above DP-SGD in the mean: {_listed(ahead)}; whether beyond seed noise takes at least two seeds."]
+    shown = {word: [row["pruning_rate"] for row in tested if row["verdict"] == word] for word in ("better", "worse")}
+    alone = [f"{row['pruning_rate']:g} ({row['difference']:+.2f})" for row in tested if row["excludes_zero"]]
+    return [
+        f"Above DP-SGD in the mean: {_listed(ahead)}; shown by the corrected test: {_listed(shown['better'])}. Shown "
+        f"to be below it: {_listed(shown['worse'])}. Paper: 0.1 to 0.4 above it, up to 0.6 on a par, beyond 0.6 a "
+        "fall.",
+        _power(tested),
+        f"Intervals that exclude 0, each by itself and not corrected: {', '.join(alone) or 'none'}. If no rate made a "
+        f"difference, {(1 - 0.95) * len(tested):.2g} of {len(tested)} would on average.",
+    ]
+
+
+def _power(tested: Sequence[Row]) -> str:
+    """What a verdict takes: without it, its absence would be read as the absence of a difference."""
+    pairs = sorted({int(row["pairs"]) for row in tested})
+    needed = _range([critical(count, len(tested)) for count in pairs])
+    least, most = (choose(tested, key=lambda row: float(row["shown_from"])) for choose in (min, max))
     return (
-        f"Above DP-SGD in the mean: {_listed(ahead)}; beyond seed noise: {_listed(shown['better'])}. Below it beyond "
-        f"seed noise: {_listed(shown['worse'])}. Paper: 0.1 to 0.4 above it, up to 0.6 on a par, beyond 0.6 a fall."
+        f"What the test could show: with {' or '.join(map(str, pairs))} seeds and {len(tested)} rates, a first verdict "
+        f"takes |t| > {needed}. At the spreads found, a difference shows from {least['shown_from']:.2f} points (rate "
+        f"{least['pruning_rate']:g}) to {most['shown_from']:.2f} (rate {most['pruning_rate']:g}); where a smaller one "
+        "is not shown, that is no sign that there is none."
     )
 
 
-def _best(found: Sequence[Row]) -> str:
-    pruned = {row["pruning_rate"]: row["mean"] for row in found if row["pruning_rate"]}
-    if not pruned:
+def _best(runs: Runs) -> str:
+    means = {rate: late_means(found) for rate, found in runs.items() if rate}
+    overall = {rate: statistics.fmean(values.values()) for rate, values in means.items()}
+    if not overall:
         return "No pruning rate above 0 was measured."
-    best, last = max(pruned, key=lambda rate: float(pruned[rate])), max(pruned)
-    claimed = pruned.get(paper.BEST_PRUNING_RATE)
-    lead = "" if claimed is None else f", {pruned[best] - claimed:.2f} points from {paper.BEST_PRUNING_RATE:g}"
-    return (
-        f"Best rate above 0: paper {paper.BEST_PRUNING_RATE:g}, measured {best:g} (in the mean{lead}). "
-        f"From there to {last:g} accuracy falls by {pruned[best] - pruned[last]:.2f} points."
-    )
+    ranked = sorted(overall, key=lambda rate: -overall[rate])
+    best, last, claimed = ranked[0], max(ranked), paper.BEST_PRUNING_RATE
+    told = f"Best rate above 0: paper {claimed:g}, measured {best:g} in the mean"
+    if len(ranked) > 1:
+        told += f", {overall[best] - overall[ranked[1]]:.2f} points ahead of {ranked[1]:g}"
+    if claimed in overall and claimed not in ranked[:2]:
+        told += f" and {overall[best] - overall[claimed]:.2f} ahead of {claimed:g}"
+    ties = f" {_ties(means, best)}" if len(ranked) > 1 else ""
+    return f"{told}.{ties} From {best:g} to {last:g} accuracy falls by {overall[best] - overall[last]:.2f} points."
 
 
 def _gaps_in(runs: Runs) -> list[str]:
     missing = [rate for rate in (BASELINE, *RATES) if rate not in runs]
-    return [f"Not measured: {', '.join(map(_name, missing))}."] if missing else []
-
-
-def _colour(rate: float | None) -> Any:
-    from matplotlib import colormaps
-
-    return "black" if rate is BASELINE else colormaps["plasma"](0.92 * (1 - rate))
-
-
-def _curves_figure(found: Sequence[Row]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xlim(0, found[0]["epochs"][-1])
-    for row in found:
-        _line(axes, row)
-        if row["seeds"] > 1:
-            _band(axes, row)
-    _late_inset(axes, found)
-    axes.grid(color=_GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("epoch (all stages)")
-    axes.set_ylabel("test accuracy, %")
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right upper", fontsize=8, frameon=False, title="pruning rate")
-    axes.set_title("Test accuracy over the epochs, by pruning rate", loc="left", fontsize=11)
-    return figure
-
-
-def _late_inset(axes: Axes, found: Sequence[Row]) -> None:
-    """The late epochs of the better half, below the curves; the first epochs make room, or there is no inset."""
-    epochs = found[0]["epochs"]
-    late, settled = max(1, round(LATE * len(epochs))), len(epochs) // 4
-    lowest = min(
-        m - (s or 0) for row in found for m, s in zip(row["mean"][settled:], row["std"][settled:], strict=True)
-    )
-    highest = max(m + (s or 0) for row in found for m, s in zip(row["mean"], row["std"], strict=True)) + 0.2
-    bottom = (lowest - 0.62 * highest) / 0.38  # so that no curve is in the lower 62 % once it has settled
-    if bottom < 0:
-        return
-    axes.set_ylim(bottom, highest)
-    inset = axes.inset_axes((0.33, 0.1, 0.64, 0.44))
-    inset.set_xlim(epochs[-late], epochs[-1])
-    better = sorted(value for row in found for value in row["mean"][-late:])[len(found) * late // 2 :]
-    inset.set_ylim(better[0] - 0.3 * (better[-1] - better[0]) - 0.05, better[-1] + 0.1)
-    for row in found:
-        _line(inset, row)
-        if row["seeds"] > 1 and row["pruning_rate"] in _MARKED:  # eleven bands would hide each other
-            _band(inset, row)
-    inset.set_title("late epochs, better half; bands: DP-SGD and the paper's best", fontsize=7, loc="left", pad=2)
-    inset.grid(color=_GRID, linewidth=0.6)
-    inset.spines[["top", "right"]].set_visible(False)
-    inset.tick_params(labelsize=7)
-
-
-def _line(axes: Axes, row: Row) -> None:
-    rate = row["pruning_rate"]
-    width, place = (1.6, 4) if rate in _MARKED else (0.8, 3)
-    style = "--" if rate is BASELINE else "-"
-    axes.plot(row["epochs"], row["mean"], style, label=_name(rate), color=_colour(rate), linewidth=width, zorder=place)
-
-
-def _band(axes: Axes, row: Row) -> None:
-    low, high = ([m + side * s for m, s in zip(row["mean"], row["std"], strict=True)] for side in (-1, 1))
-    axes.fill_between(row["epochs"], low, high, color=_colour(row["pruning_rate"]), alpha=0.12, linewidth=0)
-
-
-def _sweep_figure(found: Sequence[Row]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    pruned = [row for row in found if row["pruning_rate"] is not BASELINE]
-    rates = [row["pruning_rate"] for row in pruned]
-    spread = [row["std"] or 0.0 for row in pruned]
-    left.errorbar(rates, [row["mean"] for row in pruned], spread, fmt="o-", color=_ACCURACY, ms=4, label="AdaDPIGU")
-    for row in found:
-        if row["pruning_rate"] is BASELINE:
-            left.axhline(row["mean"], color="black", linestyle="--", linewidth=1, label="DP-SGD")
-            spread_of = row["std"] or 0.0
-            left.axhspan(row["mean"] - spread_of, row["mean"] + spread_of, color="black", alpha=0.1, linewidth=0)
-        if row["claim"] is not None:
-            left.axhline(row["claim"], color=_CLAIM, linestyle=":", label=f"paper's DP-SGD, {row['claim']:g}")
-    left.set_ylabel("test accuracy, %, mean of the late epochs")
-    left.legend(fontsize=8, frameon=False, loc="lower left")
-    left.set_title("Accuracy by pruning rate", loc="left", fontsize=11)
-    _differences(right, [row for row in pruned if row["difference"] is not None])
-    for axes in (left, right):
-        axes.set_xlabel("pruning rate")
-        axes.grid(color=_GRID, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
-
-
-def _differences(axes: Axes, compared: Sequence[Row]) -> None:
-    """Those up to the rate where accuracy begins to fall, since the rest would hide them."""
-    near = [row for row in compared if row["pruning_rate"] <= 0.6]
-    for row in near:
-        reach = 0.0 if row["low"] is None else row["high"] - row["difference"]
-        colour = _ACCURACY if row["verdict"] in ("better", "worse") else "#8a8a8a"
-        axes.errorbar(row["pruning_rate"], row["difference"], reach, fmt="o", color=colour, markersize=4, capsize=2)
-    axes.axhline(0, color="black", linestyle="--", linewidth=1)
-    axes.set_ylabel("minus DP-SGD, points (95 % interval)")
-    axes.set_title("Difference, paired over seeds", loc="left", fontsize=11)
+    return [f"Not measured: {', '.join(map(rate_name, missing))}."] if missing else []
 
 
 PRUNING_CURVES = Artefact(

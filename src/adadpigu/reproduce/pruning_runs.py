@@ -8,14 +8,15 @@ those two is chance, since a seed fixes initial weights and never batches or noi
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from adadpigu.errors import InputError
 from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Scale
 from adadpigu.reproduce.jobs import Job, Row
-from adadpigu.reproduce.paired import Paired, corrected, paired, verdict
+from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, verdict
 from adadpigu.reproduce.stand_in import quick_config
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -23,10 +24,14 @@ QUICK_RATES = (0.0, 0.2, 0.4, 0.6, 0.8)
 RANKING = (0.4, 0.2, 0.3, 0.1)
 """the paper's, best first"""
 CLIP_NORM = {"adadpigu": 0.5, "dpsgd": 0.5}
-"""C by method: not in the paper; chosen by experiments/grids/paper-figures.toml"""
+"""C by method: not in the paper; chosen by experiments/grids/paper-figures.toml, at the learning rate below"""
+LEARNING_RATE = 0.1
+"""as the paper has it for the two figures on pruning"""
 MOMENTUM = 0.9
 """not in the paper"""
 EPOCHS = 200.0
+SEEDS = 5
+"""planned for each rate"""
 LATE = 0.25
 """the last share of the epochs that the sweep averages over: 50 of 200"""
 _QUICK_EPOCHS = {"mnist": 0.5, "digits": 10.0}
@@ -35,6 +40,7 @@ BASELINE = None
 
 Runs = dict[float | None, dict[int, Row]]
 """runs by pruning rate (None: DP-SGD) and seed"""
+Name = TypeVar("Name")
 
 
 def setting(scale: Scale) -> dict[str, Any]:
@@ -53,11 +59,11 @@ def method_of(name: str, **options: object) -> dict[str, Any]:
 
 def jobs(scale: Scale) -> list[Job]:
     """DP-SGD and every pruning rate, seed by seed, so that those that are done can be compared in pairs."""
-    base = {**setting(scale), "lr": 0.1, "epsilon": 4.0, "evaluate_every": 20 if scale.quick else 60}
+    base = {**setting(scale), "lr": LEARNING_RATE, "epsilon": 4.0, "evaluate_every": 20 if scale.quick else 60}
     methods = {"pruning-dpsgd": method_of("dpsgd")}
     for rate in QUICK_RATES if scale.quick else RATES:
         methods[f"pruning-{rate:g}"] = method_of("adadpigu", retention=round(1 - rate, 1))
-    return [Job(name, {**base, **method}, seed) for seed in scale.runs(5) for name, method in methods.items()]
+    return [Job(name, {**base, **method}, seed) for seed in scale.runs(SEEDS) for name, method in methods.items()]
 
 
 def rate_of(row: Row) -> float | None:
@@ -89,13 +95,63 @@ def late_means(runs: Mapping[int, Row]) -> dict[int, float]:
     return {seed: statistics.fmean(late_points(row)) for seed, row in runs.items()}
 
 
+def late_fluctuations(runs: Mapping[int, Row]) -> dict[int, float]:
+    """The standard deviation over the late epochs, points, by seed."""
+    return {seed: statistics.pstdev(late_points(row)) for seed, row in runs.items()}
+
+
+def not_told_apart(values: Mapping[Name, Mapping[int, float]], chosen: Name) -> list[Name]:
+    """Those whose paired difference from the chosen one has a 95 % interval with 0 in it, or has none; not corrected.
+
+    >>> not_told_apart({"a": {0: 1.0, 1: 2.0}, "b": {0: 1.1, 1: 1.9}, "c": {0: 5.0, 1: 6.01}}, "a")
+    ['b']
+    """
+    found = {name: paired(value, values[chosen]) for name, value in values.items() if name != chosen}
+    return [name for name, difference in found.items() if not excludes_zero(difference)]
+
+
+def excludes_zero(found: Paired | None) -> bool:
+    """Whether the 95 % interval of a comparison, by itself, has 0 outside."""
+    return found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+
+
+def critical(pairs: int, comparisons: int) -> float:
+    """|t| from which one of so many comparisons, two-sided, is shown at the level by Bonferroni: Holm's first step.
+
+    >>> round(critical(3, 1), 3)
+    4.303
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(pairs - 1, 1 - LEVEL / comparisons / 2))
+
+
+def shown_from(family: Mapping[Name, Paired | None]) -> dict[Name, float | None]:
+    """The least |mean difference| that Holm's test would show of each comparison, at its spread and the others' p.
+
+    With k of the other m − 1 shown it is held to LEVEL/(m − k). None where there is no spread, with one pair.
+    """
+    tested = {name: found.p for name, found in family.items() if found is not None and found.p is not None}
+    bounds: dict[Name, float | None] = dict.fromkeys(family)
+    for name in tested:
+        found = family[name]
+        if found is None or found.low is None or found.high is None:
+            continue
+        others = holm([1.0 if other == name else p for other, p in tested.items()])
+        left = len(tested) - sum(p < LEVEL for p in others)
+        bounds[name] = (found.high - found.low) / 2 * critical(found.pairs, left) / critical(found.pairs, 1)
+    return bounds
+
+
 def sweep(runs: Runs) -> list[Row]:
-    """For DP-SGD and each rate: the late mean over seeds, and how it differs from DP-SGD's."""
+    """For DP-SGD and each rate: the late mean over seeds, and how it differs from DP-SGD's.
+
+    Rate 0 is DP-SGD by construction: its difference is told, but asks nothing, so no test is spent on it.
+    """
     means = {rate: late_means(found) for rate, found in runs.items()}
-    family: dict[float | None, Paired | None] = {
-        rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE
-    }
-    p = corrected(family)
+    differences = {rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE}
+    family = {rate: found for rate, found in differences.items() if rate}
+    p, bounds = corrected(family), shown_from(family)
     return [
         {
             "method": "dpsgd" if rate is BASELINE else "adadpigu",
@@ -106,7 +162,8 @@ def sweep(runs: Runs) -> list[Row]:
             "clip_norm": _clip_norm(runs[rate]),
             "noise_multiplier": max(row["noise_multiplier"] for row in runs[rate].values()),
             "claim": paper.PRUNING_BASELINE if rate is BASELINE and _on_mnist(runs[rate]) else None,
-            **_compared(family.get(rate), p.get(rate)),
+            **_compared(differences.get(rate), p.get(rate)),
+            "shown_from": bounds.get(rate),
         }
         for rate, mean in means.items()
     ]
@@ -114,20 +171,23 @@ def sweep(runs: Runs) -> list[Row]:
 
 def _compared(found: Paired | None, p: float | None) -> Row:
     return {
+        "pairs": 0 if found is None else found.pairs,
         "difference": None if found is None else found.mean,
         "low": None if found is None else found.low,
         "high": None if found is None else found.high,
         "p_holm": p,
+        "excludes_zero": excludes_zero(found),
         "verdict": verdict(found, p),
     }
 
 
 def curves(runs: Runs) -> list[Row]:
     """For DP-SGD and each rate: test accuracy (%) over the epochs, and how much it moves in the late ones."""
-    return [_curve(rate, list(found.values())) for rate, found in runs.items()]
+    return [_curve(rate, found) for rate, found in runs.items()]
 
 
-def _curve(rate: float | None, runs: Sequence[Row]) -> Row:
+def _curve(rate: float | None, by_seed: Mapping[int, Row]) -> Row:
+    runs = list(by_seed.values())
     first = runs[0]
     steps = [point["step"] for point in first["curve"]]
     if any([point["step"] for point in run["curve"]] != steps for run in runs):
@@ -140,7 +200,7 @@ def _curve(rate: float | None, runs: Sequence[Row]) -> Row:
         "epochs": [step * first["config"]["epochs"] / first["steps"] for step in steps],
         "mean": [statistics.fmean(values) for values in found],
         "std": [_std(values) for values in found],
-        "late_fluctuation": statistics.fmean(statistics.pstdev(late_points(run)) for run in runs),
+        "late_fluctuation": statistics.fmean(late_fluctuations(by_seed).values()),
         "claim": None,
     }
 
@@ -162,8 +222,20 @@ def shortened(rows: Sequence[Row]) -> bool:
     return any(row["config"]["epochs"] < EPOCHS for row in rows)
 
 
-def protocol(rows: Sequence[Row]) -> str:
-    """How runs were made; what differs between them as a span."""
+def seeds_told(rows: Sequence[Row], planned: int | None) -> str:
+    """How many seeds a setting (a name) has, least to most, and how many were planned where one has fewer.
+
+    >>> seeds_told([{"name": "a", "seed": 0}, {"name": "a", "seed": 1}, {"name": "b", "seed": 1}], 3)
+    '1 to 2 of 3 planned'
+    """
+    counts = Counter(name for name, _ in {(row["name"], row["seed"]) for row in rows}).values()
+    least, most = min(counts), max(counts)
+    told = f"{least}" if least == most else f"{least} to {most}"
+    return told if planned is None or least >= planned else f"{told} of {planned} planned"
+
+
+def protocol(rows: Sequence[Row], planned: int) -> str:
+    """How runs were made; what differs between them as a span. Of seeds so many were planned, if not for quick runs."""
     configs = [row["config"] for row in rows]
     facts = [
         _span("B", [config["batch_size"] for config in configs]),
@@ -175,7 +247,7 @@ def protocol(rows: Sequence[Row]) -> str:
         _span("δ", [config["delta"] for config in configs]),
         _span("epochs", [config["epochs"] for config in configs]),
         _span("steps of all stages", [row["steps"] for row in rows]),
-        _span("seeds a setting", [len({row["seed"] for row in rows})]),
+        f"seeds a setting = {seeds_told(rows, None if shortened(rows) else planned)}",
     ]
     nets = ", ".join(sorted({f"{config['dataset']}, net {config['model']}" for config in configs}))
     devices = ", ".join(sorted({row["device"] for row in rows}))
