@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from adadpigu.config import merge
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method
-from adadpigu.reproduce import ablation, ablation_tuning, ablation_variants
+from adadpigu.reproduce import ablation, ablation_tuning, ablation_variants, keeping
 from adadpigu.reproduce.ablation_comparing import compared
 from adadpigu.reproduce.ablation_drawing import draw
 from adadpigu.reproduce.ablation_variants import CLIP_NORM, NETS, VARIANTS, YARDSTICK
 from adadpigu.reproduce.artefact import Scale
-from adadpigu.reproduce.jobs import Job, Row
+from adadpigu.reproduce.jobs import Job, Row, key_of
 
 FULL = Scale(quick=False)
 STEPS = 600
@@ -63,6 +64,17 @@ def test_a_variant_differs_from_its_base_in_its_part_and_nothing_else(name: str)
     assert {key for key in ours if ours[key] != theirs[key]} == CHANGES[name]
 
 
+def test_what_differs_in_more_than_a_part_says_so() -> None:
+    more = {name for name, variant in VARIANTS.items() if variant.besides}
+    assert more == {name for name in VARIANTS if VARIANTS[name].base not in (None, YARDSTICK)} - set(CHANGES)
+    assert more == {"mask-random"}
+
+
+def test_variants_of_adadpigu_are_those_that_train_by_it() -> None:
+    others = {YARDSTICK, "mask-random", "half-bound", "double-bound"}
+    assert {name for name, variant in VARIANTS.items() if not variant.of_adadpigu} == others
+
+
 def test_every_variant_is_a_method_and_its_base_stands_before_it() -> None:
     seen: list[str] = []
     for name, variant in VARIANTS.items():
@@ -85,7 +97,7 @@ def test_all_clip_alike_when_training_begins_and_a_rate_is_the_same_step() -> No
 @pytest.mark.parametrize("net", NETS)
 def test_variants_of_a_net_share_all_but_the_method(net: str) -> None:
     jobs = [job for job in ablation_tuning.tuning_jobs(FULL) if job.name.startswith(f"{net}/")]
-    assert len(jobs) == 3 * len(NETS[net].variants)
+    assert len(jobs) == {"26k": 5, "550k": 3, "wrn": 3}[net] * len(NETS[net].variants)
     rest = [{k: v for k, v in job.config.items() if k not in ("method", "method_options", "lr")} for job in jobs]
     assert all(one == rest[0] for one in rest)
     assert (rest[0]["epsilon"], rest[0]["delta"]) == (4.0, 1e-5)
@@ -160,6 +172,24 @@ def test_the_best_rate_is_chosen_the_smaller_of_equals_and_none_of_an_incomplete
     assert tomllib.loads(ablation_tuning.written(chosen)) == chosen
 
 
+def test_a_grid_that_was_widened_chooses_nothing_until_it_is_run_and_goes_on_where_it_was() -> None:
+    first = [row for row in tuning_rows({}) if row["config"]["lr"] <= VARIANTS[row["name"].split("/")[1]].lr(8.0)]
+    assert "26k" not in ablation_tuning.choose(first)
+    left = [job for job in ablation_tuning.tuning_jobs(FULL) if job.key() not in [key_of(row) for row in first]]
+    rates = {job.config["lr"] for job in left if job.name == "26k/dpsgd"}
+    assert rates == {16.0, 32.0}
+    page = ablation_tuning.draw(first).markdown
+    assert "Whole grids: 0 of 19 variants; a grid that is not whole chooses no rate." in page
+    assert (
+        "| half-bound | half of C | 4: **50.00** | 8: 50.00 | 16: 50.00 | 32: not measured | 64: not measured |" in page
+    )
+    assert "Best at the upper edge of what was tried: 0 of 19; at the lower: 19." in page
+    whole = ablation_tuning.draw(tuning_rows({name: VARIANTS[name].lr(8.0) for name in VARIANTS})).markdown
+    assert (
+        "Whole grids: 19 of 19 variants. Best at the upper edge of what was tried: 0 of 19; at the lower: 0." in whole
+    )
+
+
 def test_rates_are_not_chosen_by_test_rows() -> None:
     with pytest.raises(InputError, match="held-out rows only"):
         ablation_tuning.choose([{**row, "score": "test"} for row in tuning_rows({})])
@@ -206,22 +236,130 @@ def test_differences_are_to_dpsgd_and_to_the_base_in_points() -> None:
     assert found["550k", "layers"]["mean"] == pytest.approx(np.mean(by_hand), rel=1e-12)
 
 
+def test_each_table_is_a_family_of_holms_correction() -> None:
+    """Four variants: three comparisons with DP-SGD, two with a mask as the base; p by scipy, corrected by hand."""
+    names = (YARDSTICK, "mask-absolute", "mask-signed", "mask-energy")
+    jobs = [job for job in ablation.test_jobs(FULL, all_rates()) if job.name in {f"26k/{name}" for name in names}]
+    rows = rows_of(jobs, {"mask-signed": 0.004, "mask-energy": 0.0002}, noise=0.002)
+    score = {name: [row["accuracy"] for row in rows if row["name"] == f"26k/{name}"] for name in names}
+    found = {row["variant"]: row for row in compared(rows)}
+    signed, energy = (stats.ttest_rel(score[name], score["mask-absolute"]).pvalue for name in names[2:])
+    assert signed < energy
+    assert found["mask-signed"]["base_p_holm"] == pytest.approx(2 * signed, rel=1e-9)
+    assert found["mask-energy"]["base_p_holm"] == pytest.approx(max(2 * signed, energy), rel=1e-9)
+    assert found["mask-absolute"]["base_p_holm"] is None
+    least = min(stats.ttest_rel(score[name], score[YARDSTICK]).pvalue for name in names[1:])
+    assert min(found[name]["p_holm"] for name in names[1:]) == pytest.approx(3 * least, rel=1e-9)
+    assert (found["mask-signed"]["family"], found["mask-signed"]["base_family"]) == (3, 2)
+
+
+def exact_rows(differences: dict[str, list[float]]) -> list[Row]:
+    """Rows of the 26k net in which DP-SGD has 50 % and others differ from it by so many points, seed by seed."""
+    rows = []
+    for job in ablation.test_jobs(FULL, all_rates()):
+        net, name = job.name.split("/")
+        if net == "26k" and name in differences and job.seed < len(differences[name]):
+            told = {"epsilon": 3.99, "device": "made up", "noise_multiplier": 1.5}
+            rows.append({**job.key(), "accuracy": 0.5 + differences[name][job.seed] / 100, **told})
+    return rows
+
+
+def test_the_page_tells_the_resolution_of_the_corrected_test() -> None:
+    """Differences of mean 0 and ±1, four seeds: error √(4/3)/2; two comparisons: t of 3 degrees at 1 − 0.05/4."""
+    rows = exact_rows({YARDSTICK: [0] * 4, "alpha": [1, -1, 1, -1], "top-k": [-1, 1, -1, 1]})
+    needed = stats.t.isf(0.05 / 4, 3) * math.sqrt(4 / 3) / 2
+    page = draw(rows).markdown
+    assert (
+        f"less than {needed:.2f} points (median) is not significant by itself among 2 comparisons with 4 seeds" in page
+    )
+    assert f"{stats.t.isf(0.05 / 2, 3) * math.sqrt(4 / 3) / 2:.2f}" != f"{needed:.2f}"
+
+
+def test_the_claim_stands_beside_the_largest_difference_of_adadpigu_itself() -> None:
+    """double-bound is DP-SGD and mask-random another method: they are told, but not as what the paper claims."""
+    rows = exact_rows(
+        {
+            YARDSTICK: [0.0, 0.0, 0.0],
+            "layers": [0.2, 0.4, 0.6],
+            "top-k": [-0.5, -0.7, -0.9],
+            "double-bound": [2.0, 3.0, 4.0],
+        }
+    )
+    page = draw(rows).markdown
+    assert "the largest difference of a variant of AdaDPIGU here is +0.40 (layers, no difference shown)" in page
+    assert "none of 2 variants of AdaDPIGU beats DP-SGD significantly" in page
+    assert "beside them and no part of AdaDPIGU: double-bound (+3.00, no difference shown)." in page
+    alone = draw([row for row in rows if row["name"].split("/")[1] in (YARDSTICK, "double-bound")]).markdown
+    assert "the paper's table" not in alone
+    assert "variants of AdaDPIGU" not in alone
+
+
+def test_an_interval_without_0_is_not_left_beside_no_difference_without_a_word() -> None:
+    """p of `layers` is below the level by itself and above it times three comparisons, by scipy."""
+    differences: dict[str, list[float]] = {
+        YARDSTICK: [0, 0, 0, 0],
+        "layers": [0.2, 0.5, 0.2, 0.5],
+        "alpha": [1, -1, 1, -1],
+        "top-k": [-1, 1, -1, 1],
+    }
+    p = stats.ttest_1samp(differences["layers"], 0).pvalue
+    assert p < 0.05 < 3 * p
+    page = draw(exact_rows(differences)).markdown
+    assert page.count("no difference shown: its own interval excludes 0; not significant among 3") == 1
+    assert page.count("| no difference shown |") == 2
+
+
 def test_the_page_says_who_beats_dpsgd_and_that_none_does() -> None:
     jobs = ablation.test_jobs(FULL, all_rates())
     some = draw(rows_of(jobs, {"layers": 0.05})).markdown
-    assert "18 variants beat DP-SGD significantly: layers (+" in some
+    assert "15 variants of AdaDPIGU beat DP-SGD significantly: layers (+" in some
     none = draw(rows_of(jobs, {name: -0.05 for name in VARIANTS if name != YARDSTICK})).markdown
-    assert "none of 18 variants beats DP-SGD significantly" in none
-    assert "variants beat DP-SGD" not in none
+    assert "none of 15 variants of AdaDPIGU beats DP-SGD significantly" in none
+    assert "variants of AdaDPIGU beat DP-SGD" not in none
     assert "+5.02 points from DP-SGD" in none
 
 
+def in_short(rows: list[Row]) -> list[str]:
+    return draw(rows).markdown.split("## In short\n\n")[1].splitlines()
+
+
+def test_the_summary_begins_with_rates_at_the_edge_of_what_was_tried() -> None:
+    """The grid has five rates by now; the edge is that of the three that were run."""
+    first = [row for row in tuning_rows({}) if row["config"]["lr"] <= VARIANTS[row["name"].split("/")[1]].lr(8.0)]
+    tests = [row for row in rows_of(ablation.test_jobs(FULL, all_rates(2)), {}) if row["name"].startswith("26k/")]
+    line = in_short([*tests, *first])[0]
+    assert line.startswith(
+        "- 19 of 19 variants of the 26k net at the upper edge of their grid: dpsgd was tried at 2, 4, 8."
+    )
+    below = [{**row, "config": {**row["config"], "lr": 2.0}} if row["name"] == "26k/beta" else row for row in tests]
+    lines = in_short([*below, *first])
+    assert lines[0].startswith("- 18 of 19 variants of the 26k net at the upper edge of their grid (dpsgd, ")
+    assert lines[1].startswith("- 1 of 19 variants of the 26k net at the lower edge of their grid (beta): ")
+
+
+def test_the_summary_tells_rates_that_the_whole_grid_would_not_choose() -> None:
+    best = {name: VARIANTS[name].lr(8.0) for name in VARIANTS} | {"alpha": 16.0}
+    tests = [row for row in rows_of(ablation.test_jobs(FULL, all_rates(2)), {}) if row["name"].startswith("26k/")]
+    lines = in_short([*tests, *tuning_rows(best)])
+    assert lines[0] == "- 1 of 19 variants of the 26k net not at the best rate of their grid: alpha (8, best 16)."
+    assert not [line for line in lines if "edge" in line]
+    assert in_short(tests)[0] == "- 19 of 19 variants of the 26k net: no held-out row tells how they were tuned."
+
+
+def test_the_measured_rows_draw_what_is_committed() -> None:
+    folder = Path(__file__).parents[2] / "results"
+    for artefact in (ablation.ABLATION, ablation_tuning.ABLATION_TUNING):
+        page = (folder / "paper" / f"{artefact.name}.md").read_text(encoding="utf-8")
+        assert artefact.draw(keeping.rows_of(artefact, folder)).markdown.rstrip("\n") + "\n" == page
+
+
 def test_the_drawing_does_not_depend_on_the_order_of_rows() -> None:
-    rows = rows_of(ablation.test_jobs(FULL, all_rates(2)), {})
+    rows = rows_of(ablation.test_jobs(FULL, all_rates(2)), {}) + tuning_rows({})
     first, second = draw(rows), draw(rows[::-1])
     assert first.markdown == second.markdown
     assert list(first.rows) == list(second.rows)
-    assert "8 (e)" in first.markdown
+    assert "| 16 (e) |" in first.markdown
+    assert "| 8 |" in first.markdown
     assert len(first.figures["ablation"].axes) == len(NETS)
 
 
@@ -237,12 +375,16 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
     rows = rows_of(ablation.test_jobs(FULL, all_rates()), {})
     with pytest.raises(InputError, match="there twice"):
         draw([*rows, rows[0]])
+    with pytest.raises(InputError, match=r"there twice, at lr=4 and lr=8; .* no longer chosen belong in another file"):
+        draw([*rows, {**rows[0], "config": {**rows[0]["config"], "lr": 8.0}}])
     with pytest.raises(InputError, match="several configurations"):
         draw([{**rows[0], "config": {**rows[0]["config"], "lr": 99.0}}, *rows[1:]])
     with pytest.raises(InputError, match="is no row of the ablation"):
         draw([{**rows[0], "name": "26k/nonsense"}])
     with pytest.raises(InputError, match="test rows only"):
-        draw([{**rows[0], "score": "held-out"}])
+        compared([{**rows[0], "score": "held-out"}])
+    with pytest.raises(InputError, match="test rows only"):
+        draw([{**rows[0], "score": None}])
 
 
 def test_quick_is_a_handful_on_what_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,5 +399,5 @@ def test_quick_is_a_handful_on_what_is_at_hand(monkeypatch: pytest.MonkeyPatch) 
     tuned = ablation_tuning.tuning_jobs(Scale(quick=True))
     assert len(tuned) == 2
     drawn = ablation_tuning.draw([{**job.key(), "accuracy": job.config["lr"] / 10} for job in tuned])
-    assert [row["chosen"] for row in drawn.rows] == [False, True]
+    assert [row["best"] for row in drawn.rows] == [False, True]
     assert ablation_variants.quick_net().variants[0] == YARDSTICK

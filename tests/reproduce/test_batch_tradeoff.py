@@ -27,7 +27,7 @@ def made_up(accuracy: Callable[[int, float, int], float], seeds: int = 1) -> lis
         size, rate = job.config["batch_size"], job.config["lr"]
         steps = -(-200 * 60_000 // size)
         facts = {"epsilon": 3.235 * (size / 1000) ** 0.5, "noise_multiplier": 2.49, "device": "none"}
-        time = {"steps": steps, "training_seconds": steps / 1000}
+        time = {"steps": steps, "training_seconds": steps / 1000, "at_once": 3}
         rows.append({**job.key(), "accuracy": accuracy(size, rate, job.seed), **facts, **time})
     return rows
 
@@ -101,7 +101,35 @@ def test_growth_of_epsilon_and_time_are_computed() -> None:
     assert "One seed a cell" in told
     rows = made_up(by_rate)
     rows[0] = {**rows[0], "device": "another"}
-    assert "several devices (another, none)" in draw(rows).markdown
+    told = draw(rows).markdown
+    assert "several devices (another, none)" in told
+    assert "times as long" not in told
+
+
+def test_how_many_processes_shared_the_machine_is_told() -> None:
+    rows = made_up(by_rate)
+    assert "Up to 3 processes shared the machine" in draw(rows).markdown
+    alone = [{**row, "at_once": 1} for row in rows]
+    assert "Each run had the machine to itself" in draw(alone).markdown
+    mixed = draw([*alone[:3], *rows[3:]]).markdown
+    assert "differ between rows (1, 3 at once): their times do not compare" in mixed
+    assert "times as long" not in mixed
+    untold = [{name: value for name, value in row.items() if name != "at_once"} for row in rows]
+    assert "Not every row tells" in draw([*untold[:1], *rows[1:]]).markdown
+
+
+def test_one_batch_size_is_compared_with_nothing_and_what_is_planned_is_counted() -> None:
+    rows = made_up(by_rate)
+    full, one = draw(rows), draw([row for row in rows if row["config"]["batch_size"] == 700])
+    assert "28 of the 28 planned settings are measured." in full.markdown
+    assert "No run is there" not in full.markdown
+    assert "4 of the 28 planned settings are measured. No run is there for B = 500, 900," in one.markdown
+    assert "takes a second batch size" in one.markdown
+    assert "from B = 700 to 700" not in one.markdown
+    assert "times as long" not in one.markdown
+    assert len(full.figures["batch-tradeoff"].axes) == len(one.figures["batch-tradeoff"].axes) + 1
+    short = [{**row, "config": {**row["config"], "epochs": 0.5, "batch_size": 128, "lr": 0.1}} for row in rows[:1]]
+    assert "1 of the 6 planned settings are measured. No run is there for B = 256, 512." in draw(short).markdown
 
 
 def test_drawings_do_not_depend_on_the_order_of_rows_and_gaps_are_said(tmp_path: Path) -> None:

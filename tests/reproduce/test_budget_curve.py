@@ -101,8 +101,13 @@ def test_words_and_claim_follow_the_rows() -> None:
     assert "The published code" in drawn.markdown
     assert "Training accuracy ends 0.10 ± 0.10 points above test accuracy" in drawn.markdown
     assert "Shorter than" not in drawn.markdown
+    assert "Nothing is tuned for this figure: lr = 0.2" in drawn.markdown
+    assert "C = 0.5 is ours, chosen on held-out records at lr 0.1" in drawn.markdown
+    assert "(pruning-sweep.md)" in drawn.markdown
     ahead = draw(made_up(end=0.995)).markdown
     assert "The published code" not in ahead
+    assert "below the claim" not in ahead
+    assert "seeds a setting = 2 of 3 planned" in draw(made_up(seeds=2)).markdown
     near = next(point for point in drawn.rows if point["mean"] >= drawn.rows[-1]["mean"] - 0.5)
     assert f"at epoch {near['epoch']:.3g}, with ε = {near['epsilon']:.2f} spent" in drawn.markdown
 

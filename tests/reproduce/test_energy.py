@@ -73,6 +73,35 @@ def test_whether_importance_beats_chance_is_counted_by_seed(gain: float, chance:
     assert below in text
 
 
+def test_the_notes_of_a_worked_example() -> None:
+    """Kept 50 of at most 90 where chance keeps 30: a third of the way. The old top-k keeps 70: 20 short, 20 ahead."""
+    job = next(job for job in jobs(Scale(quick=False)) if job.config["method_options"]["retention"] == 0.3)
+    shares = {"kept": 0.5, "most": 0.9, "held": 0.7, "layered": 0.4, "chance": 0.3}
+    course = [{**look, **shares} if look["active"] < PARAMETERS else look for look in row(job)["seen"]]
+    text = draw([{**row(job), "seen": course}]).markdown
+    assert "keeps 50.0 % of the energy; in 1 of 1 seeds more than chance (+20.0 points, 33 % of the way" in text
+    assert "as many in each layer (+10.0 points)" in text
+    assert "keeps 70.0 % later on, 20.0 points short of the most possible" in text
+    assert "That is 20.0 points more than the masks" in text
+    assert "holds in every run (by 60.0 points or more)" in text
+    assert "with 1 seed, a mask that is no better would still keep more in every one with probability 0.5." in text
+
+
+def test_counts_are_told_to_be_no_test(rows: list[Row]) -> None:
+    text = draw(rows).markdown
+    assert "These are counts and no test: with 3 seeds" in text
+    assert "with probability 0.12." in text
+
+
+def test_seeds_are_counted_by_setting_and_one_seed_has_no_spread(rows: list[Row]) -> None:
+    assert "over seeds (3 a setting)" in draw(rows).markdown
+    some = [row for row in rows if row["seed"] == 0 or row["config"]["method_options"]["score"] == "signed"]
+    drawn = draw(some)
+    assert "over seeds (1 to 3 of 3 planned a setting)" in drawn.markdown
+    for line in drawn.rows:
+        assert (line["kept_std"] is None) == (line["score"] != "signed")
+
+
 def test_the_drawing_does_not_depend_on_the_order_of_rows(rows: list[Row], tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     for folder, ordered in ((there, rows), (back, rows[::-1])):
@@ -94,6 +123,7 @@ def test_what_was_not_measured_is_told(rows: list[Row]) -> None:
     alone = {**rows[0], "seen": [{**look, "held": None} for look in rows[0]["seen"][1:]]}
     text = draw([alone]).markdown
     assert "Not measured: r = 0.3." in text
+    assert "Not measured at r = 0.6: signed, energy." in text
     assert "not measured |" in text
     assert "No look fell into stage 1" in text
     digits = {**alone, "config": {**alone["config"], "dataset": "digits", "model": "digits-mlp"}}

@@ -72,6 +72,15 @@ def test_shares_are_means_over_seeds_with_their_standard_deviation(rows: list[Ro
     assert all(line["claim"] == 99.0 for line in lines)
 
 
+def test_seeds_are_counted_by_method_and_one_seed_has_no_spread(rows: list[Row]) -> None:
+    assert "over seeds (3 a method)" in draw(rows).markdown
+    some = [row for row in rows if row["seed"] == 0 or row["config"]["method"] == "sgd"]
+    drawn = draw(some)
+    assert "over seeds (1 to 3 of 3 planned a method)" in drawn.markdown
+    for line in drawn.rows:
+        assert (line["std"] is None) == (line["method"] != "sgd")
+
+
 def test_nothing_is_clipped_where_there_is_no_noise(rows: list[Row]) -> None:
     kinds = {(line["method"], line["kind"]) for line in summed_up(rows)}
     assert ("sgd", "clipped") not in kinds

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, verdict
+from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, resolution, verdict
 
 
 def seeded(values: np.ndarray) -> dict[int, float]:
@@ -70,6 +70,19 @@ def test_correction_counts_only_what_could_be_tested() -> None:
     tested = Paired(mean=1.0, pairs=3, low=0.0, high=2.0, p=0.02)
     alone = Paired(mean=1.0, pairs=1, low=None, high=None, p=None)
     assert corrected({"a": tested, "b": alone, "c": None, "d": tested}) == {"a": 0.04, "b": None, "c": None, "d": 0.04}
+
+
+@pytest.mark.parametrize(("pairs", "comparisons"), [(2, 1), (3, 4), (8, 18)])
+def test_a_difference_at_the_resolution_is_at_bonferronis_level(pairs: int, comparisons: int) -> None:
+    """Moved so that the mean is the resolution, p by scipy times the comparisons is the level."""
+    values = np.random.default_rng(pairs).normal(0, 1, pairs)
+    found = paired(seeded(values), seeded(np.zeros(pairs)))
+    assert found is not None
+    needed = resolution(found, comparisons)
+    assert needed is not None
+    moved = stats.ttest_1samp(values - values.mean() + needed, 0)
+    assert comparisons * moved.pvalue == pytest.approx(LEVEL, rel=1e-9)
+    assert resolution(Paired(mean=1.0, pairs=1, low=None, high=None, p=None), comparisons) is None
 
 
 def test_a_verdict_needs_the_level_and_has_a_direction() -> None:

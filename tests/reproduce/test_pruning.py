@@ -21,8 +21,23 @@ from adadpigu.reproduce import stand_in
 from adadpigu.reproduce.artefact import Artefact, Scale
 from adadpigu.reproduce.jobs import Row, fingerprint
 from adadpigu.reproduce.keeping import write
+from adadpigu.reproduce.paired import Paired, corrected, paired, verdict
 from adadpigu.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
-from adadpigu.reproduce.pruning_runs import RANKING, RATES, curves, jobs, protocol, rate_of, runs_by_rate, sweep
+from adadpigu.reproduce.pruning_runs import (
+    CLIP_NORM,
+    RANKING,
+    RATES,
+    critical,
+    curves,
+    jobs,
+    not_told_apart,
+    protocol,
+    rate_of,
+    runs_by_rate,
+    seeds_told,
+    shown_from,
+    sweep,
+)
 from adadpigu.training import train_prepared
 from adadpigu.training.configured import configured
 
@@ -100,8 +115,19 @@ def test_differences_to_dpsgd_are_paired_by_seed() -> None:
     assert found[0.4]["difference"] == pytest.approx(0.2, abs=0.01)
     assert found[0.4]["verdict"] == "better"
     assert found[0.0]["difference"] == pytest.approx(0, abs=1e-9)
-    assert found[0.0]["verdict"] == "no difference shown"
+    assert found[0.1]["verdict"] == "no difference shown"
     assert found[None]["difference"] is None
+
+
+def test_rate_zero_is_told_but_costs_the_others_no_correction() -> None:
+    rows = made_up(
+        lambda rate, seed: 0.97 - 0.01 * (rate or 0) + 1e-4 * math.sin(9 * seed + 31 * (7 if rate is None else rate))
+    )
+    found = {row["pruning_rate"]: row for row in sweep(runs_by_rate(rows))}
+    without = {row["pruning_rate"]: row for row in sweep(runs_by_rate([row for row in rows if rate_of(row) != 0]))}
+    assert found[0.0]["verdict"] == "not tested"
+    assert found[0.0]["low"] < found[0.0]["difference"] < found[0.0]["high"]
+    assert {rate: row for rate, row in found.items() if rate != 0} == without
 
 
 def test_the_p_that_is_printed_is_the_paired_t_tests_after_holm() -> None:
@@ -115,12 +141,72 @@ def test_the_p_that_is_printed_is_the_paired_t_tests_after_holm() -> None:
     }
     plain = {
         rate: ttest_rel([late[rate, seed] for seed in range(4)], [late[None, seed] for seed in range(4)]).pvalue
-        for rate in RATES
+        for rate in RATES[1:]
     }
-    found = {row["pruning_rate"]: row["p_holm"] for row in sweep(runs_by_rate(rows))}
+    found = {row["pruning_rate"]: row["p_holm"] for row in sweep(runs_by_rate(rows)) if row["pruning_rate"]}
     least = min(plain, key=lambda rate: float(plain[rate]))
-    assert found[least] == pytest.approx(min(1.0, len(RATES) * plain[least]), rel=1e-6)
-    assert all(found[rate] >= plain[rate] - 1e-12 for rate in RATES)
+    assert found[least] == pytest.approx(min(1.0, len(plain) * plain[least]), rel=1e-6)
+    assert all(found[rate] >= plain[rate] - 1e-12 for rate in plain)
+
+
+def family_of(shifts: Sequence[float]) -> dict[int, Paired | None]:
+    """Comparisons over four seeds that all spread alike, around the given means."""
+    spread = (-0.3, 0.1, 0.4, -0.2)
+    zero = dict.fromkeys(range(4), 0.0)
+    return {
+        place: paired({seed: shift + value for seed, value in enumerate(spread)}, zero)
+        for place, shift in enumerate(shifts)
+    }
+
+
+@pytest.mark.parametrize("others", [(0.1, -0.2), (9.0, -0.2), (9.0, -7.0)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_least_difference_that_could_be_shown_is_where_the_corrected_verdict_turns(
+    others: tuple[float, float], sign: int
+) -> None:
+    """Whether none, one or both of the others are shown first, which Holm's correction rewards."""
+    bound = shown_from(family_of((0.0, *others)))[0]
+    assert bound is not None
+    for share, expected in ((0.999, "no difference shown"), (1.001, "better" if sign > 0 else "worse")):
+        family = family_of((sign * share * bound, *others))
+        assert verdict(family[0], corrected(family)[0]) == expected
+        assert shown_from(family)[0] == pytest.approx(bound)
+
+
+def test_the_t_that_a_verdict_takes_is_students() -> None:
+    """Two degrees of freedom have a closed form: with t = x·√(2/(1 − x²)), |t| is exceeded with chance 1 − x."""
+    inside = 1 - 0.05 / 10
+    assert critical(3, 10) == pytest.approx(inside * math.sqrt(2 / (1 - inside**2)))
+    assert shown_from({"alone": paired({0: 1.0}, {0: 0.5})}) == {"alone": None}
+
+
+def test_the_sweep_says_what_it_could_have_shown_and_which_intervals_exclude_zero() -> None:
+    def fallen(rate: float | None, seed: int) -> float:
+        fall = {0.8: 0.001, 0.9: 0.004}.get(rate or 0.0, 0.0)
+        return 0.98 - fall + 0.0002 * math.sin(9 * seed + 31 * (7 if rate is None else rate))
+
+    drawn = PRUNING_SWEEP.draw(made_up(fallen, seeds=3))
+    tested = {row["pruning_rate"]: row for row in drawn.rows if row["pruning_rate"]}
+    alone = [rate for rate, row in tested.items() if not row["low"] <= 0 <= row["high"]]
+    assert alone == [rate for rate, row in tested.items() if row["excludes_zero"]]
+    assert 0.9 in alone
+    assert tested[0.9]["verdict"] == ("worse" if tested[0.9]["shown_from"] < 0.4 else "no difference shown")
+    told = ", ".join(f"{rate:g} ({tested[rate]['difference']:+.2f})" for rate in alone)
+    assert f"each by itself and not corrected: {told}. If no rate made a difference, 0.45 of 9" in drawn.markdown
+    assert f"with 3 seeds and 9 rates, a first verdict takes |t| > {critical(3, 9):.2f}" in drawn.markdown
+    least = min(tested, key=lambda rate: float(tested[rate]["shown_from"]))
+    assert f"shows from {tested[least]['shown_from']:.2f} points (rate {least:g})" in drawn.markdown
+
+
+def test_every_rate_is_in_both_panels_and_bars_are_named() -> None:
+    figure = PRUNING_SWEEP.draw(made_up(in_the_papers_order)).figures["pruning-sweep"]
+    for axes, bars in zip(figure.axes, ("± standard deviation", "95 % intervals, each by itself"), strict=True):
+        marked = [line for line in axes.get_lines() if line.get_marker() == "o"]
+        places = [x for line in marked for x in np.asarray(line.get_xdata()).tolist()]
+        assert sorted(places) == pytest.approx(list(RATES))
+        legend = axes.get_legend()
+        assert legend is not None
+        assert bars in " ".join(text.get_text() for text in [legend.get_title(), *legend.get_texts()])
 
 
 def test_a_curve_is_the_mean_over_seeds_at_each_epoch() -> None:
@@ -135,11 +221,40 @@ def test_a_curve_is_the_mean_over_seeds_at_each_epoch() -> None:
 
 def test_the_papers_order_is_borne_out_or_not_by_what_was_measured() -> None:
     told = PRUNING_CURVES.draw(made_up(in_the_papers_order)).markdown
-    assert "by the mean of the last quarter: 0.4 > 0.2 > 0.3 > 0.1." in told
-    assert "3 of 3 such steps" in told
+    assert "by the mean of the last quarter: 0.4 > 0.2 > 0.3 > 0.1, all within" in told
+    assert "3 of 3 steps are shown (0.4 > 0.2, 0.2 > 0.3, 0.3 > 0.1) and 0 are shown" in told
+    assert "Its seeds tell 0.4 apart from all others" in told
     told = PRUNING_CURVES.draw(made_up(lambda rate, seed: 1.9 - in_the_papers_order(rate, seed))).markdown
-    assert "by the mean of the last quarter: 0.1 > 0.3 > 0.2 > 0.4." in told
-    assert "0 of 3 such steps" in told
+    assert "by the mean of the last quarter: 0.1 > 0.3 > 0.2 > 0.4, all within" in told
+    assert "0 of 3 steps are shown (none) and 3 are shown to be the other way round (0.4 > 0.2" in told
+
+
+def test_what_the_seeds_do_not_tell_apart_is_called_a_tie() -> None:
+    """0.4 leads by a hundredth of a point, with ten times as much between seeds; 0.9 lies far below."""
+
+    def level(rate: float | None, seed: int) -> float:
+        lead = {0.4: 0.0001, 0.9: -0.05}.get(rate or 0.0, 0.0)
+        return 0.98 + lead + 0.0005 * math.cos(2 * math.pi * seed / 4 + 10 * (rate or 0))
+
+    sweep_told = PRUNING_SWEEP.draw(made_up(level)).markdown
+    assert "measured 0.4 in the mean, 0.01 points ahead of" in sweep_told
+    assert "Not told apart from 0.4 by the seeds (own 95 % intervals, not corrected): 0.1, 0.2, 0.3, 0.5" in sweep_told
+    assert "0.8. From 0.4 to 0.9 accuracy falls by 5.01 points" in sweep_told
+    curves_told = PRUNING_CURVES.draw(made_up(level)).markdown
+    assert "Not told apart from 0.4 by the seeds (own 95 % intervals, not corrected): all others." in curves_told
+    assert "With these seeds a step is shown from" in curves_told
+    (steadiest,) = [line for line in curves_told.splitlines() if "fluctuates least" in line]
+    assert "all others" in steadiest
+    assert "One seed: no noise is known" in PRUNING_SWEEP.draw(made_up(level, seeds=1)).markdown
+
+
+def test_ties_are_those_whose_own_interval_holds_zero() -> None:
+    best = {0: 5.0, 1: 5.1, 2: 5.3}
+    lower = {seed: value - 1 + 0.01 * seed for seed, value in best.items()}
+    higher = {seed: value + 1 + 0.01 * seed for seed, value in best.items()}
+    level = {0: 5.2, 1: 4.9, 2: 5.2}
+    values = {"best": best, "lower": lower, "higher": higher, "level": level, "alone": {2: 0.0}}
+    assert not_told_apart(values, "best") == ["level", "alone"]
 
 
 def test_the_inset_on_the_late_epochs_hides_no_curve() -> None:
@@ -163,11 +278,12 @@ def test_the_inset_on_the_late_epochs_hides_no_curve() -> None:
 
 def test_the_words_of_the_sweep_follow_the_verdicts() -> None:
     told = PRUNING_SWEEP.draw(made_up(in_the_papers_order)).markdown
-    assert "beyond seed noise: 0.1, 0.2, 0.3, 0.4. Below it beyond seed noise: none." in told
-    assert "measured 0.4 (in the mean, 0.00 points from 0.4)" in told
+    assert "shown by the corrected test: 0.1, 0.2, 0.3, 0.4. Shown to be below it: none." in told
+    assert "measured 0.4 in the mean, 0.10 points ahead of 0.2. Its seeds tell 0.4 apart from all others" in told
     falling = PRUNING_SWEEP.draw(made_up(lambda rate, seed: 0.95 - 0.02 * (rate or 0) + 1e-4 * math.sin(5 * seed)))
-    assert "Above DP-SGD in the mean: none; beyond seed noise: none." in falling.markdown
-    assert "From there to 0.9 accuracy falls by 1.60 points." in falling.markdown
+    assert "Above DP-SGD in the mean: none; shown by the corrected test: none." in falling.markdown
+    assert "ahead of 0.2 and 0.60 ahead of 0.4." in falling.markdown
+    assert "From 0.1 to 0.9 accuracy falls by 1.60 points." in falling.markdown
 
 
 def test_rate_zero_is_called_chance_only_where_it_has_the_c_of_dpsgd() -> None:
@@ -178,7 +294,7 @@ def test_rate_zero_is_called_chance_only_where_it_has_the_c_of_dpsgd() -> None:
             row["config"] = {**row["config"], "method_options": {"clip_norm": 0.25}}
     told = PRUNING_SWEEP.draw(rows).markdown
     assert "is what chance does here" not in told
-    assert "DP-SGD with C = 1 instead of 0.25" in told
+    assert f"DP-SGD with C = {CLIP_NORM['adadpigu']:g} instead of 0.25" in told
 
 
 @BOTH
@@ -217,8 +333,20 @@ def test_two_runs_of_one_rate_and_seed_are_refused(artefact: Artefact) -> None:
 
 def test_the_protocol_tells_what_differs_as_a_span() -> None:
     rows: list[dict[str, Any]] = made_up(in_the_papers_order, seeds=2)
-    told = protocol(rows)
+    told = protocol(rows, 2)
     assert "B = 1,000; lr = 0.1;" in told
-    assert "seeds a setting = 2" in told
+    assert "seeds a setting = 2;" in told
+    assert "seeds a setting = 2 of 5 planned;" in protocol(rows, 5)
+    assert "seeds a setting = 1 to 2 of 5 planned;" in protocol(rows[1:], 5)
     rows[0]["config"] = {**rows[0]["config"], "batch_size": 500}
-    assert "B from 500 to 1,000" in protocol(rows)
+    assert "B from 500 to 1,000" in protocol(rows, 2)
+    short = [{**row, "config": {**row["config"], "epochs": 0.5}} for row in rows]
+    assert "seeds a setting = 2;" in protocol(short, 5)
+
+
+def test_seeds_are_counted_by_setting_and_each_once() -> None:
+    """Three seeds over all rows, though no setting has more than two."""
+    rows: list[Row] = [{"name": name, "seed": seed} for name, seed in (("a", 0), ("a", 1), ("b", 2), ("a", 1))]
+    assert seeds_told(rows, None) == "1 to 2"
+    assert seeds_told(rows, 2) == "1 to 2 of 2 planned"
+    assert seeds_told(rows[:2], 2) == "2"

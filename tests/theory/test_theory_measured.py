@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+from adadpigu.reproduce import keeping
+from adadpigu.reproduce.theory import THEORY
 from adadpigu.theory.drawing import draw, violated
 from adadpigu.theory.measured import BIAS, FIRST, LEMMA, POISSON, SECOND, THIRD, WALK, Row, measure_rows
 
@@ -51,3 +55,12 @@ def test_the_table_has_a_line_a_row_and_the_figure_a_labelled_panel_a_claim(rows
         assert axes.get_xlabel()
         assert axes.get_ylabel()
         assert axes.get_legend() is not None
+
+
+def test_the_page_links_what_the_committed_rows_draw() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([^)]+)\)", page)) == {"../results/paper/theory.md", "../results/paper/theory.png"}
+    assert (root / "results" / "paper" / "theory.png").is_file()
+    drawn = THEORY.draw(keeping.rows_of(THEORY, root / "results")).markdown
+    assert (root / "results" / "paper" / "theory.md").read_text(encoding="utf-8") == drawn.rstrip("\n") + "\n"

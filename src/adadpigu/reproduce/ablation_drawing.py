@@ -38,11 +38,11 @@ def _protocol() -> str:
     return (
         "Every variant trains the same net with the same budget, batches (Poisson) and number of steps, and scores the "
         "running average of its last iterates once, on the test set. Learning rates were chosen on held-out training "
-        "records, from as many for each variant (`ablation-tuning`; (e): the largest or smallest that was tried). A seed "
-        "fixes the initial weights, so differences are paired by seed: mean with 95 % interval of Student's t, each by "
-        "itself and not corrected; p is two-sided, after Holm's correction over the comparisons of a table; a verdict "
-        f"needs p < {LEVEL:g}, so that an interval may exclude 0 where no difference is shown. Noise and batches are "
-        "drawn afresh in every run.\n"
+        "records, from as many for each variant (`ablation-tuning`; (e): the largest or smallest that was tried). A "
+        "seed fixes the initial weights, so differences are paired by seed: mean with 95 % interval of Student's t, "
+        "each by itself and not corrected; p is two-sided, after Holm's correction over the comparisons of a table; a "
+        f"verdict needs p < {LEVEL:g}, so that an interval may exclude 0 where no difference is shown. Noise and "
+        "batches are drawn afresh in every run.\n"
     )
 
 

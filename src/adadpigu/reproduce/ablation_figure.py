@@ -33,7 +33,7 @@ def forest(found: Sequence[Row]) -> Figure:
     budgets = ", ".join(f"{value:g}" for value in sorted({row["epsilon"] for row in shown}))
     figure.suptitle(
         f"Ablation: accuracy against DP-SGD at ε = {budgets}\n"
-        "bars: 95 % interval each, not corrected; colour: verdict after Holm's correction over a panel",
+        "bars: 95 % interval each, not corrected; colour: after Holm's correction; *: not AdaDPIGU",
         **{"x": 0.01, "ha": "left", "fontsize": 10},
     )
     if not nets:
@@ -41,7 +41,9 @@ def forest(found: Sequence[Row]) -> Figure:
     panels = figure.subplots(1, len(nets), sharey=True, squeeze=False)[0]
     for axes, net in zip(panels, nets, strict=True):
         _panel(axes, [row for row in shown if row["net"] == net], names)
-    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+        axes.set_title(_title([row for row in found if row["net"] == net]), loc="left", fontsize=9)
+    labels = [name if VARIANTS[name].of_adadpigu else f"{name} *" for name in names]
+    panels[0].set_yticks(range(len(names)), labels, fontsize=8)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
     figure.legend(handles=_legend({row["verdict"] for row in shown}), loc="outside lower center", **_plain(4))
     return figure
@@ -55,16 +57,21 @@ def _panel(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
             axes.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.4)
         filled = colour if row["verdict"] in ("better", "worse") else "white"
         axes.plot([row["difference"]], [place], "o", color=colour, markerfacecolor=filled, markersize=5)
-    net = rows[0]["net"]
-    seeds = sorted({row["pairs"] for row in rows})
-    told = "–".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
-    title = title_of(net, rows[0]["model"], rows[0]["dataset"])
-    axes.set_title(f"{title}\n{told} seed{'' if told == '1' else 's'}", loc="left", fontsize=9)
     axes.set_xlabel("difference, points", fontsize=9)
     axes.tick_params(axis="x", labelsize=8)
     axes.grid(color="#d9d9d9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _title(rows: Sequence[Row]) -> str:
+    """The net, its pairs, and how many of its rates are the largest or smallest that was tried."""
+    seeds = sorted({row["pairs"] for row in rows if row["difference"] is not None})
+    told = "–".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
+    edges = sum(row["edge"] is not None for row in rows)
+    tuning = f"; {edges} of {len(rows)} rates at an edge" if edges else ""
+    title = title_of(rows[0]["net"], rows[0]["model"], rows[0]["dataset"])
+    return f"{title}\n{told} seed{'' if told == '1' else 's'}{tuning}"
 
 
 def _legend(verdicts: set[str]) -> list[Any]:

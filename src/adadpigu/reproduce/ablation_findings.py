@@ -1,6 +1,6 @@
 """What follows from the ablation's compared rows, in words: how it was tuned, what beats DP-SGD, the paper's claim.
 
-Counted are the variants that are AdaDPIGU with some of its parts; DP-SGD with another C and a mask by chance stand apart.
+Counted are the variants that are AdaDPIGU with some of its parts; DP-SGD with another C and a mask by chance are not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def _tuning(rows: Sequence[Row]) -> list[str]:
     other = [row for row in rows if row["best_lr"] not in (None, row["lr"])]
     if other:
         who = ", ".join(f"{row['variant']} ({row['lr']:g}, best {row['best_lr']:g})" for row in other)
-        lines.append(f"{len(other)} of {len(rows)} variants of the {net} net not at the best rate of their grid: {who}.")
+        lines.append(
+            f"{len(other)} of {len(rows)} variants of the {net} net not at the best rate of their grid: {who}."
+        )
     unknown = sum(not row["tried"] for row in rows)
     if unknown:
         lines.append(f"{unknown} of {len(rows)} variants of the {net} net: no held-out row tells how they were tuned.")
@@ -76,8 +78,8 @@ def _against(name: str, tested: Sequence[Row]) -> list[str]:
     needed = statistics.median(row["resolution"] for row in tested)
     lines.append(
         f"{name}: a difference of less than {needed:.2f} points (median) is not significant by itself among "
-        f"{tested[0]['family']} comparisons with {_seeds(tested)} seeds; Holm's correction lets smaller ones count only "
-        "beside larger ones that do."
+        f"{tested[0]['family']} comparisons with {_seeds(tested)} seeds; Holm's correction lets smaller ones count "
+        "only beside larger ones that do."
     )
     return lines
 

@@ -79,10 +79,15 @@ def choose(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
         if net not in NETS:
             continue
         for name, cells in variants.items():
-            grid = [VARIANTS[name].lr(rate) for rate in NETS[net].rates]
+            grid = _grid(net, name)
             if all(lr in cells for lr in grid):
                 chosen.setdefault(net, {})[name] = best({lr: cells[lr] for lr in grid})
     return chosen
+
+
+def _grid(net: str, name: str) -> list[float]:
+    """The learning rates of a variant that a net asks for; the quick one asks for none."""
+    return [VARIANTS[name].lr(rate) for rate in NETS[net].rates] if net in NETS else []
 
 
 def written(rates: Rates) -> str:
@@ -98,7 +103,7 @@ def read_rates() -> dict[str, dict[str, float]]:
 
 
 def draw(rows: Sequence[Row]) -> Drawn:
-    """A table a net: held-out accuracy by variant and rate, the chosen one in bold."""
+    """A table a net: held-out accuracy by variant and rate, the best one in bold, and how far its grids are run."""
     text = (
         "# Ablation, first phase: learning rates\n\n"
         "Accuracy in per cent on about 5,000 held-out training records by learning rate, one run each (the same seed "
@@ -106,16 +111,32 @@ def draw(rows: Sequence[Row]) -> Drawn:
         "where the clipping bound differs from DP-SGD's, they are scaled so that a clipped step has the same length.\n"
     )
     told: list[Row] = []
+    chosen = choose(rows)
     for net, variants in scores(rows).items():
         told += [
-            {"net": net, "variant": name, "lr": lr, "accuracy": 100 * score, "chosen": lr == best(cells)}
+            {"net": net, "variant": name, "lr": lr, "accuracy": 100 * score, "best": lr == best(cells)}
             for name, cells in variants.items()
             for lr, score in cells.items()
         ]
-        text += f"\n## {NETS[net].title if net in NETS else 'quick'}\n\n{_table(variants)}\n"
+        progress = f"{_progress(net, variants, chosen.get(net, {}))}\n\n" if net in NETS else ""
+        text += f"\n## {NETS[net].title if net in NETS else 'quick'}\n\n{progress}{_table(net, variants)}\n"
     if not told:
         text += "\nNothing is measured.\n"
     return Drawn(markdown=text, rows=told)
+
+
+def _progress(net: str, variants: Mapping[str, Mapping[float, float]], chosen: Mapping[str, float]) -> str:
+    """How many grids are complete, and how many of the best rates are at the edge of what was tried."""
+    edges = {"upper": 0, "lower": 0}
+    for cells in variants.values():
+        if len(cells) > 1 and best(cells) in (min(cells), max(cells)):
+            edges["upper" if best(cells) == max(cells) else "lower"] += 1
+    count = len(NETS[net].variants)
+    waits = "" if len(chosen) == count else "; a grid that is not whole chooses no rate"
+    return (
+        f"Whole grids: {len(chosen)} of {count} variants{waits}. Best at the upper edge of what was tried: "
+        f"{edges['upper']} of {len(variants)}; at the lower: {edges['lower']}."
+    )
 
 
 def best(cells: Mapping[float, float]) -> float:
@@ -123,14 +144,20 @@ def best(cells: Mapping[float, float]) -> float:
     return max(sorted(cells), key=cells.__getitem__)
 
 
-def _table(variants: Mapping[str, Mapping[float, float]]) -> str:
-    columns = max(len(cells) for cells in variants.values())
+def _table(net: str, variants: Mapping[str, Mapping[float, float]]) -> str:
+    lines = {name: {**dict.fromkeys(_grid(net, name)), **cells} for name, cells in variants.items()}
+    columns = max(len(line) for line in lines.values())
     body = []
-    for name, cells in variants.items():
-        chosen = best(cells)
-        shown = [f"{lr:g}: **{100 * v:.2f}**" if lr == chosen else f"{lr:g}: {100 * v:.2f}" for lr, v in cells.items()]
+    for name, line in lines.items():
+        shown = [_cell(lr, line[lr], lr == best(variants[name])) for lr in sorted(line)]
         body.append([name, VARIANTS[name].about, *shown, *["not measured"] * (columns - len(shown))])
     return tabled(["variant", "what it is", *["lr: accuracy, %"] * columns], body)
+
+
+def _cell(lr: float, score: float | None, bold: bool) -> str:
+    if score is None:
+        return f"{lr:g}: not measured"
+    return f"{lr:g}: **{100 * score:.2f}**" if bold else f"{lr:g}: {100 * score:.2f}"
 
 
 ABLATION_TUNING = Artefact(

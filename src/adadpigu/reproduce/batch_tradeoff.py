@@ -14,7 +14,7 @@ from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
 from adadpigu.reproduce.keeping import tabled
-from adadpigu.reproduce.pruning_runs import method_of, protocol, setting
+from adadpigu.reproduce.pruning_runs import method_of, protocol, setting, shortened
 from adadpigu.reproduce.stand_in import told
 
 if TYPE_CHECKING:
@@ -25,12 +25,14 @@ BATCH_SIZES = (500, 700, 900, 1000, 1100, 1300, 1500)
 LEARNING_RATES = (0.01, 0.05, 0.1, 0.2)
 QUICK_BATCH_SIZES = (128, 256, 512)
 QUICK_LEARNING_RATES = (0.1, 0.2)
+SEEDS = 1
 QUICK_NOISE = 0.6
 """σ of the few steps of a quick run: under the paper's they would learn nothing"""
 RETENTION = 0.6
 CLAIMED = (900, 1100)
 """B between which the paper claims its accuracy"""
 CLAIMED_EPSILON = (3.7, 4.2)
+_PLAIN = "#1b6ca8"
 _MARKERS = ("v", "s", "o", "^", "D", "P")
 
 
@@ -41,7 +43,7 @@ def jobs(scale: Scale) -> list[Job]:
     shared = {**setting(scale), **method_of("adadpigu", retention=RETENTION), "noise_multiplier": sigma}
     return [
         Job(f"batch-tradeoff B={size} lr={rate:g}", {**shared, "batch_size": size, "lr": rate}, seed)
-        for seed in scale.runs(1)
+        for seed in scale.runs(SEEDS)
         for size in sizes
         for rate in rates
     ]
@@ -104,7 +106,7 @@ def draw(rows: Sequence[Row]) -> Drawn:
         "# Batch size, accuracy, privacy and time\n\n"
         + ("" if stand_in is None else f"{stand_in}.\n\n")
         + f"Test accuracy (%) after the last step of AdaDPIGU with retention {RETENTION:g}, for each batch size B and "
-        f"learning rate (lr). {protocol(rows)}\n\n"
+        f"learning rate (lr). {protocol(rows, SEEDS)}\n\n"
         + _table(found)
         + "\n\n"
         + "\n".join(f"- {line}" for line in _findings(found, rows))
@@ -143,7 +145,18 @@ def _span(values: Sequence[float], form: str) -> str:
 
 
 def _findings(found: Sequence[Row], rows: Sequence[Row]) -> list[str]:
-    return [*_claim(found), _privacy(found), *_time(found, rows), _caution(found)]
+    return [_measured(found, rows), *_claim(found), _privacy(found), *_time(found, rows), _caution(found)]
+
+
+def _measured(found: Sequence[Row], rows: Sequence[Row]) -> str:
+    """How much of the plan there is; a quick run has one of its own."""
+    quick = shortened(rows)
+    sizes, rates = (QUICK_BATCH_SIZES, QUICK_LEARNING_RATES) if quick else (BATCH_SIZES, LEARNING_RATES)
+    there = {(cell["batch_size"], cell["lr"]) for cell in found}
+    planned = {(size, rate) for size in sizes for rate in rates}
+    without = [size for size in sizes if not any((size, rate) in there for rate in rates)]
+    missing = f" No run is there for B = {', '.join(map(str, without))}." if without else ""
+    return f"{len(there & planned)} of the {len(planned)} planned settings are measured.{missing}"
 
 
 def _claim(found: Sequence[Row]) -> list[str]:
@@ -166,30 +179,49 @@ def _claim(found: Sequence[Row]) -> list[str]:
 
 def _privacy(found: Sequence[Row]) -> str:
     least, most = (choose(found, key=lambda cell: int(cell["batch_size"])) for choose in (min, max))
+    fixed = f"σ = {least['noise_multiplier']:g} and the epochs are fixed, so ε grows with B"
+    if least["batch_size"] == most["batch_size"]:
+        return f"{fixed}; by how much takes a second batch size."
     growth = most["epsilon"] / least["epsilon"]
     root = (most["batch_size"] / least["batch_size"]) ** 0.5
-    return (
-        f"σ = {least['noise_multiplier']:g} and the epochs are fixed, so ε grows with B: {growth:.2f} times from "
-        f"B = {least['batch_size']} to {most['batch_size']} (√B alone: {root:.2f})."
-    )
+    return f"{fixed}: {growth:.2f} times from B = {least['batch_size']} to {most['batch_size']} (√B alone: {root:.2f})."
 
 
 def _time(found: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """How much longer small batches take, where times compare, and what stands against it where they do not."""
     sizes = sorted({cell["batch_size"] for cell in found})
-    mean = {
-        size: statistics.fmean(cell["training_seconds"] for cell in found if cell["batch_size"] == size)
-        for size in sizes
-    }
     devices = sorted({row["device"] for row in rows})
-    lines = [
-        f"A run with B = {sizes[0]} takes {mean[sizes[0]] / mean[sizes[-1]]:.2f} times as long as one with "
-        f"B = {sizes[-1]}, in {_steps(found, sizes[0]) / _steps(found, sizes[-1]):.2f} times the steps.",
-        "Times compare only within one run of the command on one machine: several runs may have shared it, and a row "
-        "does not tell how many. With `--workers 1` each has the machine to itself.",
-    ]
+    lines = [_shared(rows)]
     if len(devices) > 1:
         lines.append(f"The rows come from several devices ({', '.join(devices)}): their times do not compare.")
-    return lines
+    if len(sizes) < 2 or len(devices) > 1 or len({row.get("at_once") for row in rows}) > 1:
+        return lines
+    slow, fast = (
+        statistics.fmean(cell["training_seconds"] for cell in found if cell["batch_size"] == size)
+        for size in (sizes[0], sizes[-1])
+    )
+    ratio = (
+        f"A run with B = {sizes[0]} takes {slow / fast:.2f} times as long as one with B = {sizes[-1]}, in "
+        f"{_steps(found, sizes[0]) / _steps(found, sizes[-1]):.2f} times the steps."
+    )
+    return [ratio, *lines]
+
+
+def _shared(rows: Sequence[Row]) -> str:
+    """How many processes had the machine at once, without which times say little."""
+    counts = {row.get("at_once") for row in rows}
+    known = sorted(int(count) for count in counts if count is not None)
+    if None in counts:
+        return "Not every row tells how many processes shared the machine (`at_once`): times say little."
+    if len(known) > 1:
+        told = ", ".join(map(str, known))
+        return f"Processes that shared the machine differ between rows ({told} at once): their times do not compare."
+    if known == [1]:
+        return "Each run had the machine to itself, so times are its own."
+    return (
+        f"Up to {known[0]} processes shared the machine (`at_once` in the rows), so times are longer than those of a "
+        "run by itself. With `--workers 1` each has the machine to itself."
+    )
 
 
 def _steps(found: Sequence[Row], size: int) -> int:
@@ -210,10 +242,38 @@ def _figure(found: Sequence[Row], rows: Sequence[Row]) -> Figure:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    several = len({cell["batch_size"] for cell in found}) > 1  # else colour and area would tell nothing but chance
+    (_timed_marks if several else _plain_marks)(figure, axes, found)
+    _claim_line(axes, found)
+    _batch_axis(axes, found)
+    axes.set_xlabel(f"ε at δ = {rows[0]['config']['delta']:g} (PLD)")
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(color="#d9d9d9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    _legend(figure, axes, found)
+    told = " (area: steps, colour: time)" if several else ""
+    axes.set_title(f"Accuracy against ε by batch size{told}", loc="left", fontsize=11)
+    return figure
+
+
+def _by_rate(found: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The cells of each learning rate, with its marker."""
+    rates = sorted({cell["lr"] for cell in found})
+    return [
+        (marker, [cell for cell in found if cell["lr"] == rate]) for marker, rate in zip(_MARKERS, rates, strict=False)
+    ]
+
+
+def _plain_marks(figure: Figure, axes: Axes, found: Sequence[Row]) -> None:
+    for marker, here in _by_rate(found):
+        places = [cell["epsilon"] for cell in here], [cell["mean"] for cell in here]
+        axes.scatter(*places, s=80, marker=marker, color=_PLAIN, edgecolors="white", linewidths=0.5, zorder=3)
+
+
+def _timed_marks(figure: Figure, axes: Axes, found: Sequence[Row]) -> None:
     most = max(cell["steps"] for cell in found)
     slowest, fastest = (choose(cell["training_seconds"] for cell in found) for choose in (max, min))
-    for marker, rate in zip(_MARKERS, sorted({cell["lr"] for cell in found}), strict=False):
-        here = [cell for cell in found if cell["lr"] == rate]
+    for marker, here in _by_rate(found):
         drawn = axes.scatter(
             [cell["epsilon"] for cell in here],
             [cell["mean"] for cell in here],
@@ -228,15 +288,6 @@ def _figure(found: Sequence[Row], rows: Sequence[Row]) -> Figure:
             zorder=3,
         )
     figure.colorbar(drawn, label="training time, s (darker: longer)")
-    _claim_line(axes, found)
-    _batch_axis(axes, found)
-    axes.set_xlabel(f"ε at δ = {rows[0]['config']['delta']:g} (PLD)")
-    axes.set_ylabel("test accuracy, %")
-    axes.grid(color="#d9d9d9", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, axes, found)
-    axes.set_title("Accuracy against ε by batch size (area: steps, colour: time)", loc="left", fontsize=11)
-    return figure
 
 
 def _legend(figure: Figure, axes: Axes, found: Sequence[Row]) -> None:

@@ -16,6 +16,7 @@ from adadpigu.config import merge
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
 from adadpigu.reproduce.keeping import tabled
+from adadpigu.reproduce.pruning_runs import seeds_told
 from adadpigu.reproduce.stand_in import quick_config, told
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EPSILON = 4.0
+SEEDS = 3
 SCORES = ("absolute", "signed", "energy")
 RETENTIONS = (0.6, 0.3)
 SHARES = ("kept", "most", "held", "layered", "chance")
@@ -49,7 +51,7 @@ def jobs(scale: Scale) -> list[Job]:
         )
         for retention in RETENTIONS[: 1 if scale.quick else None]
         for score in SCORES
-        for seed in scale.runs(3)
+        for seed in scale.runs(SEEDS)
     ]
 
 
@@ -62,7 +64,7 @@ def _options(score: str, retention: float, first: int) -> dict[str, Any]:
 
 
 def summed_up(rows: Sequence[Row]) -> list[Row]:
-    """A row for each retention, score and look: mean and standard deviation of every share over the seeds."""
+    """A row for each retention, score and look: mean and standard deviation (None: one seed) of every share."""
     groups: dict[tuple[float, str, int], list[Row]] = {}
     for row in sorted(rows, key=lambda row: int(row["seed"])):
         options = row["config"]["method_options"]
@@ -78,7 +80,7 @@ def _summary(key: tuple[float, str, int], looks: Sequence[Row]) -> Row:
         values = [look[name] for look in looks]
         measured = None not in values
         shares[name] = fmean(values) if measured else None
-        shares[f"{name}_std"] = (stdev(values) if len(values) > 1 else 0.0) if measured else None
+        shares[f"{name}_std"] = stdev(values) if measured and len(values) > 1 else None
     first = looks[0]
     return {
         "retention": -key[0],
@@ -125,7 +127,7 @@ def _masked_means(seen: Sequence[Row]) -> Row | None:
 
 
 def draw(rows: Sequence[Row]) -> Drawn:
-    """The table of means over stage 2, whether importance beats chance, and the course of it over the steps."""
+    """The table of means over stage 2, in how many seeds a mask keeps more than chance, and the course over steps."""
     overall, course = over_training(rows), summed_up(rows)
     head = [
         "r",
@@ -159,15 +161,15 @@ def _protocol(rows: Sequence[Row]) -> str:
     config, last = merge(rows[0]["config"]), rows[0]["seen"][-1]
     options = config.method_options
     devices = sorted({row["device"] for row in rows})
-    seeds = sorted({row["seed"] for row in rows})
+    seeds = seeds_told(rows, SEEDS if config.steps == _FULL["steps"] else None)
     return (
         f"α = ‖m ⊙ u‖²/‖u‖² of the mean gradient u of {last['records']:,} training records at the weights of a step: "
-        f"mean over the looks of stage 2 (every {config.evaluate_every} steps), ± standard deviation over {len(seeds)} "
-        f"seed(s). AdaDPIGU on {config.dataset}, {config.model} ({last['parameters']:,} parameters), ε = {EPSILON:g} "
-        f"by PLD at δ = {config.delta:g}, Poisson batches of {config.batch_size} on average, {config.steps:,} steps of "
-        f"which {options['importance_steps']} are stage 1, C = {options['clip_norm']}, learning rate {config.lr:g}, "
-        f"weights of the step itself, not averaged; {', '.join(devices)}. In stage 1 there is no mask: all is kept. "
-        "The paper prints no figure of this."
+        f"mean over the looks of stage 2 (every {config.evaluate_every} steps), ± standard deviation over seeds "
+        f"({seeds} a setting). AdaDPIGU on {config.dataset}, {config.model} ({last['parameters']:,} parameters), "
+        f"ε = {EPSILON:g} by PLD at δ = {config.delta:g}, Poisson batches of {config.batch_size} on average, "
+        f"{config.steps:,} steps of which {options['importance_steps']} are stage 1, C = {options['clip_norm']}, "
+        f"learning rate {config.lr:g}, weights of the step itself, not averaged; {', '.join(devices)}. In stage 1 "
+        "there is no mask: all is kept. The paper prints no figure of this."
     )
 
 
@@ -175,17 +177,25 @@ def _notes(rows: Sequence[Row], overall: Sequence[Row]) -> list[str]:
     notes = []
     if (stand_in := told(rows[0]["config"], "mnist")) is not None:
         notes.append(f"{stand_in}.")
-    missing = [r for r in RETENTIONS if r not in {line["retention"] for line in overall}]
-    if missing:
-        notes.append(f"Not measured: r = {', '.join(f'{r:g}' for r in missing)}.")
+    notes += _gaps_in(overall)
     notes += [_verdict(line) for line in overall]
     if overall:
-        notes += [_ageing(overall), _lemma(overall)]
+        notes += [_caution(overall), _ageing(overall), _lemma(overall)]
+    return notes
+
+
+def _gaps_in(overall: Sequence[Row]) -> list[str]:
+    there = {r: [line["score"] for line in overall if line["retention"] == r] for r in RETENTIONS}
+    missing = [f"{r:g}" for r, scores in there.items() if not scores]
+    notes = [f"Not measured: r = {', '.join(missing)}."] if missing else []
+    for r, scores in there.items():
+        if scores and (without := [score for score in SCORES if score not in scores]):
+            notes.append(f"Not measured at r = {r:g}: {', '.join(without)}.")
     return notes
 
 
 def _verdict(line: Row) -> str:
-    """Whether the ranking beats chance, and whether it does so by more than knowing the layers."""
+    """In how many seeds the ranking keeps more than chance, and more than knowing the layers would."""
     kept, chance, most = (fmean(_values(line, name)) for name in ("kept", "chance", "most"))
     way = f", {100 * (kept - chance) / (most - chance):.0f} % of the way to the most possible" if kept > chance else ""
     return (
@@ -198,6 +208,15 @@ def _verdict(line: Row) -> str:
 def _compared(line: Row, other: str) -> str:
     pairs = zip(_values(line, "kept"), _values(line, other), strict=True)
     return f"in {sum(kept > beside for kept, beside in pairs)} of {line['seeds']} seeds more than"
+
+
+def _caution(overall: Sequence[Row]) -> str:
+    """How easily all seeds agree: a mask that is neither better nor worse keeps more in half of them."""
+    least = min(int(line["seeds"]) for line in overall)
+    return (
+        f"These are counts and no test: with {least} seed{'' if least == 1 else 's'}, a mask that is no better would "
+        f"still keep more in every one with probability {0.5**least:.2g}."
+    )
 
 
 def _ageing(overall: Sequence[Row]) -> str:
@@ -269,8 +288,8 @@ def _panel(axes: Axes, lines: Sequence[Row]) -> None:
 def _curve(axes: Axes, lines: Sequence[Row], score: str) -> None:
     """What the run's mask keeps over the steps, with a band of a standard deviation over the seeds."""
     steps = [line["step"] for line in lines]
-    low = [100 * (line["kept"] - line["kept_std"]) for line in lines]
-    high = [100 * (line["kept"] + line["kept_std"]) for line in lines]
+    low = [100 * (line["kept"] - (line["kept_std"] or 0.0)) for line in lines]
+    high = [100 * (line["kept"] + (line["kept_std"] or 0.0)) for line in lines]
     kept = [100 * line["kept"] for line in lines]
     axes.plot(steps, kept, color=_COLOURS[score], label=f"importance, {score}", linewidth=1.4)
     axes.fill_between(steps, low, high, color=_COLOURS[score], alpha=0.15, linewidth=0)

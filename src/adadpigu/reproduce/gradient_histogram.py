@@ -16,6 +16,7 @@ from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
 from adadpigu.reproduce.keeping import tabled
+from adadpigu.reproduce.pruning_runs import seeds_told
 from adadpigu.reproduce.stand_in import quick_config, told
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EPSILON = 4.0
+SEEDS = 3
 EPOCH = 5
 METHODS = {"sgd": "SGD, not private", "dpsgd": "DP-SGD", "adadpigu": "AdaDPIGU"}
 KINDS = {"single": "single records", "mean": "mean of the records", "clipped": "mean of clipped ones"}
@@ -33,6 +35,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "adadpigu": {"lr": 3.0, "epsilon": EPSILON, "method_options": {"clip_norm": 0.1, "retention": 0.6}},
 }
 _BOUND = 0.01
+_STEPS = 1200
 
 
 def jobs(scale: Scale) -> list[Job]:
@@ -40,17 +43,17 @@ def jobs(scale: Scale) -> list[Job]:
     if scale.quick:
         base = {**quick_config("mnist", "mnist-cnn"), "steps": 60, "evaluate_every": 60}
     else:
-        base = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 1000, "steps": 1200, "evaluate_every": 300}
+        base = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 1000, "steps": _STEPS, "evaluate_every": 300}
     base |= {"momentum": 0.9, "diagnostics": True}
     return [
         Job(f"gradient-histogram/{method}", {**base, "method": method, **options}, seed, look="gradient-values")
         for method, options in _OPTIONS.items()
-        for seed in scale.runs(3)
+        for seed in scale.runs(SEEDS)
     ]
 
 
 def summed_up(rows: Sequence[Row]) -> list[Row]:
-    """A row for each method, look and kind of gradient: mean and spread over the seeds."""
+    """A row for each method, look and kind of gradient: mean and spread (None: one seed) over the seeds."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in sorted(rows, key=lambda row: int(row["seed"])):
         for seen in row["seen"]:
@@ -76,7 +79,7 @@ def _summary(method: str, step: int, kind: str, looks: Sequence[Row]) -> Row:
         "step": step,
         "epoch": first["epoch"],
         "mean": fmean(within),
-        "std": stdev(within) if len(within) > 1 else 0.0,
+        "std": stdev(within) if len(within) > 1 else None,
         "seeds": len(within),
         "claim": paper.SMALL_GRADIENTS,
         "held_by": 100 * fmean(part["held_by"] for part in parts),
@@ -134,7 +137,7 @@ def _last(lines: Sequence[Row], like: Row) -> Row:
 
 
 def _share(line: Row) -> str:
-    spread = f" ± {line['std']:.2f}" if line["seeds"] > 1 else ""
+    spread = "" if line["std"] is None else f" ± {line['std']:.2f}"
     return f"{line['mean']:.2f}{spread} %"
 
 
@@ -150,7 +153,7 @@ def _protocol(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
     devices = sorted({row["device"] for row in rows})
     when = sorted({f"step {line['step']} (epoch {line['epoch']:.3g})" for line in chosen})
     end = max(look["epoch"] for row in rows for look in row["seen"])
-    seeds = sorted({line["seeds"] for line in chosen})
+    seeds = seeds_told(rows, SEEDS if config.steps == _STEPS else None)
     retentions = {row["config"]["method_options"].get("retention") for row in rows} - {None}
     kept = ", ".join(f"{100 * retention:g} %" for retention in sorted(retentions)) or "none"
     return (
@@ -158,7 +161,7 @@ def _protocol(rows: Sequence[Row], chosen: Sequence[Row]) -> str:
         f"is epoch {end:.3g}. Looked at are {first['records']:,} training records, at the weights of that step, not "
         f"averaged. Poisson batches of {config.batch_size} on average. The private runs spend ε = {EPSILON:g} by PLD "
         f"over all their steps, at δ = {config.delta:g}; AdaDPIGU keeps {kept} of the coordinates once it "
-        f"has ranked them. Mean ± standard deviation over {' or '.join(map(str, seeds))} seed(s); {', '.join(devices)}."
+        f"has ranked them. Mean ± standard deviation over seeds ({seeds} a method); {', '.join(devices)}."
     )
 
 

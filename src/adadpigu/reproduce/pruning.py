@@ -108,11 +108,8 @@ def _sweep_table(found: Sequence[Row]) -> str:
 def _page(title: str, about: str, rows: Sequence[Row], table: str, lines: Sequence[str]) -> str:
     stand_in = told(rows[0]["config"], "mnist")
     first = "" if stand_in is None else f"{stand_in}.\n\n"
-    return (
-        f"{title}\n\n{first}{about} {protocol(rows, SEEDS)}\n\n{table}\n\n"
-        + "\n".join(f"- {line}" for line in lines)
-        + "\n"
-    )
+    listed = "\n".join(f"- {line}" for line in lines)
+    return f"{title}\n\n{first}{about} {protocol(rows, SEEDS)}\n\n{table}\n\n{listed}\n"
 
 
 def _place(rate: float | None) -> str:
@@ -167,6 +164,8 @@ def _range(values: Sequence[float]) -> str:
 
 def _ties(values: Mapping[Any, Mapping[int, float]], chosen: float | None) -> str:
     """Which others the seeds do not tell apart from the one that comes out first."""
+    if max(map(len, values.values())) == 1:
+        return f"One seed: no noise is known, so none is told apart from {rate_name(chosen)}."
     tied = not_told_apart(values, chosen)
     if not tied:
         return f"Its seeds tell {rate_name(chosen)} apart from all others (own 95 % intervals, not corrected)."

@@ -118,7 +118,7 @@ def _means(axes: Axes, found: Sequence[Row], pruned: Sequence[Row]) -> None:
     axes.errorbar(rates, means, spread, fmt="o-", color=_ACCURACY, ms=4, label=name)
     for row in found:
         if row["pruning_rate"] is BASELINE:
-            name = "DP-SGD (band: ± standard deviation)" if row["std"] else "DP-SGD (one seed)"
+            name = "DP-SGD (band: ± standard deviation)" if row["std"] is not None else "DP-SGD (one seed)"
             axes.axhline(row["mean"], color="black", linestyle="--", linewidth=1, label=name)
             spread_of = row["std"] or 0.0
             axes.axhspan(row["mean"] - spread_of, row["mean"] + spread_of, color="black", alpha=0.1, linewidth=0)
@@ -142,8 +142,10 @@ def _differences(axes: Axes, compared: Sequence[Row]) -> None:
             reach = [0.0 if row["low"] is None else row["high"] - row["difference"] for row in here]
             places, values = [row["pruning_rate"] for row in here], [row["difference"] for row in here]
             axes.errorbar(places, values, reach, fmt="o", color=colour, mfc=face, ms=5, capsize=2, label=name)
-            axes.legend(fontsize=8, frameon=False, loc="lower left")
     axes.axhline(0, color="black", linestyle="--", linewidth=1)
-    bars = "bars: 95 % intervals, each by itself" if any(row["low"] is not None for row in compared) else "one seed"
-    axes.set_ylabel(f"minus DP-SGD, points ({bars})")
+    if compared:
+        known = any(row["low"] is not None for row in compared)
+        bars = "bars: 95 % intervals, each by itself" if known else "one seed: no intervals"
+        axes.legend(fontsize=8, frameon=False, loc="lower left", title=bars, title_fontsize=8, alignment="left")
+    axes.set_ylabel("minus DP-SGD, points")
     axes.set_title("Difference, paired over seeds", loc="left", fontsize=11)

@@ -149,8 +149,10 @@ def sweep(runs: Runs) -> list[Row]:
     Rate 0 is DP-SGD by construction: its difference is told, but asks nothing, so no test is spent on it.
     """
     means = {rate: late_means(found) for rate, found in runs.items()}
-    differences = {rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE}
-    family = {rate: found for rate, found in differences.items() if rate}
+    differences: dict[float | None, Paired | None] = {
+        rate: paired(mean, means.get(BASELINE, {})) for rate, mean in means.items() if rate is not BASELINE
+    }
+    family: dict[float | None, Paired | None] = {rate: found for rate, found in differences.items() if rate}
     p, bounds = corrected(family), shown_from(family)
     return [
         {

@@ -1,4 +1,4 @@
-"""The table and the figure of docs/theory.md, from the rows of `measured`: six claims, each against what happened."""
+"""The table and the figure that docs/theory.md links, from the rows of `measured`: six claims against what happened."""
 
 from __future__ import annotations
 

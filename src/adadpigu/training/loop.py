@@ -16,10 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
-from adadpigu.accounting import Ledger, PrivacyReport, epsilon_curve
-from adadpigu.accounting.accountants import quick_epsilon
+from adadpigu.accounting import Ledger, PrivacyReport
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.beside import join
 from adadpigu.diagnostics import Diagnostics
@@ -37,9 +34,10 @@ from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.preparation import Preparation, trained_models
 from adadpigu.training.recording import recorded_steps
 from adadpigu.training.reporting import RAN_OUT, report_on
-from adadpigu.training.run import Facts, Metrics, Observer, Run, RunFolder
+from adadpigu.training.run import Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
 from adadpigu.training.stopping import StopRequest, undisturbed
+from adadpigu.training.telling import Telling
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -80,7 +78,6 @@ class Session:
         self._shared = shared
         self._ledger = ledger
         self._randomness = randomness
-        self._observers = observers if store is None else [*observers, store]
         self._store = store
         self._layout = prepared.engine.layout
         self._diagnostics = _diagnostics(prepared, None if store is None else store.path)
@@ -99,6 +96,8 @@ class Session:
         )
         self._learned = Learned(prepared, None if checkpoint is None else checkpoint.state)
         self._optimiser, self._running = self._learned.optimiser, self._learned.running
+        watching = observers if store is None else [*observers, store]
+        self._telling = Telling(prepared, ledger, randomness, self._running, watching)
         self._parameters = self._optimiser.weights
         self._average = self._learned.average
         self._start = self._parameters.clone()
@@ -106,10 +105,8 @@ class Session:
         self._steps = recorded_steps(
             prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
         )
-        self._metrics: list[Metrics] = []
         self._done, self._started = 0, 0.0
         self._end: End = "interrupted"
-        self._look_after: dict[int, float | None] = {}
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
         self._confessed = False
@@ -148,7 +145,7 @@ class Session:
     def begin(self) -> None:
         """Tells observers, before the first step."""
         self._started = time.perf_counter()
-        self._tell_begin()
+        self._telling.begin(self._done)
         self._p.model.train()
 
     def fail(self, error: BaseException) -> None:
@@ -187,13 +184,12 @@ class Session:
             steps=self._p.plan.steps,
             steps_done=self._done,
             seconds=time.perf_counter() - self._started,
-            metrics=tuple(self._metrics),
+            metrics=tuple(self._telling.metrics),
             interrupted=interrupted,
             execution=self._steps.description,
             folder=None if self._store is None else self._store.path,
         )
-        for observer in self._observers:
-            observer.end(run)
+        self._telling.end(run)
         return run
 
     def _report(self, interrupted: bool) -> PrivacyReport:
@@ -220,7 +216,7 @@ class Session:
 
         Where there are no more, `_end` says why: the plan is done, a stop was asked for, or nothing is left to spend.
         """
-        self._look_after, before = self._looks(), 0
+        before = 0
         for number, stage in enumerate(self._p.stages):
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
@@ -248,7 +244,7 @@ class Session:
         """What follows each step."""
         self._done += 1
         self._confess()
-        self._tell_step(self._p.stages[stage].name)
+        self._telling.step(self._done, self._p.stages[stage].name, self._look)
         self._save_if_due()
 
     def _last_of_its_kind(self, number: int) -> bool:
@@ -289,7 +285,7 @@ class Session:
                 step=self._done,
                 run=str(self._ledger.facts["run"]),
                 ledger=self._ledger.head,
-                metrics=tuple(asdict(metrics) for metrics in self._metrics),
+                metrics=tuple(asdict(metrics) for metrics in self._telling.metrics),
                 state=self._learned.state(),
             )
         )
@@ -297,7 +293,7 @@ class Session:
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Takes how far the run was; what it had learned is there already."""
-        self._metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
+        self._telling.metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
         self._done = checkpoint.step
 
     def _normalise(self) -> None:
@@ -369,71 +365,14 @@ class Session:
         test = self._p.data.test
         return None if test is None else accuracy(self._p.shown_model(), test, device=self._p.device)
 
-    def _looks(self) -> dict[int, float | None]:
-        """After which steps the test set is looked at, and the ε spent by then."""
-        steps = self._p.plan.steps
-        every = self._p.options.evaluate_every or max(1, -(-steps // 20))
-        at = sorted({*range(every, steps + 1, every), steps})
-        if not (self._p.method.private and self._randomness.private):
-            return dict.fromkeys(at)
-        return dict(zip(at, epsilon_curve(self._p.plan, self._p.delta, at), strict=True))
-
-    def _tell_begin(self) -> None:
-        p = self._p
-        facts = Facts(
-            dataset=p.data.name,
-            method=p.method.name,
-            parameters=self._layout.size,
-            steps=p.plan.steps,
-            noise_multiplier=p.noise_multiplier,
-            sample_rate=p.sample_rate,
-            epsilon=p.epsilons["pld"] if p.method.private else None,
-            delta=p.delta,
-            engine=p.engine.reason,
-            warnings=p.warnings,
-            steps_done=self._done,
-            steps_charged=sum(life.steps for life in self._ledger.lives()),
-            secret=self._randomness.private,
-        )
-        for observer in self._observers:
-            observer.begin(facts)
-
-    def _tell_step(self, stage: str) -> None:
-        look = self._done in self._look_after
-        test: float | None = None
-        if look and self._p.data.test is not None:
-            self._keep_weights()
-            test = self._accuracy()
-            self._layout.write(self._p.model, self._parameters)
-        metrics = Metrics(
-            step=self._done,
-            steps=self._p.plan.steps,
-            stage=stage,
-            epsilon=self._spent() if look else None,
-            test_accuracy=test,
-            active=self._running.active_share,
-            mask=self._mask_by_layer() if look else {},
-        )
-        if look:
-            self._metrics.append(metrics)
-        for observer in self._observers:
-            observer.update(metrics)
-
-    def _spent(self) -> float | None:
-        """ε so far; of a run that was resumed, with what was charged for steps that were repeated."""
-        planned = self._look_after[self._done]
-        if not self._resumed or planned is None:
-            return planned
-        return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])
-
-    def _mask_by_layer(self) -> dict[str, float]:
-        active = self._running.active
-        if active is None:
-            return {layer or "model": 1.0 for layer in self._layout.layers()}
-        index = self._layout.layer_index()
-        kept = torch.bincount(index[active.cpu()], minlength=int(index.max()) + 1)
-        shares = kept / torch.bincount(index)
-        return {layer or "model": float(share) for layer, share in zip(self._layout.layers(), shares, strict=True)}
+    def _look(self) -> float | None:
+        """Test accuracy of the weights that would be kept now."""
+        if self._p.data.test is None:
+            return None
+        self._keep_weights()
+        found = self._accuracy()
+        self._layout.write(self._p.model, self._parameters)
+        return found
 
 
 def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:
