@@ -2,7 +2,7 @@
 
     python experiments/choose_rates.py results/paper/ablation-tuning.jsonl
 
-A variant whose grid is not complete gets none, and is told on standard error; its net is then not tested.
+A net of which a grid is not complete keeps the rates it has, and is told on standard error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from adadpigu.errors import InputError
-from adadpigu.reproduce.ablation_tuning import RATES_FILE, choose, written
+from adadpigu.reproduce.ablation_tuning import RATES_FILE, choose, read_rates, written
 from adadpigu.reproduce.ablation_variants import NETS
 from adadpigu.reproduce.keeping import read_rows
 
@@ -25,16 +25,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FILE, help="[the file in the package]")
     given = parser.parse_args()
     try:
-        rates = choose(read_rows(given.rows))
+        chosen = choose(read_rows(given.rows))
     except InputError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     missing = [
-        f"{net.name}/{name}" for net in NETS.values() for name in net.variants if name not in rates.get(net.name, {})
+        f"{net.name}/{name}" for net in NETS.values() for name in net.variants if name not in chosen.get(net.name, {})
     ]
+    whole = [net.name for net in NETS.values() if not any(name.startswith(f"{net.name}/") for name in missing)]
     if missing:
         sys.stderr.write(f"no complete grid: {', '.join(missing)}\n")
-    given.out.write_text(written(rates), encoding="utf-8")
+    given.out.write_text(written({**read_rates(), **{net: chosen[net] for net in whole}}), encoding="utf-8")
     return 1 if missing else 0
 
 

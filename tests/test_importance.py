@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,6 +30,15 @@ def test_scores_are_the_stated_means_of_releases(
         importance.update(release(row[None]))
     torch.testing.assert_close(importance.scores, expected.double())
     assert importance.ranking().tolist() == rank(expected).tolist()
+
+
+def test_random_scores_are_drawn_before_training_and_no_release_moves_them(release: Callable[..., Release]) -> None:
+    one, same, other = (Importance(50, "random", chance=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    before = one.ranking().tolist()
+    one.update(release(torch.arange(50.0)[None]))
+    assert one.ranking().tolist() == before == same.ranking().tolist()
+    assert before != other.ranking().tolist()
+    assert sorted(before) == list(range(50))
 
 
 def test_ties_are_broken_by_index() -> None:

@@ -2,7 +2,8 @@
 
     absolute  s_j = Σ_t |g̃_tj| / T_pre      signed  s_j = |Σ_t g̃_tj| / T_pre      energy  s_j = Σ_t g̃_tj² / T_pre
 
-The published code sums the un-noised gradient; here nothing but a `Release` is taken.
+The published code sums the un-noised gradient; here nothing but a `Release` is taken. `random` looks at none: scores
+are drawn before training, so that one sees what importance is worth.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,24 +22,34 @@ from adadpigu.layout import Layout
 from adadpigu.mechanism import Release, look
 from adadpigu.state import State
 
-Score = Literal["absolute", "signed", "energy"]
+Score = Literal["absolute", "signed", "energy", "random"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
 
 _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
     "absolute": torch.Tensor.abs,
     "signed": lambda gradient: gradient,
     "energy": torch.Tensor.square,
+    "random": torch.zeros_like,
 }
 
 
 class Importance:
     """Accumulates a score for each coordinate from noisy mean gradients."""
 
-    def __init__(self, size: int, score: Score = "absolute", device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        score: Score = "absolute",
+        device: torch.device | None = None,
+        chance: np.random.Generator | None = None,
+    ) -> None:
+        """`chance` draws the public scores of `random`."""
         if score not in _TERMS:
             raise InputError(f"score={score!r} is not one of {', '.join(get_args(Score))}")
         self._term = _TERMS[score]
         self._sum = torch.zeros(size, dtype=torch.float64, device=device)
+        if score == "random":
+            self._sum += torch.from_numpy((chance or np.random.default_rng()).random(size)).to(self._sum.device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:

@@ -113,7 +113,7 @@ class _Running(Running):
         self._options = options
         self._batch_size = setting.batch_size
         self._layers = setting.layout.layer_index().to(device)
-        self._importance = Importance(size, options.score, device)
+        self._importance = Importance(size, options.score, device, setting.chance(0))
         self._power = LayerPower(self._layers)
         self._schedule = options._mask_schedule()
         self._mask = GrowingMask(setting.layout, device)

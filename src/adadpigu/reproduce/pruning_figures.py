@@ -98,7 +98,7 @@ def sweep_figure(found: Sequence[Row]) -> Figure:
     """The late mean by rate beside DP-SGD's, and the paired differences between them, each with what its bars are."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4.2), layout="constrained")
+    figure = Figure(figsize=(9, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     pruned = [row for row in found if row["pruning_rate"] is not BASELINE]
     _means(left, found, pruned)
@@ -125,8 +125,14 @@ def _means(axes: Axes, found: Sequence[Row], pruned: Sequence[Row]) -> None:
         if row["claim"] is not None:
             axes.axhline(row["claim"], color=_CLAIM, linestyle=":", label=f"paper's DP-SGD, {row['claim']:g}")
     axes.set_ylabel("test accuracy, %, mean of the late epochs")
-    axes.legend(fontsize=8, frameon=False, loc="lower left")
+    _legend_below(axes, None)
     axes.set_title("Accuracy by pruning rate", loc="left", fontsize=11)
+
+
+def _legend_below(axes: Axes, title: str | None) -> None:
+    """Under the labels of the axis: within the panel some course of the points would always cross it."""
+    look: dict[str, Any] = {"fontsize": 8, "frameon": False, "alignment": "left", "title_fontsize": 8}
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), title=title, **look)
 
 
 def _differences(axes: Axes, compared: Sequence[Row]) -> None:
@@ -146,6 +152,6 @@ def _differences(axes: Axes, compared: Sequence[Row]) -> None:
     if compared:
         known = any(row["low"] is not None for row in compared)
         bars = "bars: 95 % intervals, each by itself" if known else "one seed: no intervals"
-        axes.legend(fontsize=8, frameon=False, loc="lower left", title=bars, title_fontsize=8, alignment="left")
+        _legend_below(axes, bars)
     axes.set_ylabel("minus DP-SGD, points")
     axes.set_title("Difference, paired over seeds", loc="left", fontsize=11)
