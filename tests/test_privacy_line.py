@@ -140,7 +140,7 @@ def test_only_modules_on_the_line_open_boxes_or_mint_releases() -> None:
             assert "_MINT" not in names | attributes, module
         drawing = {"mechanism", "randomness", "gradients/mixing", "gradients/probing"}
         drawing |= {"audit/canaries", "audit/coins", "audit/listening"}  # they pass on what a generator draws
-        # Elsewhere: where weights start, the noise of other trainers on random records, problems made of random numbers.
+        # Elsewhere: where weights start, noise of other trainers on random records, problems made of random numbers.
         elsewhere = module == "models/standardised" or (module.startswith("bench/") and module.endswith("_peer"))
         elsewhere |= module in {"theory/known_problems", "theory/measured"}
         if module not in drawing and not elsewhere:
