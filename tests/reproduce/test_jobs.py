@@ -22,6 +22,7 @@ from adadpigu.reproduce.crew import Crew
 from adadpigu.reproduce.jobs import Job, key_of, run_job
 from adadpigu.reproduce.looks import TrainingAccuracy, looking
 from adadpigu.training.configured import configured
+from adadpigu.training.telling import Telling
 
 TINY = {"dataset": "digits", "method": "sgd", "model": "linear", "steps": 2, "batch_size": 64, "lr": 0.1}
 PRIVATE = {**TINY, "method": "dpsgd", "epsilon": 8.0}
@@ -85,6 +86,16 @@ def test_training_accuracy_is_that_of_the_last_weights_on_training_records() -> 
         right = (run.model(inputs).argmax(1) == targets).float().mean()
     assert look.seen == [{"step": 3, "training_accuracy": pytest.approx(float(right))}]
     assert run.privacy.diagnostics_exposed
+
+
+def test_an_interrupted_run_is_no_result_and_no_job_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    monkeypatch.setattr(Telling, "begin", lambda _, done: begun.append(done))
+    monkeypatch.setattr(Telling, "step", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        list(Crew(device="cpu").run([Job("a", {**TINY, "steps": 5}, 0), Job("a", TINY, 1)]))
+    assert len(begun) == 1
 
 
 def test_a_crew_gives_every_job_a_row_and_tells_what_failed() -> None:

@@ -72,6 +72,8 @@ def run_job(job: Job, device: str) -> Row:
     start = time.perf_counter()
     prepared, look = looking(job.look, configured(settings, data))
     run = train_prepared(prepared, observers=[] if look is None else [look])
+    if run.interrupted:  # asked to stop, it ended as it should; but it is no result, and no other job may follow
+        raise KeyboardInterrupt
     row: Row = {
         **job.key(),
         "accuracy": run.accuracy,
