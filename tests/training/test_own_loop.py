@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,13 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(5, 4)
         self.last = nn.Linear(4, 3)
+        self.centre = False
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.last(torch.tanh(self.first(x)))
+        hidden = self.first(x)
+        if self.centre:  # no record would be alone in it
+            hidden = hidden - hidden.mean(0)
+        output: Tensor = self.last(torch.tanh(hidden))
         return output
 
 
@@ -167,6 +172,53 @@ def _own_gradient(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateB
     optimizer.step()
 
 
+def _second_optimizer(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    other = torch.optim.SGD(net.parameters(), lr=0.1)
+    F.cross_entropy(net(data()[0]), data()[1]).backward()  # type: ignore[no-untyped-call]
+    other.step()
+
+
+def _written_in_place(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    assert net.first.weight.grad is not None
+    net.first.weight.grad.data.copy_(torch.ones(4, 5))  # its version counter does not move
+    optimizer.step()
+
+
+def _hooks_cleared(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    optimizer._optimizer_step_pre_hooks.clear()
+    optimizer.step()
+
+
+def _another_parameter(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    batch.backward()
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    optimizer.step()
+
+
+def _records_mixed(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    net.centre = True
+    batch.backward()
+
+
+def _layer_replaced(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    net.last = nn.Linear(4, 3)
+    batch.backward()
+
+
+def _evaluation_mode(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    net.eval()
+    batch.backward()
+
+
+def _swallowed(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
+    net.centre = True
+    with contextlib.suppress(ad.AdaDPIGUError):
+        batch.backward()
+    optimizer.step()
+
+
 def _closure(net: Net, optimizer: torch.optim.Optimizer, batch: ad.PrivateBatch) -> None:
     batch.backward()
     optimizer.step(lambda: 0.0)
@@ -186,7 +238,15 @@ def _forgotten_step(net: Net, optimizer: torch.optim.Optimizer, batch: ad.Privat
         (_two_steps, r"optimizer.step\(\) twice on one release"),
         (_step_first, r"optimizer.step\(\) before batch.backward\(\)"),
         (_backward_twice, r"backward\(\) on a batch that was released"),
-        (_own_backward, r"first.weight.grad is not what batch.backward\(\) released"),
+        (_own_backward, "a backward pass of your own reached a parameter's grad"),
+        (_second_optimizer, "a backward pass of your own reached a parameter's grad"),
+        (_written_in_place, r"first.weight.grad is not what batch.backward\(\) released"),
+        (_hooks_cleared, "without the loop's check before it"),
+        (_another_parameter, r"parameter 0 of group 1, of shape \(2,\), is not the model's"),
+        (_records_mixed, "the model has changed at 'centre' since the loop began"),
+        (_layer_replaced, "parameter 'last.weight' is another|the model has changed at 'last'"),
+        (_evaluation_mode, "or is in evaluation mode there"),
+        (_swallowed, r"step 1: batch.backward\(\) has failed, and the run with it"),
         (_own_gradient, r"first.weight.grad is not what batch.backward\(\) released"),
         (_closure, r"optimizer.step\(closure\)"),
         (_forgotten_backward, r"step 1: batch.backward\(\) was not called"),
@@ -206,7 +266,9 @@ def test_misuse_is_refused_by_name_and_the_run_reports_what_it_spent(body: Body,
         trained()
     assert (tmp_path / "run" / "privacy.json").exists()
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), start.parameters(), strict=True))
+    if body is not _layer_replaced:
+        assert all(torch.equal(a, b) for a, b in zip(net.parameters(), start.parameters(), strict=True))
+    assert all(p.grad is None for p in net.parameters())
     optimizer.step()  # the optimiser is the user's again
 
 
@@ -225,6 +287,51 @@ def test_a_loop_that_is_left_early_claims_its_whole_plan(tmp_path: Path) -> None
     assert run.epsilon == loop.epsilon > run.privacy.epsilon_spent
     with pytest.raises(ad.InputError, match="gone through once"):
         next(iter(loop))
+
+
+def test_a_failure_is_reported_as_one_also_without_a_with(tmp_path: Path) -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def trained() -> None:
+        for count, batch in enumerate(loop_for(net, optimizer, out=tmp_path / "run")):
+            net.centre = count == 1
+            batch.backward()
+            optimizer.step()
+
+    with pytest.raises(ad.ModelError, match="centre"):
+        trained()
+    told = (tmp_path / "run" / "privacy.json").read_text()
+    assert "that the run failed, and when" in told
+    assert "the loop was the user's own" in told
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_model_is_in_one_loop_at_a_time_and_the_next_one_warns() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    first = loop_for(net, optimizer)
+    with pytest.raises(ad.InputError, match="in another private loop that has not ended"):
+        loop_for(net, torch.optim.SGD(net.parameters(), lr=0.5))
+    with pytest.raises(ad.InputError, match="in another private loop that has not ended"):
+        loop_for(nn.Sequential(net), torch.optim.SGD(net.parameters(), lr=0.5))
+    for batch in first:
+        batch.backward()
+        optimizer.step()
+    second = loop_for(net, optimizer)
+    assert any("trained before in this process" in warning for warning in second.finish().privacy.warnings)
+
+
+def test_what_the_user_does_to_weights_after_a_step_is_kept() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=5.0)
+    for batch in loop_for(net, optimizer, test=(torch.ones(9, 5), data()[1][:9]), evaluate_every=1):
+        batch.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.clamp_(-0.1, 0.1)
+    assert all(bool((parameter.abs() <= 0.1).all()) for parameter in net.parameters())
 
 
 @pytest.mark.parametrize(
@@ -246,5 +353,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     net, stranger = model(), nn.Linear(2, 2)
     with pytest.raises(ad.InputError, match=r"parameter 0 of group 0, of shape \(2, 2\), is not the model's"):
         loop_for(net, torch.optim.SGD(stranger.parameters(), lr=0.5))
+    with pytest.raises(ad.InputError, match=r"optimizer does not hold parameter 'last.bias', which is trained"):
+        loop_for(net, torch.optim.SGD([*net.first.parameters(), net.last.weight], lr=0.5))
     with pytest.raises(ad.InputError, match="LBFGS"):
         loop_for(net, torch.optim.LBFGS(net.parameters()))

@@ -142,6 +142,14 @@ class Session:
         """Steps that were taken."""
         return self._done
 
+    def confess(self, text: str) -> None:
+        """Has every statement of the run name something that the guarantee does not cover."""
+        self._ledger.confess(text)
+
+    def refresh(self) -> None:
+        """Takes the weights as they are in the model, where others than the optimiser may have written to them."""
+        self._optimiser.refresh()
+
     def begin(self) -> None:
         """Tells observers, before the first step."""
         self._started = time.perf_counter()
