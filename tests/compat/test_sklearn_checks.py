@@ -6,16 +6,16 @@ Everything else is the estimators' own code.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
+from unittest import SkipTest
 
 import numpy as np
 import pytest
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils import estimator_checks
 
 from adadpigu import train
 from adadpigu.compat.sklearn import EXEMPT, AdaDPIGUClassifier, AdaDPIGURegressor, estimator
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {"epsilon": 100.0, "epochs": 5, "lr": 1.0, "method": "dpsgd", "model": "linear"}
 
 
-@contextmanager
+@contextlib.contextmanager
 def declaring(target: Any, **facts: object) -> Iterator[None]:
     """Within it an estimator's arguments are these; they are put back, since fit may not change them."""
     before = {name: getattr(target, name) for name in facts}
@@ -79,7 +79,7 @@ class RepeatableRegressor(Repeatable, Regressor):
 def outcomes(subject: Any) -> dict[str, list[str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        results = check_estimator(subject, on_fail=None, on_skip=None, expected_failed_checks=EXEMPT)
+        results = estimator_checks.check_estimator(subject, on_fail=None, on_skip=None, expected_failed_checks=EXEMPT)
     found: dict[str, list[str]] = {}
     for result in results:
         why = f"{result['check_name']}: {result['exception']}" if result["status"] == "failed" else ""
@@ -95,23 +95,24 @@ def test_with_noise_held_fixed_every_check_passes(kind: type[Any], monkeypatch: 
     monkeypatch.setattr(estimator, "train", repeatable)
     found = outcomes(kind(**SETTINGS))
     assert found.keys() <= {"passed", "skipped"}, found
-    # the one needs SCIPY_ARRAY_API, the other pandas, after its own comparison has passed
-    assert set(found["skipped"]) <= {"check_array_api_input", "check_classifier_data_not_an_array"}
+    # the one needs SCIPY_ARRAY_API, the others pandas, after the comparison that they make without it
+    comparing = {"check_classifier_data_not_an_array", "check_regressor_data_not_an_array"}
+    assert set(found["skipped"]) <= {"check_array_api_input", *comparing}
     assert len(found["passed"]) > 45
 
 
 @pytest.mark.parametrize("name", sorted(EXEMPT))
 def test_an_exempt_check_fails_when_noise_is_secret(name: str) -> None:
-    """So the exemption is needed. A false alarm needs two fits whose noise agrees to 1e-2 in many coordinates."""
-    from sklearn.utils import estimator_checks
-
-    check = functools.partial(getattr(estimator_checks, name))
-    regression = "regressor" in name or name in ("check_supervised_y_2d", "check_pipeline_consistency")
-    subject = RepeatableRegressor() if regression else RepeatableClassifier()
-    subject.set_params(**{**SETTINGS, "epsilon": 1.0})
-    with warnings.catch_warnings(), pytest.raises(AssertionError):
+    """So the exemption is needed. Almost every first try of those that compare numbers fails; where labels are compared
+    two fits that are nearly noise agree on the first record every other time, so 20 tries all pass in 1 of 10⁶ cases.
+    """
+    kind = RepeatableRegressor if name != "check_classifier_data_not_an_array" else RepeatableClassifier
+    subject = kind(**{**SETTINGS, "epsilon": 0.05})
+    with warnings.catch_warnings(), pytest.raises(AssertionError, match="Not equal to tolerance"):
         warnings.simplefilter("ignore")
-        check(type(subject).__name__, subject)
+        for _ in range(20):
+            with contextlib.suppress(SkipTest):
+                getattr(estimator_checks, name)(kind.__name__, subject)
 
 
 def test_the_page_lists_every_exemption() -> None:

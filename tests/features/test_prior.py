@@ -13,7 +13,7 @@ from adadpigu.features.front import Front, make_front
 from adadpigu.features.prior import Parts, Prior, projection
 from adadpigu.priors.encoder import Encoder, Plan
 from adadpigu.priors.maps import encoder_constants
-from adadpigu.priors.weights import Weights
+from adadpigu.priors.weights import Weights, packaged_weights
 
 SHAPE = (3, 16, 16)
 PLAN = Plan(widths=(3, 4, 5), blocks=(1, 1, 1))
@@ -131,4 +131,26 @@ def test_the_statement_of_a_run_names_the_prior_as_public(prior: Prior) -> None:
         steps=2,
     )
     told = " ".join(run.privacy.statement().split())
-    assert f"no photograph and no record (weights of SHA-256 {prior.sha256[:16]}" in told
+    assert f"a feature extractor (weights of SHA-256 {prior.sha256[:16]}" in told
+    assert "no photograph" not in told  # that is known of the packaged weights alone
+
+
+def test_a_prior_that_was_altered_is_refused() -> None:
+    def packaged() -> Prior:
+        return Prior(packaged_weights(), SHAPE)
+
+    told = packaged().declared()
+    assert "no photograph and no record" in told
+    assert "projection was chosen by scores on training records of CIFAR-10" in told
+    other = packaged()
+    other.direction.mul_(2.0)
+    with pytest.raises(InputError, match="its constants were changed"):
+        other.declared()
+    mixing = packaged()
+    mixing.parts.orders = nn.BatchNorm2d(243, affine=False, track_running_stats=False)  # type: ignore[assignment]
+    with pytest.raises(InputError, match=r"its part 'parts.orders' is a BatchNorm2d, not known to treat records alone"):
+        Front(mixing, None)
+    hooked = packaged()
+    hooked.parts.register_forward_hook(lambda *_: None)
+    with pytest.raises(InputError, match="'parts' is a Parts, with hooks or a forward of its own"):
+        Front(hooked, None)

@@ -69,6 +69,13 @@ def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_train
     assert PACKAGED.stat().st_size < 6.5e6
 
 
+def test_another_plan_or_other_words_are_another_fingerprint() -> None:
+    plan = Plan(widths=SMALL.plan.widths[::-1], blocks=SMALL.plan.blocks)
+    assert Weights(plan=plan, tensors=SMALL.tensors, told=SMALL.told).fingerprint() != SMALL.fingerprint()
+    told = {**SMALL.told, "trained on": "photographs"}
+    assert Weights(plan=SMALL.plan, tensors=SMALL.tensors, told=told).fingerprint() != SMALL.fingerprint()
+
+
 def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SMALL.save(tmp_path / "other.safetensors")
     monkeypatch.setattr(subject, "PACKAGED", tmp_path / "other.safetensors")

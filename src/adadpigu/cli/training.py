@@ -49,7 +49,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="T, steps of all stages of the method.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size. [20]")] = None,
     batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
-    features: Annotated[str | None, typer.Option(help="Fixed front before the model: none, scattering, prior. [none]")] = None,
+    features: Annotated[str | None, typer.Option(help="Fixed front: none, scattering, prior (images). [none]")] = None,
     normalisation: Annotated[
         str | None,
         typer.Option(help="none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged)."),

@@ -108,6 +108,12 @@ def _refuse_unknown(role: str, module: nn.Module | None, allowed: tuple[type[nn.
     names = ", ".join(kind.__name__ for kind in allowed)
     if module is not None and type(module) not in allowed:
         raise InputError(f"{role}={type(module).__name__}: not known to treat records alone; allowed: {names}")
+    for path, part in module.named_modules() if module is not None else ():
+        own = type(part).__module__.startswith("adadpigu.") or type(part) in allowed
+        hooked = any(getattr(part, name) for name in ("_forward_hooks", "_forward_pre_hooks"))
+        if not own or hooked or "forward" in vars(part):
+            what = "with hooks or a forward of its own" if own else "not known to treat records alone"
+            raise InputError(f"{role}: its part {path!r} is a {type(part).__name__}, {what}; allowed: as it is made")
     if module is not None and any(True for _ in module.parameters()):
         raise InputError(f"{role}={type(module).__name__} has parameters; allowed in a front: {names} without any")
 

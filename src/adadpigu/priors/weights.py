@@ -20,7 +20,7 @@ from adadpigu.priors.encoder import Plan
 from adadpigu.tensors import read_header, read_tensors, write_tensors
 
 PACKAGED = Path(__file__).with_name("processes.safetensors")
-SHA256 = "5c0dd425512bedc9ece42cb23fa953a3cdd0b58806c8bcc18ad25fa5302d867b"
+SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
 """of the packaged weights, by `fingerprint`"""
 
 
@@ -33,8 +33,8 @@ class Weights:
     told: Mapping[str, str]
 
     def fingerprint(self) -> str:
-        """A SHA-256 over all constants, with names, types and shapes."""
-        digest = hashlib.sha256()
+        """A SHA-256 over the plan, what is told, and all constants with names, types and shapes."""
+        digest = hashlib.sha256(f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n".encode())
         for name, value in sorted(self.tensors.items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
             digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -132,8 +132,13 @@ def claim(dataset: str, method: str, epsilon: int | None) -> float | None:
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
     """All cells of the table, from the runs whose config is the preset's own today, whichever engine computed it."""
-    rows = [row for row in rows if {"name", "score", "config", "accuracy"} <= row.keys()]  # no simulated trials
+    rows = [row for row in rows if _is_run(row)]
     return [_cell(key, rows) for key in _keys()]
+
+
+def _is_run(row: Row) -> bool:
+    """Whether a row is of a run of this package, and not of a simulated trial."""
+    return {"name", "score", "config", "accuracy"} <= row.keys()
 
 
 def _cell(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Cell:
@@ -181,9 +186,10 @@ def draw(rows: Sequence[Row]) -> Drawn:
     shown = [cell for cell in made if cell.found or not quick]
     head = ["data set", "method", "ε", "paper's claim", "ours", "difference", "grid", "verdict"]
     text = "# Accuracy: the paper's claims and ours\n\n" + _protocol(rows, shown, quick) + "\n\n"
+    trials = sum(not _is_run(row) for row in rows)
     below = [cell for cell in shown if verdict(cell).startswith("below")]
     reasons = list(dict.fromkeys(why_lower(cell.dataset, cell.method, cell.epsilon) for cell in below))
-    text += tabled(head, [_line(cell, reasons) for cell in shown]) + "\n\n" + _notes(shown, reasons)
+    text += tabled(head, [_line(cell, reasons) for cell in shown]) + "\n\n" + _notes(shown, reasons, trials)
     return Drawn(markdown=text, rows=[cell.row() for cell in shown])
 
 
@@ -221,7 +227,7 @@ def _line(cell: Cell, reasons: Sequence[str]) -> list[str]:
     return [SETS[cell.dataset], name, epsilon, claimed, ours, difference, grid, words]
 
 
-def _notes(shown: Sequence[Cell], reasons: Sequence[Reason]) -> str:
+def _notes(shown: Sequence[Cell], reasons: Sequence[Reason], trials: int) -> str:
     private = [cell for cell in shown if cell.mean is not None and cell.claim is not None and cell.epsilon is not None]
     words = [verdict(cell).split()[0] for cell in private]
     lines = [
@@ -238,12 +244,12 @@ def _notes(shown: Sequence[Cell], reasons: Sequence[Reason]) -> str:
         "correction for their number; how another test set would come out is not in it (about ±0.25 points at 98.5 %).",
         "- Two runs with one seed are two runs: noise and batches are drawn afresh. How innocent each choice is, and "
         "which were made after other test figures had been seen: [docs/presets.md](../../docs/presets.md).",
-        *_marks(shown),
+        *_marks(shown, trials),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _marks(shown: Sequence[Cell]) -> list[str]:
+def _marks(shown: Sequence[Cell], trials: int) -> list[str]:
     """What the marks mean, where there are any, and how many runs are left out."""
     marks = "".join(cell.tuned.marks() for cell in shown)
     meanings = {
@@ -252,6 +258,11 @@ def _marks(shown: Sequence[Cell]) -> list[str]:
         "§": "some of these scores were typed from a printed log",
     }
     lines = [f"- {mark} {meaning}." for mark, meaning in meanings.items() if mark in marks]
+    if trials:
+        lines.append(
+            f"- Grids count runs of this package; {trials} simulated trials, by which features and heads of the best "
+            "recipes were found, come on top (`tuning/*-scout.jsonl`)."
+        )
     earlier = sum(cell.earlier for cell in shown)
     if earlier:
         lines.append(

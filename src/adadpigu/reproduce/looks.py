@@ -44,6 +44,8 @@ class TrainingAccuracy(Look):
 
     def look(self, metrics: Metrics) -> Row:
         p = self.prepared
+        if p.view.variants is not None:
+            raise InputError("training-accuracy: features of all copies were computed before; allowed: without copies")
         return {"training_accuracy": accuracy(p.shown_model(), p.data.train, device=p.device)}
 
 

@@ -14,6 +14,5 @@ EXEMPT: dict[str, str] = {
     "check_classifier_data_not_an_array": f"fits on a list and on an array have to predict the same; {_SECRET}",
     "check_regressor_data_not_an_array": f"fits on a list and on an array have to predict the same; {_SECRET}",
     "check_regressors_int": f"fits on whole numbers and on floats have to predict the same; {_SECRET}",
-    "check_pipeline_consistency": f"a fit alone and one in a pipeline have to predict the same; {_SECRET}",
 }
 """for `check_estimator(…, expected_failed_checks=EXEMPT)`"""

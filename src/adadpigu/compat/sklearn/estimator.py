@@ -38,8 +38,8 @@ NOT_COVERED = (
     "whatever was fitted on these records before fit: a scaler, an encoder, an imputer, PCA or feature selection has "
     "seen them without noise",
     "scores on records (score, cross_val_score, GridSearchCV): they are exact, and so is what is chosen by them",
-    "how the records given to fit were picked: one record more may move others between folds cut by position or label "
-    "(RecordFolds cuts record by record)",
+    "how the records given to fit were picked: a bootstrap repeats records, and one record more moves others between "
+    "folds that are cut by position or label (RecordFolds cuts record by record)",
 )
 """that no estimator can see, so every statement names it"""
 
