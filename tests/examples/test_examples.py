@@ -1,0 +1,28 @@
+"""Every example runs, in a small form, as a user would start it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = {"own_loop.py": ("--steps", "50")}
+"""arguments that make an example short"""
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_an_example_runs_and_states_its_privacy(path: Path, tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, str(path), *SMALL.get(path.name, ())],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "epsilon" in told.stdout
