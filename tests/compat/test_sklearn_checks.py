@@ -22,7 +22,10 @@ from adadpigu.compat.sklearn import EXEMPT, AdaDPIGUClassifier, AdaDPIGURegresso
 from adadpigu.randomness import ReproducibleRandomness
 
 ROOT = Path(__file__).parents[2]
-SETTINGS: dict[str, Any] = {"epsilon": 100.0, "epochs": 5, "lr": 1.0, "method": "dpsgd", "model": "linear"}
+SETTINGS: dict[str, Any] = {"epsilon": 100.0, "method": "dpsgd", "model": "linear"}
+FAST = {"classifier": {"epochs": 5, "lr": 1.0}, "regressor": {"epochs": 5, "lr": 0.1}}
+"""with secret noise 30 and 15 fits gave an accuracy of 0.917 ± 0.010 and R² of 0.77 ± 0.02, where the checks ask for
+0.83 and 0.5: so that the noise which the test holds fixed is no lucky one"""
 
 
 @contextlib.contextmanager
@@ -87,13 +90,17 @@ def outcomes(subject: Any) -> dict[str, list[str]]:
     return found
 
 
+def settings(kind: type[Any]) -> dict[str, Any]:
+    return {**SETTINGS, **FAST["regressor" if issubclass(kind, Regressor) else "classifier"]}
+
+
 @pytest.mark.parametrize("kind", [RepeatableClassifier, RepeatableRegressor])
 def test_with_noise_held_fixed_every_check_passes(kind: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def repeatable(*args: Any, **kwargs: Any) -> Any:
         return train(*args, randomness=ReproducibleRandomness(3), **kwargs)
 
     monkeypatch.setattr(estimator, "train", repeatable)
-    found = outcomes(kind(**SETTINGS))
+    found = outcomes(kind(**settings(kind)))
     assert found.keys() <= {"passed", "skipped"}, found
     # the one needs SCIPY_ARRAY_API, the others pandas, after the comparison that they make without it
     comparing = {"check_classifier_data_not_an_array", "check_regressor_data_not_an_array"}
@@ -107,12 +114,15 @@ def test_an_exempt_check_fails_when_noise_is_secret(name: str) -> None:
     two fits that are nearly noise agree on the first record every other time, so 20 tries all pass in 1 of 10⁶ cases.
     """
     kind = RepeatableRegressor if name != "check_classifier_data_not_an_array" else RepeatableClassifier
-    subject = kind(**{**SETTINGS, "epsilon": 0.05})
-    with warnings.catch_warnings(), pytest.raises(AssertionError, match="Not equal to tolerance"):
-        warnings.simplefilter("ignore")
+    subject = kind(**{**settings(kind), "epsilon": 0.05})
+
+    def try_often() -> None:
         for _ in range(20):
-            with contextlib.suppress(SkipTest):
+            with contextlib.suppress(SkipTest):  # that pandas is missing, said after the comparison
                 getattr(estimator_checks, name)(kind.__name__, subject)
+
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        try_often()
 
 
 def test_the_page_lists_every_exemption() -> None:

@@ -40,7 +40,7 @@ def short(**more: Any) -> AdaDPIGUClassifier:
 
 
 JOBS = ("clerk", "nurse", "farmer", "lawyer")
-CATEGORIES = {"job": list(JOBS), "sex": ["F", "M"], "school": [1, 2, 3, 4]}
+CATEGORIES: dict[str, list[object]] = {"job": list(JOBS), "sex": ["F", "M"], "school": [1, 2, 3, 4]}
 
 
 def adult_like(count: int, seed: int = 0) -> tuple[pa.Table, NDArray[Any]]:
@@ -61,8 +61,8 @@ def adult_like(count: int, seed: int = 0) -> tuple[pa.Table, NDArray[Any]]:
 
 
 def test_an_adult_like_table_is_learned_at_epsilon_four() -> None:
-    """A model that knows the odds is right on 93 % of such people, one that guesses on about half of them; in 200 runs
-    the least was 0.885 with a deviation below 0.01, so that 0.8 is missed in fewer than 1 of 10⁶.
+    """Always the same answer is right on 62 % of such people. 60 runs gave 0.899 ± 0.003, so that 0.8 is far more than
+    5 deviations away: fewer than 1 false alarm in 10⁶.
     """
     X, y = adult_like(3000)
     classifier = AdaDPIGUClassifier(
@@ -75,7 +75,9 @@ def test_an_adult_like_table_is_learned_at_epsilon_four() -> None:
 
 
 def test_a_number_is_predicted_at_epsilon_four() -> None:
-    """R² is 0.9 for who knows the truth; in 50 runs it was 0.88 ± 0.01, so that 0.7 is missed in fewer than 1 of 10⁶."""
+    """R² is 0.90 for who knows the truth. 60 runs gave 0.825 ± 0.003, so that 0.7 is far more than 5 deviations away:
+    fewer than 1 false alarm in 10⁶.
+    """
     chance = np.random.default_rng(0)
     X = chance.uniform(-1, 1, (4000, 4))
     y = 50 + 20 * X[:, 0] - 10 * X[:, 1] + 10 * np.sin(3 * X[:, 2]) + chance.normal(size=4000) * 5
@@ -87,19 +89,18 @@ def test_a_number_is_predicted_at_epsilon_four() -> None:
 
 
 def test_probabilities_and_classes_keep_their_order_whatever_the_order_of_declaration() -> None:
+    """100 runs gave an area of 0.98 ± 0.01; with columns exchanged it is 0.02. 0.5 is 40 deviations from either."""
     X, y = blobs()
-    classifier = short(classes=["yes", "no"], epsilon=50.0, epochs=10).fit(X, y)
+    classifier = short(classes=["yes", "no"], epsilon=8.0, epochs=10).fit(X, y)
     assert classifier.classes_.tolist() == ["no", "yes"]
     shares = classifier.predict_proba(X)
     assert np.allclose(shares.sum(axis=1), 1)
     assert (classifier.classes_[shares.argmax(axis=1)] == classifier.predict(X)).all()
-    assert roc_auc_score(y == "yes", shares[:, 1]) > 0.8
+    assert roc_auc_score(y == "yes", shares[:, 1]) > 0.5
 
 
 def test_each_record_is_encoded_by_itself_as_the_closed_form_says() -> None:
-    columns = declared_columns(
-        ["age", "job", "z"], bounds=[(0, 10), (-1, 3)], categories={1: ["a", "b"]}, other=True
-    )
+    columns = declared_columns(["age", "job", "z"], bounds=[(0, 10), (-1, 3)], categories={1: ["a", "b"]}, other=True)
     cells = np.array([[2.5, "b", 3], [-7, "zzz", 1], [99, None, -1.0]], dtype=object)
     expected = [[-0.5, 0, 1, 0, 1], [-1, 0, 0, 1, 0], [1, 0, 0, 1, -1]]
     assert encoded(cells, columns).tolist() == expected
@@ -113,7 +114,7 @@ def test_scaling_a_target_and_back_is_the_identity_within_its_bounds() -> None:
     assert unscaled(scaled(np.array([-9.0, 99.0]), column), column).tolist() == [-3, 17]
 
 
-def test_nothing_public_depends_on_the_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_public_depends_on_the_number_of_records() -> None:
     """The plan, σ and δ of two data sets of different length are the same."""
     X, y = blobs()
     reports = [short().fit(X[:n], y[:n]).privacy_.to_json() for n in (200, 120)]
@@ -142,7 +143,7 @@ def test_nothing_public_depends_on_the_number_of_records(monkeypatch: pytest.Mon
         ({"unknown": "drop"}, "unknown='drop'; allowed: 'refuse', 'other'"),
         ({"records": None}, "records=None: give the public record count N"),
         ({"records": 0.5}, "records=0.5 is not a whole number of at least 1"),
-        ({"records": 10, "batch_size": 20}, "batch_size=20"),
+        ({"records": 10, "batch_size": 20, "epochs": 20}, "batch_size=20"),
         ({"epsilon": -1}, "epsilon=-1: must be a finite number above 0"),
         ({"method": "adadpig"}, "unknown method 'adadpig'; did you mean 'adadpigu'"),
         ({"method": 3}, "method=3; allowed: a method's name"),
@@ -203,7 +204,7 @@ def test_random_state_fixes_the_start_and_never_the_noise() -> None:
     fits = [short(model=recorded, random_state=state).fit(X, y) for state in (7, 7, 8)]
     assert torch.equal(starts[0]["weight"], starts[1]["weight"])
     assert not torch.equal(starts[0]["weight"], starts[2]["weight"])
-    ends = [fit.run_.model.weight for fit in fits]
+    ends = [fit.run_.model.get_parameter("weight") for fit in fits]
     assert not torch.allclose(ends[0], ends[1])
     assert all(fit.privacy_.randomness_private for fit in fits)
 
@@ -212,13 +213,20 @@ def test_a_fit_that_no_budget_is_left_for_is_refused_and_charges_nothing(tmp_pat
     X, y = blobs()
     path = tmp_path / "shared.log"
     create_shared(path, ad.Budget(epsilon=6.0), dataset="clinic", records=200)
-    done = 0
+    classifier = short(ledger=path, dataset="clinic", epsilon=2.0)
+
+    def fit_until_refused() -> None:
+        while read_shared(path).total().runs < 10:
+            classifier.fit(X, y)
+
     with pytest.raises(ad.BudgetError, match="epsilon=6 of the shared ledger"):
-        for done in range(10):  # noqa: B007
-            fitted = short(ledger=path, dataset="clinic", epsilon=2.0).fit(X, y)
-    assert 2 <= done == read_shared(path).total().runs
-    assert "share a ledger" in fitted.privacy_.statement()
-    with pytest.raises(ad.InputError, match="ledger .* is for 'clinic'"):
+        fit_until_refused()
+    total = read_shared(path).total()
+    assert total.runs >= 2
+    assert total.epsilon <= 6
+    assert classifier.privacy_.shared == total
+    assert "share a ledger" in classifier.privacy_.statement()
+    with pytest.raises(ad.InputError, match=r"ledger .* is for 'clinic'"):
         short(ledger=path).fit(X, y)
 
 

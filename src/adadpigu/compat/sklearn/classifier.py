@@ -1,4 +1,4 @@
-"""The private classifier: cross entropy over declared classes. Its model is a release; labels are looked up one by one."""
+"""The private classifier: cross entropy over declared classes. Labels are looked up one by one, before training."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ rate; the length of X is private, so it is never read for that)
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each record."""
         places = self._outputs(X).argmax(dim=1).numpy()
-        return self.classes_[places]
+        predicted: NDArray[Any] = self.classes_[places]
+        return predicted
 
 
 def declared_classes(classes: Sequence[object] | None) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What classifier and regressor share: public facts are arguments, records are encoded one by one, `train` does the rest.
+"""What classifier and regressor share: public facts are arguments, records are encoded one by one, `train` learns.
 
 Everything that is learned goes through `adadpigu.train`, so it is charged there; the fitted attributes are the model,
 which is a release, and public facts. No loss, gradient or training accuracy is ever shown.

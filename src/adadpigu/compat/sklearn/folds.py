@@ -32,9 +32,7 @@ class RecordFolds:
         """How many folds there are."""
         return self.n_splits
 
-    def split(
-        self, X: Any, y: Any = None, groups: Any = None
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """The positions of training and test records, fold by fold."""
         folds = self.folds(X)
         for fold in range(self.n_splits):
