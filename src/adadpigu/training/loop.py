@@ -128,8 +128,7 @@ class Session:
         self.begin()
         try:
             with self._stop:
-                for step in self.steps():
-                    self._take(step)
+                self._train()
         except KeyboardInterrupt:
             self._end = "interrupted"
         except BaseException as error:
@@ -218,6 +217,10 @@ class Session:
     def _note(self, kind: str, **facts: object) -> None:
         with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
             self._ledger.note(kind, steps_done=self._done, **facts)
+
+    def _train(self) -> None:
+        for step in self.steps():
+            self._take(step)
 
     def steps(self) -> Iterator[Step]:
         """Each step that is left of the plan, covered by the ledger and free to draw; it is taken before the next.

@@ -140,7 +140,7 @@ class PrivateLoop:
                 )
             )
             self._session.confess(_OWN_CODE)
-            self._open = opening.pop_all()
+            self._ending = opening.pop_all()
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)
@@ -222,7 +222,7 @@ class PrivateLoop:
     def _last(self) -> Iterator[None]:
         """What ends the run: after it the optimiser is the user's alone, and the ledger is closed."""
         self._over = True
-        with self._open:
+        with self._ending:
             yield
 
     def __enter__(self) -> Self:
