@@ -39,6 +39,8 @@ def test_random_scores_are_drawn_before_training_and_no_release_moves_them(relea
     assert one.ranking().tolist() == before == same.ranking().tolist()
     assert before != other.ranking().tolist()
     assert sorted(before) == list(range(50))
+    with pytest.raises(InputError, match="without a generator"):
+        Importance(50, "random")
 
 
 def test_ties_are_broken_by_index() -> None:

@@ -49,7 +49,9 @@ class Importance:
         self._term = _TERMS[score]
         self._sum = torch.zeros(size, dtype=torch.float64, device=device)
         if score == "random":
-            self._sum += torch.from_numpy((chance or np.random.default_rng()).random(size)).to(self._sum.device)
+            if chance is None:
+                raise InputError("score='random' without a generator to draw it; allowed: with `chance`")
+            self._sum += torch.from_numpy(chance.random(size)).to(self._sum.device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:

@@ -8,6 +8,7 @@ It stands outside the privacy line: what is stored is the caller's decision.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import re
 import stat
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -54,6 +55,15 @@ DTYPES: Mapping[str, torch.dtype] = {
 _PREFIX = 8
 _METADATA = "__metadata__"
 _LARGEST = 2**63 - 1
+
+
+def digest(named: Iterable[tuple[str, Tensor]], start: str = "") -> str:
+    """A SHA-256 over tensors with their names, types and shapes, in the order given, after the text `start`."""
+    made = hashlib.sha256(start.encode())
+    for name, value in named:
+        made.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        made.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
 
 
 @dataclass(frozen=True)

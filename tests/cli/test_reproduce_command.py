@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from adadpigu.cli import reproduce
 from adadpigu.cli.app import run
 from adadpigu.reproduce import ARTEFACTS
 from adadpigu.reproduce.artefact import STAMP, Artefact, Drawn, Scale
@@ -46,6 +48,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_table_and_figure_of_the_paper_has_a_name() -> None:
     assert set(NAMES) <= set(ARTEFACTS)
     assert all(artefact.name == name for name, artefact in ARTEFACTS.items())
+    told = str(inspect.signature(reproduce.reproduce).parameters["name"].annotation)
+    assert all(name in told for name in ARTEFACTS)  # `--help` knows them
     assert all((artefact.jobs is None) != (artefact.compute is None) for artefact in ARTEFACTS.values())
 
 

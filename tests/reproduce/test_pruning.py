@@ -21,13 +21,12 @@ from adadpigu.reproduce import stand_in
 from adadpigu.reproduce.artefact import Artefact, Scale
 from adadpigu.reproduce.jobs import Row, fingerprint
 from adadpigu.reproduce.keeping import write
-from adadpigu.reproduce.paired import Paired, corrected, paired, verdict
+from adadpigu.reproduce.paired import Paired, corrected, critical, paired, verdict
 from adadpigu.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
 from adadpigu.reproduce.pruning_runs import (
     CLIP_NORM,
     RANKING,
     RATES,
-    critical,
     curves,
     jobs,
     not_told_apart,

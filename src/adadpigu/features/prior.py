@@ -7,7 +7,6 @@ of process images. All of it is constant and public, and treats each record alon
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -19,6 +18,7 @@ from adadpigu.features.scattering import OrderNorm, Scattering
 from adadpigu.priors.encoder import Plan
 from adadpigu.priors.maps import EncoderMaps
 from adadpigu.priors.weights import SHA256, Weights
+from adadpigu.tensors import digest
 
 STEP = 8
 """pixels an output position"""
@@ -86,11 +86,7 @@ class Prior(nn.Module):
 
     def _digest(self) -> str:
         """A hash of all constants as they are now."""
-        digest = hashlib.sha256()
-        for name, value in self.named_buffers():
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return digest(self.named_buffers())
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:

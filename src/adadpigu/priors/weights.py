@@ -6,18 +6,16 @@ one that comes with the package has to be the one that was measured.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError
 from adadpigu.priors.encoder import Plan
-from adadpigu.tensors import read_header, read_tensors, write_tensors
+from adadpigu.tensors import digest, read_header, read_tensors, write_tensors
 
 PACKAGED = Path(__file__).with_name("processes.safetensors")
 SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
@@ -34,11 +32,8 @@ class Weights:
 
     def fingerprint(self) -> str:
         """A SHA-256 over the plan, what is told, and all constants with names, types and shapes."""
-        digest = hashlib.sha256(f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n".encode())
-        for name, value in sorted(self.tensors.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n"
+        return digest(sorted(self.tensors.items()), start)
 
     def save(self, path: Path) -> None:
         """Writes the file whole; it holds its own fingerprint."""

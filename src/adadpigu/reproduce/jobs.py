@@ -8,7 +8,6 @@ choosing). A row holds public values; what a `look` has seen under Diagnostics s
 from __future__ import annotations
 
 import functools
-import hashlib
 import platform
 import subprocess
 import time
@@ -120,13 +119,9 @@ def _point(metrics: Metrics) -> Row:
 
 def fingerprint(model: torch.nn.Module) -> str:
     """16 hex digits of a SHA-256 over all that a model keeps, names and types included."""
-    import torch
+    from adadpigu.tensors import digest
 
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return digest(sorted(model.state_dict().items()))[:16]
 
 
 def device_name(device: torch.device) -> str:

@@ -14,14 +14,13 @@ from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Row
 from adadpigu.reproduce.keeping import tabled
+from adadpigu.reproduce.paper import TITLES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 DELTA = 1e-5
-RECORDS = {"mnist": 60_000, "cifar10": 50_000}
-TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 BATCH_SIZES = (250, 500, 1000, 2000)
 EPOCHS = (20, 50, 100, 200)
 _COLOURS = {"mnist": "#1b6ca8", "cifar10": "#c8553d"}
@@ -83,7 +82,9 @@ def noise_row(dataset: str, epsilon: float, batch_size: int, epochs: int) -> Row
 
 
 def _sampling(dataset: str, batch_size: int, epochs: int) -> tuple[float, int]:
-    records = RECORDS[dataset]
+    from adadpigu.data.named import find_published
+
+    records = find_published(dataset).records
     return batch_size / records, math.ceil(epochs * records / batch_size)
 
 

@@ -46,7 +46,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
         return Paired(mean=mean, pairs=1, low=None, high=None, p=None)
     squares = math.fsum((difference - mean) ** 2 for difference in differences)
     error = math.sqrt(squares / (pairs - 1) / pairs)
-    reach = _quantile(1 - (1 - 0.95) / 2, pairs - 1) * error
+    reach = critical(pairs, 1) * error
     return Paired(mean=mean, pairs=pairs, low=mean - reach, high=mean + reach, p=_two_sided(mean, error, pairs - 1))
 
 
@@ -59,10 +59,20 @@ def _two_sided(mean: float, error: float, freedom: int) -> float:
     return float(2 * stdtr(freedom, -abs(mean) / error))
 
 
-def _quantile(share: float, freedom: int) -> float:
+def critical(pairs: int, comparisons: int) -> float:
+    """|t| from which one of so many comparisons, two-sided, is shown at the level by Bonferroni: Holm's first step.
+
+    >>> round(critical(3, 1), 3)
+    4.303
+    """
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, share))
+    return float(stdtrit(pairs - 1, 1 - LEVEL / comparisons / 2))
+
+
+def excludes_zero(found: Paired | None) -> bool:
+    """Whether the 95 % interval of a comparison, by itself, has 0 outside."""
+    return found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -93,9 +103,7 @@ def resolution(found: Paired, comparisons: int) -> float | None:
     """
     if found.low is None or found.high is None:
         return None
-    freedom = found.pairs - 1
-    wider = _quantile(1 - LEVEL / comparisons / 2, freedom) / _quantile(1 - (1 - 0.95) / 2, freedom)
-    return (found.high - found.low) / 2 * wider
+    return (found.high - found.low) / 2 * critical(found.pairs, comparisons) / critical(found.pairs, 1)
 
 
 def verdict(found: Paired | None, p: float | None) -> Verdict:

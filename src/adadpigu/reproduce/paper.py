@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+"""of the data sets"""
 NOISE_TABLE = {
     "mnist": {2: 4.64, 4: 2.49, 6: 1.79, 8: 1.45, 10: 1.25, 12: 1.12},
     "cifar10": {2: 3.62, 4: 1.98, 6: 1.45, 8: 1.2, 10: 1.05, 12: 0.95},

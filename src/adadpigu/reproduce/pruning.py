@@ -15,7 +15,7 @@ from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn
 from adadpigu.reproduce.jobs import Row
 from adadpigu.reproduce.keeping import tabled
-from adadpigu.reproduce.paired import LEVEL, corrected, paired, verdict
+from adadpigu.reproduce.paired import LEVEL, corrected, critical, paired, verdict
 from adadpigu.reproduce.pruning_figures import curves_figure, rate_name, sweep_figure
 from adadpigu.reproduce.pruning_runs import (
     BASELINE,
@@ -23,7 +23,6 @@ from adadpigu.reproduce.pruning_runs import (
     RATES,
     SEEDS,
     Runs,
-    critical,
     curves,
     jobs,
     late_fluctuations,

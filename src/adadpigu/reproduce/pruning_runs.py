@@ -16,7 +16,7 @@ from adadpigu.errors import InputError
 from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Scale
 from adadpigu.reproduce.jobs import Job, Row
-from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, verdict
+from adadpigu.reproduce.paired import LEVEL, Paired, corrected, critical, excludes_zero, holm, paired, verdict
 from adadpigu.reproduce.stand_in import quick_config
 
 RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -108,22 +108,6 @@ def not_told_apart(values: Mapping[Name, Mapping[int, float]], chosen: Name) -> 
     """
     found = {name: paired(value, values[chosen]) for name, value in values.items() if name != chosen}
     return [name for name, difference in found.items() if not excludes_zero(difference)]
-
-
-def excludes_zero(found: Paired | None) -> bool:
-    """Whether the 95 % interval of a comparison, by itself, has 0 outside."""
-    return found is not None and found.low is not None and found.high is not None and not found.low <= 0 <= found.high
-
-
-def critical(pairs: int, comparisons: int) -> float:
-    """|t| from which one of so many comparisons, two-sided, is shown at the level by Bonferroni: Holm's first step.
-
-    >>> round(critical(3, 1), 3)
-    4.303
-    """
-    from scipy.special import stdtrit
-
-    return float(stdtrit(pairs - 1, 1 - LEVEL / comparisons / 2))
 
 
 def shown_from(family: Mapping[Name, Paired | None]) -> dict[Name, float | None]:

@@ -102,8 +102,8 @@ class Guard:
             if not parameter.requires_grad:
                 parameter.grad = None
             elif parameter.grad is not None:
+                self._release[name] = parameter.grad
                 parameter.grad = parameter.grad.clone()  # the user may write to what they see, not to the release
-                self._release[name] = parameter.grad.clone()
         self._pre.remove()
         self._pre = self._optimizer.register_step_pre_hook(self._before_step)  # again: after all other hooks
         self._used, self._waits = used, False
