@@ -65,15 +65,9 @@ def _section(net: str, found: Sequence[Row], rows: Sequence[Row]) -> str:
     if parts:
         body = [[row["part"], row["variant"], row["base"], *_comparison(row, "base_")] for row in parts]
         head = ["part", "variant", "its base", "− base, points", "p (Holm)", "verdict"]
-        text += f"\n{_bases([row['variant'] for row in parts])}\n\n{tabled(head, body)}\n"
+        words = "One part at a time, against the variant that differs in nothing else but the rate chosen for it:"
+        text += f"\n{words}\n\n{tabled(head, body)}\n"
     return text
-
-
-def _bases(names: Sequence[str]) -> str:
-    """What the second table compares, and which of its variants differ from their base in more than a part."""
-    more = [f"{name} differs in more: {VARIANTS[name].besides}" for name in names if VARIANTS[name].besides]
-    words = "One part at a time, against the variant that differs in nothing else but the rate chosen for it"
-    return f"{words}. {'; '.join(more)}:" if more else f"{words}:"
 
 
 def _title(found: Sequence[Row]) -> str:

@@ -1,4 +1,4 @@
-"""What the ablation varies: AdaDPIGU's parts, one at a time, each against a base; `besides` says what else differs.
+"""What the ablation varies: AdaDPIGU's parts, one at a time, each against a base that differs in nothing else.
 
 Every variant spends the same ε, by the same steps and batches. Its clipping bound is told in the gradient's own units:
 
@@ -36,8 +36,6 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
     bound: float = CLIP_NORM
     """C in units of the gradient, when training begins"""
-    besides: str = ""
-    """what differs from the base besides the part; nothing where empty"""
 
     @property
     def of_adadpigu(self) -> bool:
@@ -74,11 +72,9 @@ _ALL = (
     Variant(
         name="mask-random",
         part="importance",
-        about="the same share by chance, from the first step",
+        about="the same share by chance, after the same stage 1",
         base=_MASKED,
-        method="parameter-freezing",
-        options={**_MASK, "select": "random"},
-        besides="another method (parameter-freezing), whose mask stands from the first step; there is no stage 1",
+        options={**_MASK, "score": "random"},
     ),
     Variant(
         name="unfreezing",
