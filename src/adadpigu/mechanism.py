@@ -3,8 +3,9 @@
     S = Σ z̄_i + N(0, σ² sensitivity² I), on active coordinates only
 
 Everything before this module is sensitive, everything after it is free. Only `GaussianMechanism` makes a `Release`,
-it charges before it draws, and nothing else in the package draws privacy noise. A `Tape` can be laid into it, to
-record what reached the noise and to play the same releases back on a neighbouring data set.
+it charges before it draws, and nothing else in the package draws privacy noise. Of a sum over several processes each
+draws the noise of its own coordinates, after the reduction. A `Tape` can be laid into it, to record what reached the
+noise and to play the same releases back on a neighbouring data set.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.bounding import BoundedSum, GradientSum, Query, RecordSum
+from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import PrivacyLineError
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import Sensitive, unseal
@@ -183,10 +185,17 @@ class GaussianMechanism:
     before a number is drawn; an exception in between leaves the ledger ahead of what was released, never behind.
     """
 
-    def __init__(self, ledger: Ledger, randomness: Randomness, tape: Tape | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        randomness: Randomness,
+        tape: Tape | None = None,
+        processes: Processes | None = None,
+    ) -> None:
         self._ledger = ledger
         self._randomness = randomness
         self._tape = tape
+        self._processes: Processes = Alone() if processes is None else processes
 
     def charge(
         self,
@@ -222,12 +231,19 @@ class GaussianMechanism:
             if not isinstance(total, BoundedSum):
                 raise PrivacyLineError(f"the mechanism takes a BoundedSum, got {type(total).__name__}")
         multipliers = receipt.redeem(sums)
-        played = self._tape.releases(sums) if self._tape else None
+        if self._tape:
+            whole = [_with(total, self._processes.whole_sum(unseal(total))) for total in sums]
+            return self._taped(whole, multipliers, self._tape)
+        owned = [_with(total, self._processes.added_up(unseal(total))) for total in sums]
+        return {total.name: self._noisy(total, m) for total, m in zip(owned, multipliers, strict=True)}
+
+    def _taped(self, sums: Sequence[BoundedSum], multipliers: Sequence[float], tape: Tape) -> dict[str, Release]:
+        played = tape.releases(sums)
         if played is not None:
             return played
-        releases = {total.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
-        if self._tape:
-            self._tape.record(sums, releases)
+        owned = [_with(total, _some(unseal(total), self._processes.own(total.size))) for total in sums]
+        releases = {total.name: self._noisy(total, m) for total, m in zip(owned, multipliers, strict=True)}
+        tape.record(sums, releases)
         return releases
 
     def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
@@ -237,6 +253,8 @@ class GaussianMechanism:
         """
         if self._tape:
             raise PrivacyLineError("a tape sees every release: with one, steps are not recorded")
+        if self._processes.size > 1:
+            raise PrivacyLineError("sums of several processes are added up at every step: none is recorded")
         if not capturing():
             raise PrivacyLineError("no device is recording: what is released here has to be paid for")
         _check([total.query for total in sums], noise_multiplier)
@@ -245,19 +263,44 @@ class GaussianMechanism:
         return Recorded(tuple(sums), tuple(multipliers), releases)
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
-        content, active = unseal(total), total.active
+        """The release of a sum that holds what this process owns of it."""
+        content, own = unseal(total), self._processes.own(total.size)
+        active = None if total.active is None else _some(total.active, own)
         stddev = 0.0 if noise_multiplier == 0 else noise_multiplier * total.sensitivity
         if noise_multiplier > 0 and not stddev >= sys.float_info.min:
             raise PrivacyLineError(f"noise of {noise_multiplier:g} times {total.sensitivity:g} would round to nothing")
         noisy = torch.empty_like(content, dtype=total.dtype)
-        for start in range(0, content.numel(), _AT_ONCE):  # float64 for a part at a time, for memory's sake
-            part = slice(start, start + _AT_ONCE)
-            value = content[part]
-            if stddev > 0:
-                value = torch.add(value, self._randomness.normal(len(value)).to(value.device), alpha=stddev)
-            noisy[part] = value if active is None else only(active[part], value)
-        active = None if active is None else active.clone()
+        at = filled = 0
+        for part in own:
+            self._pass_over(part.start - at, stddev)
+            for start in range(part.start, part.stop, _AT_ONCE):  # float64 for a part at a time, for memory's sake
+                length = min(_AT_ONCE, part.stop - start)
+                place = slice(filled, filled + length)
+                value = content[place]
+                if stddev > 0:
+                    value = torch.add(value, self._randomness.normal(length).to(value.device), alpha=stddev)
+                noisy[place] = value if active is None else only(active[place], value)
+                filled += length
+            at = part.stop
+        self._pass_over(total.size - at, stddev)
+        noisy = self._processes.gathered(noisy, total.size)
+        active = None if total.active is None else total.active.clone()
         return Release(noisy, name=total.name, noise_stddev=stddev, active=active, mint=_MINT)
+
+    def _pass_over(self, count: int, stddev: float) -> None:
+        """Noise that a seed fixes is the same for a coordinate whoever owns it: other owners' numbers are skipped."""
+        while count > 0 and stddev > 0 and not self._randomness.private:
+            self._randomness.normal(min(count, _AT_ONCE))
+            count -= _AT_ONCE
+
+
+def _with(total: BoundedSum, content: Tensor) -> BoundedSum:
+    """The same sum with the numbers of all processes, or with those of them that one process owns."""
+    return total if content is unseal(total) else BoundedSum(content, total.query, size=total.size, dtype=total.dtype)
+
+
+def _some(values: Tensor, parts: Sequence[slice]) -> Tensor:
+    return values[parts[0]] if len(parts) == 1 else torch.cat([values[part] for part in parts])
 
 
 def _check(queries: Sequence[Query], noise_multiplier: float) -> None:

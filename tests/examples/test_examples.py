@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = {"own_loop.py": ("--steps", "50")}
+SMALL = {
+    "own_loop.py": ("--steps", "50"),
+    "opacus_digits.py": ("--epochs", "2"),
+    "opacus_char_lstm.py": ("--epochs", "2", "--records", "1000"),
+    "hf_sequence_classification.py": ("--records", "400", "--epochs", "2"),
+    "lightning_module.py": ("--epochs", "5"),
+}
 """arguments that make an example short"""
 
 

@@ -196,7 +196,8 @@ def test_a_deep_copy_made_after_a_capture_is_an_ordinary_module() -> None:
 
 
 def test_every_layer_with_a_rule_is_in_the_docs() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    page = "".join((docs / name).read_text(encoding="utf-8") for name in ("models.md", "hugging-face.md"))
     own = [kind for kind in (*RULES, *UNFOLDINGS) if kind.__name__ != "NonDynamicallyQuantizableLinear"]
     assert [kind.__name__ for kind in own if f"`{kind.__name__}`" not in page] == []
 

@@ -19,14 +19,13 @@ import torch
 from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records, held
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Attach, trained
+from adadpigu.audit.subject import Attach, driven, trained
 from adadpigu.audit.tapes import Player, Recorder, public_state
 from adadpigu.bounding import Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import AdaDPIGUError, InputError
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.train import train_prepared
 
 REMOVED = "removed"
 """the neighbour that has an ordinary record less"""
@@ -101,7 +100,7 @@ class Recording:
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device):
-                train_prepared(ready, randomness=coins, observers=[player], tape=player)  # one that stops is a breach
+                driven(ready, randomness=coins, observers=[player], tape=player)  # one that stops is a breach
             player.finish()
         except ReplayError as breach:
             player.expose(str(breach))

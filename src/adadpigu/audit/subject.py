@@ -6,8 +6,10 @@ random numbers in the shape that the description declares.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 """adds an auditor's part to a model, its records to the data, and says what their loss is"""
 
+Drive = Callable[..., Run]
+"""trains what was made ready, with the options of `train_prepared`"""
+_drive: ContextVar[Drive] = ContextVar("drive", default=train_prepared)
 _UNSETTLING = {"diagnostics": False, "ledger": None, "reserve": 1, "checkpoint_every": None, "evaluate_every": None}
 """what an audited run is not to do, whatever its config says"""
 
@@ -169,9 +174,24 @@ def subject_of(
     )
 
 
+@contextlib.contextmanager
+def trained_through(drive: Drive) -> Iterator[None]:
+    """Within, audits train by `drive` in the place of `train_prepared`: so the ways of other libraries are audited."""
+    before = _drive.set(drive)
+    try:
+        yield
+    finally:
+        _drive.reset(before)
+
+
+def driven(ready: Preparation, **options: Any) -> Run:
+    """Trains as `train_prepared` does, or as `trained_through` says."""
+    return _drive.get()(ready, **options)
+
+
 def trained(ready: Preparation, **options: Any) -> Run:
-    """Trains as `train_prepared` does; a run that was stopped is no audit, so that Ctrl-C ends it."""
-    run = train_prepared(ready, **options)
+    """Trains as `driven` does; a run that was stopped is no audit, so that Ctrl-C ends it."""
+    run = driven(ready, **options)
     if run.interrupted:
         raise KeyboardInterrupt
     return run

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli import accounting, audit, bench, catalogue, data, ledger, reproduce, training, usage
+from adadpigu.cli import accounting, audit, bench, catalogue, data, export, ledger, reproduce, training, usage
 from adadpigu.cli.output import print_error
 from adadpigu.errors import InputError, unknown
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (training, accounting, catalogue, usage, data, audit, reproduce, ledger, bench):
+for commands in (training, accounting, catalogue, usage, data, audit, reproduce, ledger, bench, export):
     commands.add_to(app)
 
 

@@ -6,8 +6,10 @@ import json
 import shutil
 import signal
 import sys
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -22,9 +24,10 @@ from adadpigu.errors import InputError
 from adadpigu.training.run import check_free
 
 if TYPE_CHECKING:
-    from adadpigu.cli.progress import Progress
+    from adadpigu.distributed import Processes
     from adadpigu.randomness import Randomness, Tier
     from adadpigu.training import Preparation, Run
+    from adadpigu.training.run import Observer
 
 
 class Interrupted(int):
@@ -143,37 +146,102 @@ def train(
     diagnostics: Annotated[
         bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")
     ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LOGGER", help="Log to the run folder: tensorboard, mlflow or wandb (offline); repeatable."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
-    from adadpigu.cli.progress import Progress
-    from adadpigu.report.loading import refuse_code
-
     keys = {field.name for field in fields(RunConfig)}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
-    flags["physical_batch_size"] = _number_or_word(physical_batch_size)
-    flags["method_options"] = {**method_options(option or []), **_given(clip_norm=clip_norm, retention=retention)}
-    if steps is not None and epochs is not None:
-        raise InputError(f"steps={steps} and epochs={epochs}: give one of them, not both")
-    if out is not None:
-        check_free(out)
-    if resume is None:
-        settings = configure(flags, preset=preset, config=config)
+    flags["physical_batch_size"] = physical_batch_size
+    methods = option or [], _given(clip_norm=clip_norm, retention=retention)
+    asked = _Asked(flags, methods, preset=preset, config=config, out=out, resume=resume, trusted=trust_model_code)
+    from adadpigu.distributed.launching import agreed, joined, one_voice
+    from adadpigu.loggers import make_logger
+
+    with joined() as processes, one_voice(processes):
+        agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
+        ordered = agreed(processes, lambda: _ordered(asked, processes))
+        silent = as_json and not sys.stderr.isatty()
+        run = _trained(ordered, processes, silent=silent, log=log or [])
+        if as_json:
+            print_json(run.summary())
+        else:
+            _conclude(run)
+        return Interrupted(130) if run.interrupted else 0
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command line says, as it stands there."""
+
+    flags: dict[str, object]
+    methods: tuple[list[str], dict[str, object]]
+    preset: str | None
+    config: Path | None
+    out: Path | None
+    resume: Path | None
+    trusted: bool
+
+
+@dataclass(frozen=True)
+class _Ordered:
+    """A run that can be started: its settings, and where it is written."""
+
+    settings: RunConfig
+    prepared: Preparation
+    out: Path | None
+    resume: Path | None
+    preset: str | None
+    """the one that was taken without being asked for"""
+
+
+def _ordered(asked: _Asked, processes: Processes) -> _Ordered:
+    """Loads, checks and calibrates what was asked for; nothing is written."""
+    from adadpigu.distributed.launching import to_go_on
+
+    pairs, given = asked.methods
+    flags = {**asked.flags, "method_options": {**method_options(pairs), **given}}
+    flags["physical_batch_size"] = _number_or_word(cast("str | None", flags["physical_batch_size"]))
+    if flags["steps"] is not None and flags["epochs"] is not None:
+        raise InputError(f"steps={flags['steps']} and epochs={flags['epochs']}: give one of them, not both")
+    if (started_again := to_go_on(asked.out)) is not None:  # by torchrun: with the flags that the run began with
+        asked = replace(asked, resume=started_again, out=None, preset=None, config=None, trusted=True)
+    if asked.out is not None:
+        processes.first(partial(check_free, asked.out))
+    taken = None
+    if asked.resume is None:
+        settings = configure(flags, preset=asked.preset, config=asked.config)
         _refuse_idle(flags, settings)
+        if asked.preset is None and asked.config is None:
+            taken = default_preset(merge(flags))
     else:
-        settings = _settings_of(resume, flags, out=out, preset=preset, config=config)
-        if not trust_model_code:
-            refuse_code(settings, resume)
-    prepared = ready(settings)
-    folder = resume or out or _new_folder(prepared, settings)
-    taken = default_preset(merge(flags)) if preset is None and config is None and resume is None else None
-    observers = [] if as_json and not sys.stderr.isatty() else [Progress(notes(), preset=taken)]
-    run = _execute(prepared, settings, folder, observers, resuming=resume is not None)
-    if as_json:
-        print_json(run.summary())
-    else:
-        _conclude(run)
-    return Interrupted(130) if run.interrupted else 0
+        # the first process alone looks at the ledger, which has one reader at a time that may become its writer
+        settings = processes.told(processes.first(partial(_settings_to_go_on, asked.resume, flags, asked)))
+    return _Ordered(settings, ready(settings), asked.out, asked.resume, taken)
+
+
+def _settings_to_go_on(resume: Path, flags: dict[str, object], asked: _Asked) -> RunConfig:
+    from adadpigu.report.loading import refuse_code
+
+    settings = _settings_of(resume, flags, out=asked.out, preset=asked.preset, config=asked.config)
+    if not asked.trusted:
+        refuse_code(settings, resume)
+    return settings
+
+
+def _trained(ordered: _Ordered, processes: Processes, *, silent: bool, log: list[str]) -> Run:
+    from adadpigu.cli.progress import Progress
+    from adadpigu.loggers import make_logger
+
+    folder = ordered.resume or ordered.out or processes.told(_new_folder(ordered.prepared, ordered.settings))
+    shown: list[Observer] = [] if silent else [Progress(notes(), preset=ordered.preset)]
+    observers = [*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))]
+    return _execute(ordered.prepared, ordered.settings, folder, observers, resuming=ordered.resume is not None)
 
 
 def _refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
@@ -327,7 +395,7 @@ def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
 
 
 def _execute(
-    prepared: Preparation, settings: RunConfig, folder: Path, observers: list[Progress], *, resuming: bool
+    prepared: Preparation, settings: RunConfig, folder: Path, observers: Sequence[Observer], *, resuming: bool
 ) -> Run:
     from adadpigu.report.figures import draw_figures
     from adadpigu.report.loading import DESCRIPTION
@@ -355,7 +423,8 @@ def _execute(
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: Ctrl-C must not lose its table
     try:
-        draw_figures(run, folder / "figures")
+        if run.folder is not None:  # the first process's, of several
+            draw_figures(run, folder / "figures")
     except Exception as error:  # a picture must not cost a run its table
         notes().print(f"[yellow]warning:[/] the figures could not be drawn: {type(error).__name__}: {error}")
     return run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -17,6 +17,20 @@ from adadpigu.layout import Slot
 
 _TILED_AT_MOST = 2**18
 """entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not measured"""
+
+Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""from x and dℓ/dy [b, ..., n] to a and b, whose products Σ_p a_p b_pᵀ are the gradient of a layer's `weight`"""
+FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: lambda x, dy: (dy, x)}
+
+
+def factors(kind: type[nn.Module]) -> Callable[[Factors], Factors]:
+    """Registers the factors of exactly this module type."""
+
+    def register(function: Factors) -> Factors:
+        FACTORS[kind] = function
+        return function
+
+    return register
 
 
 class GhostEngine(RuleEngine):
@@ -37,19 +51,20 @@ class GhostEngine(RuleEngine):
         found: list[Outer] = []
         for call, dy in pairs:
             module = call.module
-            if type(module) is nn.Linear and uses[id(module.weight)] == 1:
+            if type(module) in FACTORS and uses[id(module.weight)] == 1:
                 slot = owned.get(id(module.weight))
                 if slot is None:
                     continue
+                left, right = FACTORS[type(module)](call.x, dy)
                 vectors = _part(weight, slot), _part(center, slot)
                 if dy.dim() > 2:
                     if SequenceLayer.suits(slot, dy.dtype):
-                        left, right = (_by_record(t, copies) for t in (dy, call.x))
+                        left, right = (_by_record(t, copies) for t in (left, right))
                         found.append(SequenceLayer(slot, left, right, *vectors))
                 elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
-                    found.append(TiledOuterLayer(slot, dy, call.x, *vectors, copies))
+                    found.append(TiledOuterLayer(slot, left, right, *vectors, copies))
                 elif copies == 1:
-                    found.append(OuterLayer(slot, dy, call.x, *vectors))
+                    found.append(OuterLayer(slot, left, right, *vectors))
         return found
 
 

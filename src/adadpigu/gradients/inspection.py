@@ -7,6 +7,7 @@ influence each other. Only a public, synthetic example is run.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +41,18 @@ def prepared(model: nn.Module, inputs: Tensor) -> Tensor:
 
 def refuse_by_type(model: nn.Module) -> None:
     """Everything that can be said without running the model."""
+    for text in objections(model):
+        raise ModelError(text)
+
+
+def objections(model: nn.Module) -> Iterator[str]:
+    """What stands in the way by type, each with its dotted path and a remedy."""
     for path, module in model.named_modules():
         remedy = _objection(module)
         if remedy:
-            raise ModelError(f"{describe(path, module)}: {remedy}")
+            yield f"{describe(path, module)}: {remedy}"
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError(f"{describe('', model)}: has no trainable parameter; set requires_grad=True on what to train")
+        yield f"{describe('', model)}: has no trainable parameter; set requires_grad=True on what to train"
 
 
 def refuse_by_behaviour(model: nn.Module, inputs: Tensor) -> None:
@@ -59,7 +66,7 @@ def refuse_by_behaviour(model: nn.Module, inputs: Tensor) -> None:
 
 def _objection(module: nn.Module) -> str | None:
     if isinstance(module, _BatchNorm):
-        return f"mixes records through batch statistics; replace it by {_group_norm(module)}"
+        return f"mixes records through batch statistics; replace it by {_told(module)}"
     if isinstance(module, _InstanceNorm) and module.track_running_stats:
         return "keeps running statistics of the data; build it with track_running_stats=False"
     if any(
@@ -73,15 +80,21 @@ def _objection(module: nn.Module) -> str | None:
     return None
 
 
-def _group_norm(module: _BatchNorm) -> str:
-    """A concrete replacement; flat features make one group, since a group of one value would normalise to zero.
+def group_norm(module: _BatchNorm) -> nn.GroupNorm:
+    """What to put in its place; flat features make one group, since a group of one value would normalise to zero.
 
-    >>> _group_norm(nn.BatchNorm2d(64)), _group_norm(nn.BatchNorm2d(6)), _group_norm(nn.BatchNorm1d(16))
-    ('nn.GroupNorm(16, 64)', 'nn.GroupNorm(2, 6)', 'nn.GroupNorm(1, 16)')
+    >>> [group_norm(norm).num_groups for norm in (nn.BatchNorm2d(64), nn.BatchNorm2d(6), nn.BatchNorm1d(16))]
+    [16, 2, 1]
     """
     channels = module.num_features
     groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(channels, 16)
-    return f"nn.GroupNorm({groups}, {channels})" if channels else "nn.GroupNorm(groups, channels)"
+    return nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+
+
+def _told(module: _BatchNorm) -> str:
+    if not module.num_features:
+        return "nn.GroupNorm(groups, channels)"
+    return f"nn.GroupNorm({group_norm(module).num_groups}, {module.num_features})"
 
 
 def _refuse_output(model: nn.Module, inputs: Tensor) -> None:

@@ -41,7 +41,8 @@ def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
     many = inputs.repeat(_LARGE // len(inputs) + 1, *[1] * (inputs.dim() - 1))
     if inputs.is_floating_point():
         many = many + torch.randn_like(many)
-    _refuse_mixing(model, many, range(1), most=_ORDINARY)
+    with torch.no_grad():  # a graph of so many records would take more memory than training does
+        _refuse_mixing(model, many, range(1), most=_ORDINARY)
 
 
 _LARGE = 256

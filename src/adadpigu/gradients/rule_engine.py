@@ -27,7 +27,7 @@ from adadpigu.gradients.outer import Outer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
 from adadpigu.gradients.sequences import slice_size
 from adadpigu.gradients.state import describe
-from adadpigu.gradients.unfolding import UNFOLDINGS, Part, unfolded
+from adadpigu.gradients.unfolding import UNFOLDINGS, Part, has_rule, unfolded
 from adadpigu.layout import Slot
 from adadpigu.records import GradientBatch
 from adadpigu.standardising import Standardiser
@@ -224,7 +224,7 @@ class RuleEngine(SealedEngine):
     def _forward(
         self, inputs: Tensor, targets: Tensor, copies: int, slots: Iterable[Slot]
     ) -> tuple[list[Call], Tensor]:
-        inputs = _side_by_side(inputs)
+        inputs = side_by_side(inputs)
         with captured(self.model, self._owned(slots)) as calls:
             each = self.loss(self._outputs(inputs), repeated(targets, copies))
         return calls, each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
@@ -256,7 +256,7 @@ def _long(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def _side_by_side(inputs: Tensor) -> Tensor:
+def side_by_side(inputs: Tensor) -> Tensor:
     """Images with their channels side by side on a CPU, where convolution and pooling are twice as fast that way."""
     if inputs.dim() != 4 or inputs.device.type != "cpu" or not inputs.is_floating_point():
         return inputs
@@ -312,9 +312,15 @@ def captured(model: nn.Module, parameters: set[int]) -> Iterator[list[Call]]:
 
 
 def ruled(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that own trained parameters, hence need a rule."""
+    """The modules that own trained parameters, hence need a rule.
+
+    One without a rule, all of whose parameters are also those of layers that have one (a bias that is tied to a
+    layer's, say), is left to these.
+    """
+    kept = {id(p) for module in model.modules() if has_rule(module) for p in module.parameters(recurse=False)}
     for path, module in model.named_modules():
-        if any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]
+        if own and (has_rule(module) or any(id(parameter) not in kept for parameter in own)):
             yield path, module
 
 

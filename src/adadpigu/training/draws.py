@@ -17,13 +17,15 @@ from torch import nn
 
 from adadpigu.bounding import BoundedSum, GradientSum, Query
 from adadpigu.diagnostics import Diagnostics
+from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.gradients import GradientEngine
 from adadpigu.isolation import isolated
 from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
-from adadpigu.sampling import Coins, FixedBatch, PoissonSampler, Population
+from adadpigu.records import Records
+from adadpigu.sampling import Coins, FixedBatch, PoissonSampler, Population, gather
 from adadpigu.training.memory import Auto
 from adadpigu.training.micro_batches import MicroBatches
 from adadpigu.training.view import View
@@ -68,7 +70,9 @@ class Draws:
         at_once: int | Auto | None = None,
         stability: float | None = None,
         diagnostics: Diagnostics | None = None,
+        processes: Processes | None = None,
     ) -> None:
+        self._processes: Processes = Alone() if processes is None else processes
         self._population = population
         self._engine = engine
         self._mechanism = mechanism
@@ -82,6 +86,7 @@ class Draws:
             view=view,
             at_once=at_once,
             diagnostics=diagnostics,
+            processes=processes,
         )
         self._stability = stability
         self._diagnostics = diagnostics
@@ -114,6 +119,14 @@ class Draws:
         releases = self._mechanism.release(sums, paid.receipt)
         self._micro_batches.tell()
         return releases
+
+    def ahead(self, *queries: Query, draw: str = "gradient") -> Records:
+        """Charges for a draw and makes it before the method asks for it: for a script that is shown its records.
+
+        The next `release` answers with it.
+        """
+        self._pending = self._pay(tuple(self._as_clipped(query) for query in queries), draw)
+        return gather(self._population, self._pending.coins.drawn())
 
     def fix_shape(self, recorder: Recorder) -> None:
         """From here on a draw is processed in a shape that does not depend on it, where the queries allow it."""
@@ -197,7 +210,8 @@ class Draws:
             draw=draw,
         )
         if self._fixed is None:
-            return _Paid(receipt, sampler.toss(self._population, self._randomness))
+            coins = self._processes.coins(self._randomness, sampler.sample_rate)
+            return _Paid(receipt, sampler.toss(self._population, coins))
         return _Paid(receipt, self._fixed.toss(sampler, self._population, self._randomness))
 
     def _fits_shape(self, queries: tuple[Query, ...]) -> bool:

@@ -19,20 +19,24 @@ from typing import TYPE_CHECKING, Literal
 from adadpigu.accounting import Ledger, PrivacyReport
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.beside import join
+from adadpigu.bounding import Query
 from adadpigu.diagnostics import Diagnostics
+from adadpigu.distributed.meeting import check_alike
+from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
 from adadpigu.methods.base import Running, Stage
 from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
+from adadpigu.records import Records
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.draws import Draws
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.preparation import Preparation, trained_models
-from adadpigu.training.recording import recorded_steps
+from adadpigu.training.recording import RecordedSteps, recorded_steps
 from adadpigu.training.reporting import RAN_OUT, report_on
 from adadpigu.training.run import Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_SECONDS = 60.0
 """between checkpoints, where no number of steps was given"""
+
+_COMPARED_EVERY = 64
+"""steps between looks at whether several processes still have the same weights"""
 
 End = Literal["finished", "interrupted", "exhausted"]
 
@@ -72,9 +79,11 @@ class Session:
         checkpoint: Checkpoint | None = None,
         shared: Callable[[], SharedTotal] | None = None,
         recorder: Recorder | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own."""
         self._p = prepared
+        self._processes: Processes = Alone() if processes is None else processes
         self._shared = shared
         self._ledger = ledger
         self._randomness = randomness
@@ -86,13 +95,14 @@ class Session:
             population=prepared.data.train,
             model=prepared.model,
             engine=prepared.engine,
-            mechanism=GaussianMechanism(ledger, randomness, tape),
+            mechanism=GaussianMechanism(ledger, randomness, tape, self._processes),
             randomness=randomness,
             view=prepared.view,
             batch_size=prepared.options.batch_size,
             at_once=prepared.options.at_once,
             stability=prepared.options.stability,
             diagnostics=self._diagnostics,
+            processes=self._processes,
         )
         self._learned = Learned(prepared, None if checkpoint is None else checkpoint.state)
         self._optimiser, self._running = self._learned.optimiser, self._learned.running
@@ -102,9 +112,12 @@ class Session:
         self._average = self._learned.average
         self._start = self._parameters.clone()
         self._untrained = Untrained(prepared.model)
-        self._steps = recorded_steps(
-            prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
-        )
+        if self._processes.size > 1:
+            self._steps = RecordedSteps(self._draws, None, "several processes add up their sums at every step")
+        else:
+            self._steps = recorded_steps(
+                prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
+            )
         self._done, self._started = 0, 0.0
         self._end: End = "interrupted"
         self._resumed = len(ledger.lives()) > 1
@@ -232,7 +245,7 @@ class Session:
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
             for index in range(max(0, self._done - before), stage.steps):
-                refused: End | None = "interrupted" if self._stop.asked else None
+                refused: End | None = "interrupted" if self._agreed_to_stop() else None
                 if refused is None and not self._affordable(stage, events, left=stage.steps - index):
                     refused = "exhausted"
                 if refused is not None:
@@ -249,12 +262,22 @@ class Session:
             before += stage.steps
             if self._last_of_its_kind(number):
                 self._save()
+        self._agreed_to_stop()
+        check_alike(self._parameters, self._processes)
         self._end = "finished"
+
+    def _agreed_to_stop(self) -> bool:
+        """Whether any process was asked to stop; and if one has run out of memory, the ledger says so."""
+        stopped, ran_out = self._processes.any(self._stop.asked, self._draws.ran_out)
+        self._confess(ran_out)
+        return stopped
 
     def took(self, stage: int) -> None:
         """What follows each step."""
         self._done += 1
-        self._confess()
+        self._confess(self._draws.ran_out)
+        if self._done % _COMPARED_EVERY == 0:
+            check_alike(self._parameters, self._processes)
         self._telling.step(self._done, self._p.stages[stage].name, self._look)
         self._save_if_due()
 
@@ -263,9 +286,9 @@ class Session:
         kinds = [stage.draws for stage in self._p.plan.stages]
         return kinds[number] not in kinds[number + 1 :]
 
-    def _confess(self) -> None:
+    def _confess(self, ran_out: bool) -> None:
         """What the guarantee does not cover stands on the ledger, so that a later process says it too."""
-        if self._draws.ran_out and not self._confessed:
+        if ran_out and not self._confessed:
             self._ledger.confess(RAN_OUT)
             self._confessed = True
 
@@ -342,6 +365,15 @@ class Session:
         if self._average is not None:
             self._average.update(direction.map(lambda _: self._parameters))
         join(self._p.device)
+
+    @property
+    def spent(self) -> DpEvent:
+        """All that was charged so far."""
+        return self._ledger.events()
+
+    def ahead(self, *queries: Query) -> Records:
+        """Charges for the draw of the step that was yielded last, and makes it: for a script that sees its records."""
+        return self._draws.ahead(*queries)
 
     def _direction(self, step: Step) -> Release:
         """ĝ, asked for at the weights at which the model acts."""

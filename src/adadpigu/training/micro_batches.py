@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
+from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import InputError
 from adadpigu.gradients import GradientEngine
 from adadpigu.isolation import host_state, isolated
@@ -65,7 +66,9 @@ class MicroBatches:
         view: View,
         at_once: int | Auto | None,
         diagnostics: Diagnostics | None,
+        processes: Processes | None = None,
     ) -> None:
+        self._processes: Processes = Alone() if processes is None else processes
         self._population = population
         self._model = model
         self._engine = engine
@@ -114,6 +117,7 @@ class MicroBatches:
         self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int | None
     ) -> list[BoundedSum]:
         """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
+        drawn, present = self._in_step(drawn, present, size)
         with isolated(self._randomness, self._view.device):
             start = host_state()
             while True:
@@ -140,6 +144,15 @@ class MicroBatches:
         bounders = self._bounders(queries)
         self._process(drawn, present, queries, bounders, size)
         return [bounder.result() for bounder in bounders]
+
+    def _in_step(self, drawn: Drawn, present: Presence | None, size: int | None) -> tuple[Drawn, Presence | None]:
+        """Rows that are no records, where processes must run the model equally often."""
+        positions = unseal(drawn)
+        added = self._processes.padding(len(positions), size)
+        if added == 0:
+            return drawn, present
+        here = torch.arange(len(positions) + added, device=positions.device) < len(positions)
+        return Drawn(torch.nn.functional.pad(positions, (0, added))), Presence(here)
 
     def _first_size(self, queries: tuple[Query, ...]) -> int | None:
         size = self._at_once

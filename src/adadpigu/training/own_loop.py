@@ -15,23 +15,30 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Budget
+from adadpigu.bounding import GradientSum
 from adadpigu.data.datasets import Source
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
+from adadpigu.mechanism import Tape
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
+from adadpigu.records import Records
 from adadpigu.training.guarding import Guard
 from adadpigu.training.loop import Step
+from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Observer, Run
 from adadpigu.training.train import prepared_for, session
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 State = Literal["drawn", "released", "used", "failed"]
 _OWN_CODE = "what the training code around this run does with private records besides it: the loop was the user's own"
@@ -67,6 +74,17 @@ class PrivateBatch:
             self._loop._fail(error)
             raise
         self._state = "released"
+
+    def ahead(self, query: GradientSum) -> Records:
+        """Charges for the draw and makes it before `backward`: for integrations whose scripts see their records."""
+        if self._state != "drawn":
+            raise PrivacyLineError(f"a batch that was {self._state} is not drawn again")
+        try:
+            return self._loop._session.ahead(query)
+        except BaseException as error:
+            self._state = "failed"
+            self._loop._fail(error)
+            raise
 
     def _settle(self) -> None:
         """After the optimiser's step: what was frozen is put back, averages go on."""
@@ -123,27 +141,47 @@ class PrivateLoop:
             resume=resume,
             options={**options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
+        self._open(
+            optimizer,
+            out=None if out is None else Path(out),
+            observers=observers,
+            randomness=randomness,
+            resuming=resume,
+            shared=None if ledger is None else Path(ledger),
+        )
+        if resume:
+            told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
+            warnings.warn(told, stacklevel=2)
+
+    @classmethod
+    def of(
+        cls,
+        prepared: Preparation,
+        optimizer: torch.optim.Optimizer,
+        *,
+        out: Path | None = None,
+        observers: Sequence[Observer] = (),
+        randomness: Randomness | Tier | None = None,
+        tape: Tape | None = None,
+    ) -> Self:
+        """The loop of a run that is ready to start: for integrations, which prepare once and check more than once."""
+        loop = cls.__new__(cls)
+        loop._prepared = prepared
+        loop._open(optimizer, out=out, observers=observers, randomness=randomness, tape=tape)
+        return loop
+
+    def _open(self, optimizer: torch.optim.Optimizer, **how: Any) -> None:
+        """Puts the guard on and opens the ledger; nothing is charged yet."""
         self._batch: PrivateBatch | None = None
         self._run: Run | None = None
         self._begun = self._entered = self._over = False
         with contextlib.ExitStack() as opening:
-            self._guard = Guard(model, optimizer, {slot.name for slot in self._prepared.engine.layout.slots})
+            trained = {slot.name for slot in self._prepared.engine.layout.slots}
+            self._guard = Guard(self._prepared.model, optimizer, trained)
             opening.callback(self._guard.take_off)
-            self._session = opening.enter_context(
-                session(
-                    self._prepared,
-                    out=None if out is None else Path(out),
-                    observers=observers,
-                    randomness=randomness,
-                    resuming=resume,
-                    shared=None if ledger is None else Path(ledger),
-                )
-            )
+            self._session = opening.enter_context(session(self._prepared, **how))
             self._session.confess(_OWN_CODE)
             self._ending = opening.pop_all()
-        if resume:
-            told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
-            warnings.warn(told, stacklevel=2)
 
     def __len__(self) -> int:
         """How many steps the plan has."""
@@ -158,6 +196,32 @@ class PrivateLoop:
     def noise_multiplier(self) -> float:
         """σ, fixed before the first step."""
         return self._prepared.noise_multiplier
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, well or not."""
+        return self._over
+
+    @property
+    def on_last_step(self) -> bool:
+        """Whether no step of the plan is left after the one that is being made."""
+        return self._session.done == self._prepared.plan.steps - 1
+
+    @property
+    def spent(self) -> DpEvent:
+        """All that was charged so far, for any accountant."""
+        return self._session.spent
+
+    def confess(self, text: str) -> None:
+        """Has the statement name something that the guarantee does not cover."""
+        self._session.confess(text)
+
+    def abandon(self) -> None:
+        """Gives up a loop of which no batch was drawn; nothing was charged."""
+        if self._begun:
+            raise InputError("abandon: the loop has begun; allowed: finish()")
+        with self._last():
+            return
 
     @property
     def run(self) -> Run:

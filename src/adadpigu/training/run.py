@@ -63,7 +63,11 @@ class Facts:
 
 
 class Observer(Protocol):
-    """Follows a run, and can see public values only. Progress bars, loggers and files are observers."""
+    """Follows a run, and can see public values only. Progress bars, loggers and files are observers.
+
+    An error in `begin` or `update` ends the run as any other error does: what was spent is reported, and weights go
+    back to where they started. One in `end` is raised after all observers were told, and the folder is written.
+    """
 
     def begin(self, facts: Facts) -> None: ...
 

@@ -6,6 +6,7 @@ Metrics are functions of releases, of the plan and of test records; no sensitive
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -74,12 +75,21 @@ class Telling:
         if look:
             self.metrics.append(metrics)
         for observer in self._observers:
-            observer.update(metrics)
+            observer.update(replace(metrics, mask=dict(metrics.mask)))  # its own, to do with as it likes
 
     def end(self, run: Run) -> None:
-        """The run, finished or interrupted."""
+        """The run, finished or interrupted. The error of one observer is raised once all others were told.
+
+        The run folder is an observer too: another's failure must not cost a run the model that it has paid for.
+        """
+        failed: list[Exception] = []
         for observer in self._observers:
-            observer.end(run)
+            try:
+                observer.end(run)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _planned_looks(self) -> dict[int, float | None]:
         """After which steps the test set is looked at, and the ε spent by then."""

@@ -16,15 +16,20 @@ from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.data.datasets import DataSet, Source, declare
+from adadpigu.distributed.job import current, refuse_wrapped
+from adadpigu.distributed.meeting import met
+from adadpigu.distributed.mirror import MirrorLedger
+from adadpigu.distributed.processes import Processes
 from adadpigu.errors import InputError, LedgerError, unknown
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
 from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, Tier, choose_randomness
+from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.pace import steps_to_reserve
@@ -107,6 +112,7 @@ def prepared_for(
     options: Mapping[str, Any],
 ) -> Preparation:
     """The arguments of `train`, checked and made ready."""
+    refuse_wrapped(model)
     data = declare(dataset, records=records, test=test)
     if isinstance(method, str):
         method = make_method(method)
@@ -123,9 +129,10 @@ def prepared_for(
     if folder is None and resume:
         raise InputError("resume=True without out; allowed: with the folder of the run that goes on")
     if folder is not None and resume and chosen.noise_multiplier is None:
-        chosen = replace(chosen, noise_multiplier=noise_of(folder))
+        ended = current()
+        chosen = replace(chosen, noise_multiplier=ended.told((ended.first(lambda: noise_of(folder)),))[0])
     elif folder is not None and not resume:
-        check_free(folder)
+        current().first(lambda: check_free(folder))
     return prepare(
         model,
         data,
@@ -190,34 +197,92 @@ def session(
     if not isinstance(randomness, str | None) and not hasattr(randomness, "normal"):
         raise InputError(f"randomness={randomness!r}; allowed: 'secure', 'fast', or an object that draws as they do")
     source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
-    drawn_by = {"randomness": source.description, "secret": source.private}
     if shared is not None and not source.private:
         raise InputError("reproducible noise on a shared ledger: no total could cover it; allowed: secret noise")
     if shared is not None and prepared.options.diagnostics:
         raise InputError("diagnostics=True on a shared ledger: no total could cover them; allowed: one or the other")
-    if resuming:
-        assert out is not None
-        begun = resume_run(prepared, out)
-    else:
-        if shared is not None:  # before anything is written
-            SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records).check(prepared.plan.event())
-        begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
-    prepared, ledger, checkpoint = begun.prepared, begun.ledger, begun.checkpoint
-    with ledger, _shared(begun, shared) as total:
+    processes = current()
+    prepared = met(prepared, processes)
+    drawn_by: dict[str, object] = {"randomness": source.description, "secret": source.private}
+    if processes.size > 1:
+        drawn_by["processes"] = processes.size
+
+    def lead() -> tuple[Begun, Callable[[], SharedTotal] | None]:
         if resuming:
-            step = 0 if checkpoint is None else checkpoint.step
-            told = {"warnings": list(prepared.warnings), "declared": declared_by(prepared)}
-            ledger.note("resumed", step=step, **drawn_by, **told)
+            assert out is not None
+            begun = resume_run(prepared, out)
+        else:
+            if shared is not None:  # before anything is written
+                place = SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records)
+                place.check(prepared.plan.event())
+            begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
+        opened.enter_context(begun.ledger)
+        total = opened.enter_context(_shared(begun, shared))
+        if resuming:
+            begun = _told_of_processes(begun, processes.size)
+            step = 0 if begun.checkpoint is None else begun.checkpoint.step
+            told = {"warnings": list(begun.prepared.warnings), "declared": declared_by(begun.prepared)}
+            begun.ledger.note("resumed", step=step, **drawn_by, **told)
+        return begun, total
+
+    with contextlib.ExitStack() as opened:
+        led = processes.first(lead)
+        begun, total = (_follow(prepared, processes), None) if led is None else led
+        if led is not None and processes.size > 1:
+            _lead_on(begun, processes)
         yield Session(
-            prepared,
-            ledger=ledger,
+            begun.prepared,
+            ledger=begun.ledger,
             randomness=source,
-            observers=observers,
+            observers=observers if led is not None else (),
             tape=tape,
             store=begun.folder,
-            checkpoint=checkpoint,
+            checkpoint=begun.checkpoint,
             shared=total,
+            processes=processes,
         )
+
+
+@contextlib.contextmanager
+def begun_by_first(
+    prepared: Preparation, processes: Processes, out: Path | None, facts: Mapping[str, object]
+) -> Iterator[Begun]:
+    """A new run whose folder and ledger the first process keeps, for training that is not a `Session`."""
+    with contextlib.ExitStack() as opened:
+
+        def lead() -> Begun:
+            begun = _begin(prepared, out, "", {}, facts)
+            opened.enter_context(begun.ledger)
+            return begun
+
+        led = processes.first(lead)
+        if led is not None:
+            _lead_on(led, processes)
+        yield _follow(prepared, processes) if led is None else led
+
+
+def _told_of_processes(begun: Begun, now: int) -> Begun:
+    """A run may go on among another number of processes, since what it computes does not depend on it; and says so."""
+    before = [line["processes"] for line in begun.ledger.record.lines if "processes" in line]
+    then = int(str(before[-1] if before else begun.ledger.facts.get("processes", 1)))
+    if then == now:
+        return begun
+    told = f"the run goes on with {now} process(es), after {then}: updates do not depend on their number"
+    return replace(begun, prepared=replace(begun.prepared, warnings=(*begun.prepared.warnings, told)))
+
+
+def _lead_on(begun: Begun, processes: Processes) -> None:
+    """Tells the other processes where the run stands."""
+    facts = begun.ledger.record, begun.prepared.seed, begun.prepared.warnings
+    processes.told((facts, begun.checkpoint))
+
+
+def _follow(prepared: Preparation, processes: Processes) -> Begun:
+    """The run as a process has it that is not the first: the ledger mirrored, no folder, the same checkpoint."""
+    said: tuple[tuple[LedgerRecord, int, tuple[str, ...]], Checkpoint | None] = processes.told(None)
+    (record, seed, warned), checkpoint = said
+    ready = replace(prepared, seed=seed, warnings=warned)
+    return Begun(prepared=ready, folder=None, ledger=MirrorLedger(record), checkpoint=checkpoint)
 
 
 def _begin(

@@ -1,0 +1,348 @@
+"""`PrivacyEngine`, as scripts for Opacus call it: their model, optimizer and loader in, the same made private out.
+
+Drawing, charging, clipping and noise are those of `PrivateLoop`. Without a number of epochs every pass over the loader
+is a run of its own, planned and charged in full before it begins; with one, all passes are one planned run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.bounding import GradientSum
+from adadpigu.compat.opacus.accountants import Accountant
+from adadpigu.compat.opacus.records import check_loader, records_of
+from adadpigu.compat.opacus.script import SEEN, HeldRecords, PrivateModule, ScriptBatch
+from adadpigu.compat.opacus.tracing import ScriptLoss, Traced
+from adadpigu.errors import InputError, unknown
+from adadpigu.gradients.interface import SealedEngine
+from adadpigu.methods import DPSGD
+from adadpigu.randomness import Randomness, Tier
+from adadpigu.training.options import TrainingOptions
+from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
+from adadpigu.training.preparation import Preparation, prepare
+from adadpigu.training.run import check_free
+
+_MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
+_OPEN = (
+    "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
+)
+
+
+class PrivateDataLoader:
+    """Yields the Poisson batches of a private run, a pass at a time; one more pass costs one more pass."""
+
+    def __init__(self, training: Training, loader: DataLoader[Any]) -> None:
+        self._training = training
+        self.dataset, self.batch_size, self.collate_fn = loader.dataset, loader.batch_size, loader.collate_fn
+        self.sample_rate = training.prepared.sample_rate
+
+    def __len__(self) -> int:
+        return self._training.length
+
+    def __iter__(self) -> Iterator[tuple[Traced, Traced]]:
+        return self._training.one_pass()
+
+    def process_at_once(self, records: int) -> None:
+        """So many records are differentiated at a time; changes nothing but memory."""
+        self._training.process_at_once(records)
+
+
+class Training:
+    """What engine, loader and model share: the runs of one `make_private`."""
+
+    def __init__(
+        self,
+        prepared: Preparation,
+        optimizer: torch.optim.Optimizer,
+        loss: ScriptLoss,
+        *,
+        length: int,
+        open_ended: bool,
+        **how: Any,
+    ) -> None:
+        """`how`: where and with what the runs are made, as `PrivateLoop.of` takes it."""
+        self.prepared, self.length = prepared, length
+        self._optimizer, self._loss = optimizer, loss
+        self._open_ended = open_ended
+        self._how = how
+        self.ended: list[PrivateLoop] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        """The guard is on from here on: nothing but a release moves the weights, also between passes."""
+        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **self._how)
+        self.loop.confess(SEEN)
+        if self._open_ended:
+            self.loop.confess(_OPEN)
+        self._batches: Iterator[PrivateBatch] | None = None
+
+    def process_at_once(self, records: int) -> None:
+        """Takes effect with the next run: where none has begun, at once."""
+        options = dataclasses.replace(self.prepared.options, physical_batch_size=records, memory_limit=None)
+        self.prepared = dataclasses.replace(self.prepared, options=options)
+        if self._batches is None:
+            self.loop.abandon()
+            self._begin()
+        else:
+            warnings.warn(f"max_physical_batch_size={records} takes effect with the next run only", stacklevel=3)
+
+    def one_pass(self) -> Iterator[tuple[Traced, Traced]]:
+        """The batches of one pass, each charged before it is drawn."""
+        if self.loop.ended:
+            raise InputError(
+                f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; "
+                "allowed: more epochs in make_private_with_epsilon"
+            )
+        self._batches = iter(self.loop) if self._batches is None else self._batches
+        records = cast(HeldRecords, self.prepared.data.train)
+        query = GradientSum(clip_norm=cast(DPSGD, self.prepared.method).clip_norm)
+        try:
+            for _ in range(self.length):
+                batch = next(self._batches, None)
+                if batch is None:  # the plan ends within this pass
+                    return
+                with records.held():
+                    yield ScriptBatch(batch, records, cast(SealedEngine, self.prepared.engine), self._loss).shown(query)
+            if self.loop.on_last_step:
+                next(self._batches, None)  # ends the run
+        finally:
+            if self._open_ended:
+                self._next_run()
+
+    def _next_run(self) -> None:
+        if not self.loop.ended:
+            self._batches.close()  # type: ignore[union-attr]
+        self.ended.append(self.loop)
+        self._begin()
+
+    def loops(self) -> list[PrivateLoop]:
+        """All runs, the one that is open last."""
+        return self.ended if self.loop in self.ended else [*self.ended, self.loop]
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer and a loader private, by the calls of `opacus.PrivacyEngine`.
+
+    `accountant`: prv (the default; here the tight privacy loss distribution) or rdp. `secure_mode` asks for noise from
+    a cryptographic generator. Ours: `out` writes a run folder with its ledger, where the number of steps is known;
+    `records` is the *public* record count N, where the length of the data set is not public.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        records: int | None = None,
+        out: Path | str | None = None,
+    ) -> None:
+        self.accountant = Accountant(accountant)
+        self.secure_mode = secure_mode
+        self._out = None if out is None else Path(out)
+        self._training: Training | None = None
+        self._records = records
+        self._randomness: Randomness | Tier | None = "secure" if secure_mode else None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        criterion: Any = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Module, optimizer and loader, made private with a given noise; every pass over the loader adds to ε."""
+        if total_steps is None and self._out is not None:
+            raise InputError(f"out={str(self._out)!r}: a run folder is for a planned run; allowed: with total_steps")
+        return self._make(
+            module,
+            optimizer,
+            data_loader,
+            criterion,
+            max_grad_norm,
+            options,
+            noise_multiplier=noise_multiplier,
+            steps=total_steps,
+        )
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        criterion: Any = None,
+        **options: Any,
+    ) -> Any:
+        """As `make_private`, with the noise for which so many epochs cost at most the target."""
+        if epochs < 1:
+            raise InputError(f"epochs={epochs} is not at least 1")
+        budget = Budget(epsilon=target_epsilon, delta=target_delta)
+        check_loader(data_loader)
+        steps = epochs * _length(self._count(data_loader), data_loader)
+        return self._make(module, optimizer, data_loader, criterion, max_grad_norm, options, budget=budget, steps=steps)
+
+    def get_epsilon(self, delta: float) -> float:
+        """ε of all that was charged so far."""
+        return self.accountant.get_epsilon(delta=delta)
+
+    def report(self, delta: float | None = None) -> PrivacyReport:
+        """The report of what was done: of the planned run, or of all passes together (at 1e-5, or another δ)."""
+        if self._training is None or not self._training.loops()[0].ended:
+            raise InputError("report: no run has ended; allowed: after the last batch of a pass, or of the plan")
+        return self.accountant.report(delta)
+
+    def statement(self, delta: float | None = None) -> str:
+        """What is guaranteed, in plain words."""
+        return self.report(delta).statement()
+
+    def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
+        """Whether the module can be made private."""
+        from adadpigu.compat.opacus.validators import ModuleValidator
+
+        return ModuleValidator.is_valid(module)
+
+    def save_checkpoint(self, **_: Any) -> None:
+        """Refused: a checkpoint without its ledger would make charges that were made disappear."""
+        raise InputError(
+            "save_checkpoint keeps no ledger; allowed: torch.save(model.state_dict()), or a run folder (out)"
+        )
+
+    load_checkpoint = save_checkpoint
+
+    def _count(self, loader: DataLoader[Any]) -> int:
+        return len(cast(Any, loader.dataset)) if self._records is None else self._records
+
+    def _make(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        criterion: Any,
+        max_grad_norm: float,
+        options: dict[str, Any],
+        *,
+        steps: int | None,
+        budget: Budget | None = None,
+        noise_multiplier: float | None = None,
+    ) -> Any:
+        if self._training is not None:
+            raise InputError("this PrivacyEngine has made a model private already; allowed: another engine for another")
+        clipping, mode = _checked(options, max_grad_norm)
+        check_loader(loader)
+        data = records_of(loader, self._records)
+        _tell_order(loader)
+        length, loss = _length(data.records, loader), ScriptLoss()
+        data = dataclasses.replace(data, train=HeldRecords(data.train))
+        if self._out is not None:
+            check_free(self._out)
+        module.train()
+        prepared = prepare(
+            module,
+            data,
+            method=DPSGD(clip_norm=float(max_grad_norm)),
+            budget=budget,
+            delta=1e-5 if budget is None else budget.delta,
+            options=TrainingOptions(
+                batch_size=min(int(loader.batch_size or 1), data.records),
+                steps=length if steps is None else steps,
+                noise_multiplier=noise_multiplier,
+                clipping=clipping,
+                device=str(next(module.parameters()).device),
+                optimizer=lambda _: optimizer,
+                execution="eager",
+            ),
+            loss=loss,
+        )
+        self._training = Training(
+            prepared,
+            optimizer,
+            loss,
+            length=length,
+            open_ended=steps is None,
+            out=self._out,
+            randomness=self._randomness,
+        )
+        self.accountant.watch(self._training.loops, prepared)
+        output = _output_kind(module, data.train, prepared.device)
+        made = PrivateModule(module, output), optimizer, PrivateDataLoader(self._training, loader)
+        if mode.startswith("ghost"):
+            return made[0], optimizer, nn.CrossEntropyLoss() if criterion is None else criterion, made[2]
+        return made
+
+
+def _length(records: int, loader: DataLoader[Any]) -> int:
+    """Steps of a pass: N/B, rounded up."""
+    return max(1, math.ceil(records / int(loader.batch_size or 1)))
+
+
+def _output_kind(module: nn.Module, records: Any, device: torch.device) -> tuple[torch.Size, torch.dtype]:
+    """Shape and type of the model's output, for a batch without records; from one synthetic record."""
+    inputs, _ = records.take(torch.arange(0))
+    training = module.training
+    with torch.no_grad():
+        output = module.eval()(torch.zeros((1, *inputs.shape[1:]), dtype=inputs.dtype, device=device))
+    module.train(training)
+    return output.shape, output.dtype
+
+
+def _checked(options: dict[str, Any], max_grad_norm: object) -> tuple[Any, str]:
+    """What Opacus takes beside the arguments that decide: some is the default here, the rest is refused by name."""
+    if isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, int | float):
+        raise InputError(
+            f"max_grad_norm={max_grad_norm!r}: allowed: one number, the bound of a record's whole gradient"
+        )
+    known = {
+        "batch_first": (True,),
+        "loss_reduction": ("mean",),
+        "poisson_sampling": (True,),
+        "clipping": ("flat", "automatic"),
+        "noise_generator": (None,),
+        "grad_sample_mode": _MODES,
+        "normalize_clipping": (False,),
+        "strict": (True, False),
+        "wrap_model": (True,),
+        "rand_on_empty": (False,),
+    }
+    remedies = {
+        "loss_reduction": "; take the mean and scale the learning rate",
+        "poisson_sampling": "; shuffled batches have another epsilon than the accountant's",
+        "clipping": "; adadpigu.train has methods that adapt the bound (adaclip, quantile)",
+        "noise_generator": "; noise from a seed that somebody knows is no noise",
+        "batch_first": "; the first dimension is the record",
+    }
+    for name, value in options.items():
+        if name not in known:
+            raise unknown("argument", name, sorted(known))
+        if value not in known[name]:
+            allowed = ", ".join(map(repr, known[name]))
+            raise InputError(f"{name}={value!r}: allowed: {allowed}{remedies.get(name, '')}")
+    return options.get("clipping", "flat"), options.get("grad_sample_mode", "hooks")
+
+
+def _tell_order(loader: DataLoader[Any]) -> None:
+    ignored = [
+        *(["shuffle=True"] if isinstance(getattr(loader, "sampler", None), RandomSampler) else []),
+        *(["drop_last=True"] if getattr(loader, "drop_last", False) else []),
+    ]
+    if ignored:
+        told = f"data_loader: {' and '.join(ignored)} has no effect: every record is drawn with the same probability"
+        warnings.warn(f"{told}, batches differ in size, and none is the last", stacklevel=4)

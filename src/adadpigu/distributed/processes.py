@@ -1,0 +1,116 @@
+"""What a run asks of the processes that train it together, and the answers of one that is alone.
+
+What passes between processes before the noise is as sensitive as within one: they are one job, trusted alike, and
+nothing of it is written or kept. Coordinates are split evenly: rank r of W owns [r·⌈d/W⌉, (r+1)·⌈d/W⌉), and draws the
+noise of these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from adadpigu.randomness import Randomness
+
+T = TypeVar("T")
+
+
+class Processes(Protocol):
+    """The processes of one run; all of them call the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, from 0; the first one keeps the ledger and speaks."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are, W."""
+        ...
+
+    def coins(self, randomness: Randomness, sample_rate: float) -> Randomness:
+        """Tosses as the first process does, for the records that live here; the others' fall on the side of no."""
+        ...
+
+    def own(self, count: int) -> tuple[slice, ...]:
+        """Of so many coordinates those whose noise this process draws, in order."""
+        ...
+
+    def padding(self, count: int, size: int | None) -> int:
+        """Rows to add to so many records, so that all processes that must keep step have equally many micro-batches."""
+        ...
+
+    def added_up(self, values: Tensor) -> Tensor:
+        """Of the sum over all processes the part that this one owns."""
+        ...
+
+    def whole_sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, for a tape that looks at it."""
+        ...
+
+    def gathered(self, part: Tensor, count: int) -> Tensor:
+        """All owners' parts of a vector of so many numbers, once they may be seen."""
+        ...
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag whether it is raised in any process."""
+        ...
+
+    def first(self, work: Callable[[], T]) -> T | None:
+        """Does something in the first process alone, None in the others; what it raises is raised in all."""
+        ...
+
+    def told(self, value: T | None) -> T:
+        """What the first process says."""
+        ...
+
+    def heard(self, value: T) -> list[T]:
+        """What each process says, by rank."""
+        ...
+
+    def spread(self, tensor: Tensor) -> None:
+        """Writes the first process's numbers into every process's tensor of the same kind."""
+        ...
+
+
+class Alone:
+    """One process: everything is its own, and nobody is asked."""
+
+    rank = 0
+    size = 1
+
+    def coins(self, randomness: Randomness, sample_rate: float) -> Randomness:
+        return randomness
+
+    def own(self, count: int) -> tuple[slice, ...]:
+        return (slice(0, count),)
+
+    def padding(self, count: int, size: int | None) -> int:
+        return 0
+
+    def added_up(self, values: Tensor) -> Tensor:
+        return values
+
+    def whole_sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def gathered(self, part: Tensor, count: int) -> Tensor:
+        return part
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        return flags
+
+    def first(self, work: Callable[[], T]) -> T | None:
+        return work()
+
+    def told(self, value: T | None) -> T:
+        assert value is not None
+        return value
+
+    def heard(self, value: T) -> list[T]:
+        return [value]
+
+    def spread(self, tensor: Tensor) -> None:
+        return None

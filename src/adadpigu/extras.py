@@ -1,0 +1,24 @@
+"""Packages that only some users need: asked for when they are used, and named with the command that installs them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from adadpigu.errors import InputError
+
+
+def extra(module: str, *, group: str, purpose: str) -> Any:
+    """An optional package's module; where it is missing, one line says how to install it.
+
+    >>> extra("math", group="none", purpose="counting").floor(1.5)
+    1
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = getattr(error, "name", None) or module.partition(".")[0]
+        raise InputError(
+            f"{purpose} needs the package {missing!r}, which is not there; install it with "
+            f"pip install 'adadpigu[{group}]'"
+        ) from None

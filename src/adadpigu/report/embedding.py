@@ -1,0 +1,51 @@
+"""Words of unknown origin as a page may hold them: run names, settings and notes are whatever somebody wrote.
+
+What no screen shows (controls, marks that turn the direction of writing, halves of characters) is spelled out, so that
+nothing hides in a name; and data stand in the page as JSON in which no character means anything to HTML.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+LONGEST_NAME = 200
+"""characters of a name that are shown"""
+
+
+def visible(text: str, kept: str = "") -> str:
+    """The text with whatever cannot be seen spelled out, but for the characters that are `kept`.
+
+    >>> visible("a\\u202eb\\tc\\u2028"), visible("a\\nb", kept="\\n")
+    ('a\\\\u202eb\\\\x09c\\\\u2028', 'a\\nb')
+    """
+    return "".join(c if c.isprintable() or c in kept else _spelled(ord(c)) for c in text)
+
+
+def _spelled(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def name(text: str) -> str:
+    """A name for one line: visible, and shortened where it is very long.
+
+    >>> name("run"), name("x" * 300)[-21:]
+    ('run', 'x… (300 characters)')
+    """
+    shown = visible(text[: LONGEST_NAME + 1])
+    return shown if len(text) <= LONGEST_NAME else f"{visible(text[:LONGEST_NAME])}… ({len(text)} characters)"
+
+
+def block(text: str) -> str:
+    """Several lines: visible, their ends and tabs as they are."""
+    return visible(text.replace("\r\n", "\n"), kept="\n\t")
+
+
+def script_json(value: Mapping[str, object]) -> str:
+    """JSON for the inside of a `<script>`: plain ASCII without a character that HTML looks for.
+
+    >>> script_json({"name": "</script><!--é"})
+    '{"name":"\\\\u003c/script\\\\u003e\\\\u003c!--\\\\u00e9"}'
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

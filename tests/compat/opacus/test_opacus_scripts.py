@@ -1,0 +1,433 @@
+"""A script for Opacus, with our engine: same updates as our own training, and what would not be private is refused."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
+
+import adadpigu as ad
+from adadpigu.accounting import epsilon, plan_for
+from adadpigu.compat.opacus import DPGRU, DPLSTM, DPRNN, BatchMemoryManager, ModuleValidator, PrivacyEngine
+from adadpigu.compat.opacus import get_noise_multiplier as noise_for
+from adadpigu.errors import InputError, ModelError, PrivacyLineError
+from adadpigu.randomness import ReproducibleRandomness
+
+N, B, C, SIGMA = 60, 12, 0.7, 1.3
+Loss = Callable[[Any, Any], Any]
+"""of tensors; their `backward` has no types"""
+
+
+def records() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(N, 6, generator=generator), torch.randint(4, (N,), generator=generator)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def engine_for(seed: int = 5, **options: Any) -> PrivacyEngine:
+    engine = PrivacyEngine(**options)
+    engine._randomness = ReproducibleRandomness(seed)
+    return engine
+
+
+def made(engine: PrivacyEngine, model: nn.Module, loader: Any = None, **options: Any) -> Any:
+    """Module, optimizer, loader; one planned run of 5 steps unless told otherwise."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    asked = {"noise_multiplier": SIGMA, "max_grad_norm": C, "total_steps": 5, **options}
+    loader = DataLoader(TensorDataset(*records()), batch_size=B) if loader is None else loader
+    return engine.make_private(module=model, optimizer=optimizer, data_loader=loader, **asked)
+
+
+def script(parts: Any, loss_of: Loss = F.cross_entropy, passes: int = 1) -> nn.Module:
+    model, optimizer, loader = parts
+    for _ in range(passes):
+        for data, target in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model(data), target)
+            loss.backward()
+            optimizer.step()
+    module: nn.Module = model
+    return module
+
+
+def backward(loss: Any) -> None:
+    loss.backward()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def ours(model: nn.Module, data: Any = None, loss: Loss = F.cross_entropy, steps: int = 5, **options: Any) -> Tensor:
+    """The weights at which `ad.train` ends with the same noise."""
+    ad.train(
+        model,
+        records() if data is None else data,
+        records=N,
+        method=ad.DPSGD(clip_norm=C),
+        loss=loss,
+        batch_size=B,
+        steps=steps,
+        lr=0.5,
+        momentum=0.9,
+        noise_multiplier=SIGMA,
+        randomness=ReproducibleRandomness(5),
+        **options,
+    )
+    return flat(model)
+
+
+LOSSES: dict[str, tuple[Loss, Loss]] = {
+    "a module": (nn.CrossEntropyLoss(), F.cross_entropy),
+    "two functions": (lambda o, t: F.nll_loss(F.log_softmax(o, dim=1), t), F.cross_entropy),
+    "none, then mean": (lambda o, t: F.cross_entropy(o, t, reduction="none").mean(), F.cross_entropy),
+    "in place": (lambda o, t: F.cross_entropy(o, t).mul_(2.0), lambda o, t: 2 * F.cross_entropy(o, t)),
+    "parts": (lambda o, t: -o.log_softmax(1).gather(1, t[:, None]).squeeze(1).mean(), F.cross_entropy),
+    "no target": (lambda o, t: o.square().mean(), lambda o, t: o.square().mean()),
+    "one of several results": (lambda o, t: o.max(dim=1).values.mean(), lambda o, t: o.max(dim=1).values.mean()),
+    "of a list": (
+        lambda o, t: torch.cat([o, 2 * o], dim=1).logsumexp(1).mean(),
+        lambda o, t: torch.cat([o, 2 * o], 1).logsumexp(1).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_script_ends_where_our_own_training_ends(name: str) -> None:
+    theirs, expected = LOSSES[name]
+    model = script(made(engine_for(), net()), theirs)
+    assert torch.allclose(flat(model), ours(net(), loss=expected), rtol=1e-5, atol=1e-7)
+
+
+def test_passes_without_a_plan_add_up() -> None:
+    engine = engine_for()
+    parts = made(engine, net(), total_steps=None)
+    assert len(parts[2]) == N // B
+    for done in (1, 2, 3):
+        script(parts)
+        plan = plan_for(B / N, done * (N // B))(SIGMA)
+        assert engine.get_epsilon(delta=1e-4) == pytest.approx(epsilon(plan.event(), 1e-4), rel=1e-9)
+        assert engine.accountant.history == [(SIGMA, B / N, done * (N // B))]
+        assert len(engine.accountant) == done * (N // B)
+    report = engine.report(1e-4)
+    assert report.epsilon_pld == pytest.approx(engine.get_epsilon(1e-4), rel=1e-9)
+    assert (report.stages[0].planned, report.steps_charged, report.delta) == (15, 15, 1e-4)
+    assert "how many passes were made" in " ".join(report.not_covered)
+    assert "NOT PRIVATE" in engine.statement()  # its noise can be repeated
+
+
+def test_a_pass_that_is_left_is_claimed_in_full() -> None:
+    engine = engine_for()
+    model, optimizer, loader = made(engine, net(), total_steps=None)
+    for data, target in loader:
+        backward(F.cross_entropy(model(data), target))
+        optimizer.step()
+        break
+    assert len(engine.accountant) == 1
+    assert engine.report().epsilon_pld == pytest.approx(epsilon(plan_for(B / N, 5)(SIGMA).event(), 1e-5), rel=1e-9)
+
+
+def test_epochs_with_an_epsilon_are_one_planned_run() -> None:
+    engine = PrivacyEngine(accountant="rdp")
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = DataLoader(TensorDataset(*records()), batch_size=B)
+    parts = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        target_epsilon=3.0,
+        target_delta=1e-4,
+        epochs=2,
+        max_grad_norm=C,
+    )
+    assert engine.get_epsilon(1e-4) == 0
+    script(parts)
+    between = engine.get_epsilon(1e-4)
+    script(parts)
+    assert 0 < between < engine.get_epsilon(1e-4)
+    assert engine.report().epsilon_pld <= 3.0 < engine.get_epsilon(1e-4)  # Rényi accounting is looser
+    with pytest.raises(InputError, match="planned steps are done"):
+        script(parts)
+
+
+def test_what_is_charged_comes_before_what_is_shown() -> None:
+    engine = engine_for()
+    _, _, loader = made(engine, net())
+    seen = iter(loader)
+    assert len(engine.accountant) == 0
+    next(seen)
+    assert len(engine.accountant) == 1
+
+
+def test_records_are_prepared_one_by_one_as_the_script_does() -> None:
+    inputs, targets = records()
+    engine = engine_for()
+    model, optimizer, loader = made(engine, net())
+    for data, target in loader:
+        backward(F.cross_entropy(model(2 * data.float() - 1), target))
+        optimizer.step()
+    assert torch.allclose(flat(model), ours(net(), data=(2 * inputs - 1, targets)), rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_statistic_before_the_model_does_not_mix_records() -> None:
+    """x − mean(x) over a batch of one is 0: the release is that of records without content."""
+    inputs, targets = records()
+    engine = engine_for()
+    model, optimizer, loader = made(engine, net())
+    for data, target in loader:
+        backward(F.cross_entropy(model(data - data.mean(dim=0)), target))
+        optimizer.step()
+    assert torch.allclose(flat(model), ours(net(), data=(torch.zeros_like(inputs), targets)), rtol=1e-5, atol=1e-7)
+
+
+def test_values_that_a_script_sees_are_those_of_its_batch() -> None:
+    model, optimizer, loader = made(engine_for(), net())
+    for data, target in loader:
+        output = model(data)
+        plain = model._module(data.as_subclass(Tensor))
+        assert torch.equal(output.as_subclass(Tensor), plain)
+        loss = F.cross_entropy(output, target)
+        assert loss.item() == pytest.approx(float(F.cross_entropy(plain, target.as_subclass(Tensor))))
+        assert (output.argmax(1) == target).float().mean() <= 1
+        backward(loss)
+        optimizer.step()
+
+
+def test_an_empty_batch_is_a_step_like_any_other() -> None:
+    """Of 40 draws of one record on average, one is empty but with probability (1 − 1/e)^40, about 1e-8."""
+    engine = engine_for()
+    loader = DataLoader(TensorDataset(*records()), batch_size=1)
+    sizes = []
+    model, optimizer, loader = made(engine, net(), loader, total_steps=40)
+    for data, target in loader:
+        sizes.append(len(data))
+        backward(F.cross_entropy(model(data), target))
+        optimizer.step()
+    assert len(engine.accountant) == 40
+    assert min(sizes) == 0
+
+
+class Words(Dataset[Any]):
+    """Sequences of several lengths."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        lengths = torch.randint(2, 7, (N,), generator=generator).tolist()
+        self.items = [(torch.randint(1, 9, (length,), generator=generator), length % 3) for length in lengths]
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.items[index]
+
+
+def padding(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    return pad_sequence([x for x, _ in batch], batch_first=True), torch.tensor([y for _, y in batch])
+
+
+class Reader(nn.Module):
+    """Letters to classes."""
+
+    def __init__(self, kind: Any = nn.LSTM) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embedding, self.recurrent = nn.Embedding(9, 4), kind(4, 5, batch_first=True)
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.out(self.recurrent(self.embedding(x))[0][:, -1])
+        return output
+
+
+@pytest.mark.parametrize("kind", [DPLSTM, DPGRU, DPRNN])
+def test_padding_goes_to_one_public_length(kind: Any) -> None:
+    engine = engine_for()
+    model = script(made(engine, Reader(kind), DataLoader(Words(), batch_size=B, collate_fn=padding)))
+    longest = max(len(x) for x, _ in Words().items)
+    whole, labels = padding(Words().items)
+    assert whole.shape[1] == longest
+    assert torch.allclose(flat(model), ours(Reader(kind), data=(whole, labels)), rtol=1e-4, atol=1e-6)
+    assert f"the longest record has length {longest}" in " ".join(engine.report().not_covered)
+
+
+def test_parts_of_a_batch_give_the_same_update() -> None:
+    engine = engine_for()
+    model, optimizer, loader = made(engine, net())
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer) as parts:
+        script((model, optimizer, parts))
+    assert torch.allclose(flat(model), ours(net(), physical_batch_size=3), rtol=1e-5, atol=1e-7)
+
+
+def refused(parts: Any, step: Callable[[Any, Any, Tensor, Tensor], None], text: str, kind: Any = InputError) -> None:
+    model, optimizer, loader = parts
+
+    def run() -> None:
+        for data, target in loader:
+            step(model, optimizer, data, target)
+
+    with pytest.raises(kind, match=text):
+        run()
+
+
+def _back(loss: Callable[..., Any], model: Any, _: Any, data: Tensor, target: Tensor) -> None:
+    backward(loss(model, data, target))
+
+
+def test_losses_that_are_not_a_record_s_own_are_refused() -> None:
+    weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    cases: list[tuple[Callable[..., Any], str]] = [
+        (lambda m, d, t: F.cross_entropy(m(d), t, reduction="sum"), "not the mean"),
+        (lambda m, d, t: F.cross_entropy(m(d), t, weight=weight), "not the mean"),
+        (lambda m, d, t: m(d).std(dim=0).sum(), "not the mean"),
+        (lambda m, d, t: F.cross_entropy(m(d), t) + sum(p.square().sum() for p in m.parameters()), "weight_decay"),
+        (lambda m, d, t: F.cross_entropy(m(d) + m(d), t), "2 outputs"),
+        (lambda m, d, t: F.mse_loss(m(d), d[:, :4]), "the batch's inputs"),
+        (lambda m, d, t: F.cross_entropy(m(d), t, reduction="none"), "one number"),
+    ]
+    for loss, text in cases:
+        refused(made(engine_for(), net()), functools.partial(_back, loss), text)
+
+
+def test_a_gradient_of_the_script_s_own_is_refused() -> None:
+    inputs, targets = records()
+
+    def plain(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> None:
+        backward(F.cross_entropy(model(inputs), targets))
+
+    refused(made(engine_for(), net()), plain, "backward pass of your own", PrivacyLineError)
+
+
+def test_the_old_loader_and_a_forgotten_backward_are_refused() -> None:
+    loader = DataLoader(TensorDataset(*records()), batch_size=B)
+    model, optimizer, _ = made(engine_for(), net(), loader)
+    with pytest.raises(PrivacyLineError, match="backward pass of your own"):
+        script((model, optimizer, loader))
+    with pytest.raises(PrivacyLineError, match="no release"):
+        optimizer.step()
+    refused(made(engine_for(), net()), lambda m, o, d, t: o.step(), "no release", PrivacyLineError)
+    refused(made(engine_for(), net()), lambda m, o, d, t: None, r"batch.backward\(\) was not called")
+
+
+def test_a_loss_of_an_earlier_batch_is_refused() -> None:
+    kept: list[Tensor] = []
+
+    def step(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> None:
+        kept.append(F.cross_entropy(model(data), target))
+        backward(kept[0])
+        optimizer.step()
+
+    refused(made(engine_for(), net()), step, "used", PrivacyLineError)
+
+    def both(model: Any, optimizer: Any, data: Tensor, target: Tensor) -> None:
+        kept.append(F.cross_entropy(model(data), target))
+        backward(sum(kept, torch.zeros(())))
+
+    refused(made(engine_for(), net()), both, "batches; allowed: one")
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def sampled() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*records()), batch_size=B, sampler=WeightedRandomSampler([1.0] * N, N))
+
+
+def by_replacement() -> DataLoader[Any]:
+    data = TensorDataset(*records())
+    return DataLoader(data, batch_size=B, sampler=RandomSampler(data, replacement=True))
+
+
+def sorting(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    return padding(sorted(batch, key=lambda item: -len(item[0])))
+
+
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        (sampled, "WeightedRandomSampler of its own"),
+        (by_replacement, "with replacement"),
+        (lambda: DataLoader(TensorDataset(*records()), batch_size=None), "batch sampler of its own"),
+        (lambda: DataLoader(Endless(), batch_size=B), "has no length"),
+        (lambda: [records()], "is a list"),
+        (lambda: DataLoader(Words(), batch_size=B, collate_fn=sorting), "another record"),
+    ],
+)
+def test_a_loader_that_decides_on_its_own_is_refused(loader: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        made(engine_for(), net(), loader())
+
+
+def test_order_that_has_no_effect_is_told() -> None:
+    loader = DataLoader(TensorDataset(*records()), batch_size=B, shuffle=True, drop_last=True)
+    with pytest.warns(UserWarning, match="shuffle=True and drop_last=True has no effect"):
+        made(engine_for(), net(), loader)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"poisson_sampling": False},
+        {"loss_reduction": "sum"},
+        {"clipping": "per_layer"},
+        {"max_grad_norm": [1.0, 1.0]},
+        {"noise_generator": torch.Generator()},
+        {"grad_sample_mode": "magic"},
+        {"batch_first": False},
+        {"sigma": 1.0},
+    ],
+)
+def test_what_would_change_the_guarantee_is_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        made(engine_for(), net(), **options)
+    with pytest.raises(InputError, match="gdp"):
+        PrivacyEngine(accountant="gdp")
+
+
+def test_a_model_that_mixes_records_is_refused_and_mended() -> None:
+    mixing = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6 * 36, 4))
+    assert not ModuleValidator.is_valid(mixing)
+    assert "BatchNorm2d" in str(ModuleValidator.validate(mixing)[0])
+    with pytest.raises(ModelError, match="GroupNorm"):
+        ModuleValidator.validate(mixing, strict=True)
+    fixed = ModuleValidator.fix_and_validate(mixing)
+    assert isinstance(mixing[1], nn.BatchNorm2d)
+    assert isinstance(fixed[1], nn.GroupNorm)  # type: ignore[index]
+    assert fixed(torch.zeros(2, 1, 8, 8)).shape == (2, 4)
+    with pytest.raises(ModelError, match="BatchNorm1d"):
+        made(engine_for(), nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)))
+
+
+def test_noise_for_an_epsilon_is_the_least_that_keeps_it() -> None:
+    sigma = noise_for(target_epsilon=2.0, target_delta=1e-5, sample_rate=0.05, epochs=3)
+    spent = epsilon(plan_for(0.05, 60)(sigma).event(), 1e-5)
+    assert spent <= 2.0 < epsilon(plan_for(0.05, 60)(0.99 * sigma).event(), 1e-5)
+
+
+def test_a_module_is_the_user_s_own_inside() -> None:
+    model = net()
+    wrapped, *_ = made(engine_for(), model)
+    assert wrapped._module is model
+    assert {name.removeprefix("_module.") for name in wrapped.state_dict()} == set(model.state_dict())
+    assert torch.equal(wrapped(records()[0]), model(records()[0]))
+
+
+def test_no_word_of_warning_comes_from_a_script_that_does_all_right() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script(made(PrivacyEngine(), net(), total_steps=None), passes=2)

@@ -1,0 +1,172 @@
+"""Replay and a white-box audit through Hugging Face's Trainer: a record moves sums within their bound, nothing else.
+
+The runs are Trainer's from end to end. The auditor's tape is put where a session has one; nothing else is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_models import CLASSES, LENGTH, RECORDS, WORDS, arguments, config, records, trained_part, trainer
+from torch import Tensor, nn
+from transformers import BertForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+import adadpigu as ad
+from adadpigu.audit.coins import NeighbourCoins, RecordedCoins
+from adadpigu.audit.estimators import gaussian_mu
+from adadpigu.audit.tapes import Player, Recorder, public_state
+from adadpigu.audit.white_box import _HalfIn
+from adadpigu.mechanism import GaussianMechanism
+from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
+from adadpigu.training import own_loop
+
+STEPS = 3
+
+
+SESSION: Any = vars(own_loop)["session"]
+NAMES = ("recorded", "played")
+
+
+def taped(monkeypatch: pytest.MonkeyPatch, tape: Any, chance: Any = None) -> None:
+    """Every loop from here on has the tape; forwards of its steps draw from `chance`."""
+
+    @contextlib.contextmanager
+    def session(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with SESSION(*args, **{**kwargs, "tape": tape}) as begun, chance or contextlib.nullcontext():
+            yield begun
+
+    monkeypatch.setattr(own_loop, "session", session)
+
+
+NEIGHBOURS: dict[str, list[dict[str, Any]]] = {
+    "one more, of one token": [*records(), {"input_ids": [WORDS - 1], "label": 2}],
+    "one more, as long as can be": [*records(), {"input_ids": [5] * LENGTH, "label": 0}],
+    "one more, twice there": [*records(), records()[0]],
+    "one less": records()[:-1],
+}
+
+
+class _Runs:
+    """A run on D, and runs on neighbours under the same releases."""
+
+    def __init__(self, part: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._part, self._folder, self._patch = part, folder, monkeypatch
+        self.coins = RecordedCoins(ReproducibleRandomness(0), always=RECORDS - 1, share=0.5, empty=frozenset({1}))
+        model = trained_part(part)
+        self.tape = Recorder(functools.partial(public_state, model))
+        self.written = self._run("recorded", model, records(), self.coins, self.tape)
+
+    def player(self, data: list[dict[str, Any]]) -> Player:
+        model = trained_part(self._part)
+        player = Player(self.tape, functools.partial(public_state, model))
+        coins = NeighbourCoins(self.coins, removed=len(data) if len(data) < RECORDS else None)
+        self.replayed = self._run("played", model, data, coins, player)
+        player.finish()
+        return player
+
+    def _run(self, name: str, model: nn.Module, data: list[dict[str, Any]], coins: Any, tape: Any) -> list[Any]:
+        """All of Trainer's log but its last line, which says how long it took; its files are put aside."""
+        taped(self._patch, tape, coins.chance)
+        place = arguments(self._folder / "run", max_steps=STEPS, save_strategy="steps", save_steps=1)
+        private = trainer(model, place, train_dataset=data, randomness=coins, observers=[tape])
+        private.train()
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+        (self._folder / "run").rename(self._folder / name)
+        return list(private.state.log_history[:-1])
+
+
+@pytest.mark.parametrize("part", ["full", "lora", "head"])
+def test_one_record_moves_sums_within_their_bound_and_nothing_public(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = _Runs(part, tmp_path, monkeypatch)
+    assert (*runs.tape.breaches, *runs.tape.bare()) == ()
+    for data in NEIGHBOURS.values():
+        played = runs.player(data)
+        assert tuple(played.breaches) == ()
+        assert 0 < played.largest <= 1 + 1e-5
+        assert runs.replayed == runs.written
+        states = (tmp_path / name / "checkpoint-2" / "trainer_state.json" for name in NAMES)
+        one, other = (json.loads(path.read_text()) for path in states)
+        assert one == other
+
+
+def test_replay_would_see_a_batch_that_is_not_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: sums are doubled on their way to the noise."""
+    genuine = GaussianMechanism.release
+
+    def doubled(self: Any, sums: Any, receipt: Any) -> Any:
+        for total in sums:
+            total._open().mul_(2)
+        return genuine(self, sums, receipt)
+
+    monkeypatch.setattr(GaussianMechanism, "release", doubled)
+    runs = _Runs("head", tmp_path, monkeypatch)
+    assert "above its sensitivity" in " ".join(runs.player(NEIGHBOURS["one less"]).breaches)
+
+
+class WithBlock(BertForSequenceClassification):  # type: ignore[misc, unused-ignore]
+    """A classifier with an auditor's dummy block beside it."""
+
+    def __init__(self, settings: Any, coordinates: int) -> None:
+        super().__init__(settings)
+        self.block = nn.Linear(1, coordinates, bias=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> SequenceClassifierOutput:
+        scores: Tensor = super().forward(*args, **kwargs).logits
+        return SequenceClassifierOutput(logits=torch.cat([scores, self.block(scores.new_ones(len(scores), 1))], dim=1))
+
+
+def _white_box(folder: Path, monkeypatch: pytest.MonkeyPatch, a_world: int, sigma: float) -> tuple[Any, Any]:
+    """A run with canaries: what was observed of them, and the run."""
+    canaries = _HalfIn(a_world, lambda _: None)
+    torch.manual_seed(0)
+    model = WithBlock(config("bert"), canaries.coordinates)
+    canaries.loss = type(canaries.loss)(CLASSES, canaries.coordinates, canaries.count)
+    canaries._weight = model.block.weight
+    extra = [{"input_ids": [3], "label": CLASSES + number} for number in range(canaries.count)]
+    taped(monkeypatch, canaries)
+    private = trainer(
+        model,
+        arguments(folder, max_steps=6),
+        train_dataset=[*records(), *extra],
+        loss=lambda outputs, targets: canaries.loss(outputs, targets),
+        noise_multiplier=sigma,
+        randomness=canaries.coins(SystemRandomness()),
+        physical_batch_size=64,
+    )
+    private.train()
+    return canaries.observations(), private.run
+
+
+def test_a_white_box_audit_finds_the_noise_that_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lower bound on μ = 1/σ stays below the claim and is near it.
+
+    False alarms: 1e-6 above, by the bound's confidence; below, six standard deviations of it, less than 1e-8.
+    """
+    sigma = 1.0
+    seen, run = _white_box(tmp_path, monkeypatch, a_world=256, sigma=sigma)
+    assert seen.odd == seen.disturbed == 0
+    assert seen.count >= 6 * 250
+    mu = gaussian_mu(seen.errors(), 1e-6)
+    assert 0.4 / sigma < mu <= 1 / sigma
+    assert run.steps_done == 6
+
+
+def test_a_white_box_audit_sees_noise_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a third of the noise. It is missed with a chance below 1e-6: μ is 3, and 1500 looks a world refute 1."""
+    genuine = SystemRandomness.normal
+    monkeypatch.setattr(SystemRandomness, "normal", lambda self, count: genuine(self, count) / 3)
+    seen, run = _white_box(tmp_path, monkeypatch, a_world=256, sigma=1.0)
+    mu = gaussian_mu(seen.errors(), 1e-6)
+    assert mu > 1.0
+    assert isinstance(run, ad.Run)
