@@ -29,7 +29,7 @@ class SampleConvNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.relu(self.fc1(x.view(-1, 32 * 4)))
         return self.fc2(x)
 
 

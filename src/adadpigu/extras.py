@@ -16,8 +16,8 @@ def extra(module: str, *, group: str, purpose: str) -> Any:
     """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        missing = getattr(error, "name", None) or module.partition(".")[0]
+    except ModuleNotFoundError as error:  # an ImportError of another kind is a broken package, and says so itself
+        missing = error.name or module.partition(".")[0]
         raise InputError(
             f"{purpose} needs the package {missing!r}, which is not there; install it with "
             f"pip install 'adadpigu[{group}]'"

@@ -317,3 +317,23 @@ class Careful(nn.Module):
 
 def test_a_model_that_refuses_extreme_values_by_itself_is_legal() -> None:
     assert choose_engine(Careful(), nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3))).name == "ghost"
+
+
+class Trimming(nn.Module):
+    """Cuts its batch to the longest record that does not end in padding."""
+
+    def __init__(self, padding: int) -> None:
+        super().__init__()
+        self.padding = padding
+        self.embedding, self.scores = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = int((x != self.padding).sum(dim=1).max())
+        scores: Tensor = self.scores(self.embedding(x[:, : max(length, 1)]).mean(dim=1))
+        return scores
+
+
+@pytest.mark.parametrize("padding", [0, 1, 9])
+def test_records_that_are_cut_to_the_longest_of_a_batch_are_mixed(padding: int) -> None:
+    with pytest.raises(ModelError, match="mixes records"):
+        inspect_model(Trimming(padding), torch.zeros(4, 12, dtype=torch.long))

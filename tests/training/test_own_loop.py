@@ -139,7 +139,8 @@ def test_a_layer_that_was_frozen_when_the_loop_began_cannot_join() -> None:
     net.first.requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     loop = loop_for(net, optimizer)
-    batch = next(iter(loop))
+    batches = iter(loop)
+    batch = next(batches)
     net.first.requires_grad_(True)
     with pytest.raises(ad.ModelError, match=r"parameter 'first.weight' was frozen when the loop began"):
         batch.backward()
@@ -357,3 +358,58 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         loop_for(net, torch.optim.SGD([*net.first.parameters(), net.last.weight], lr=0.5))
     with pytest.raises(ad.InputError, match="LBFGS"):
         loop_for(net, torch.optim.LBFGS(net.parameters()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(net, "centre", True),
+        lambda net: setattr(net, "first", nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False))),
+        lambda net: net.first.register_forward_hook(lambda _, __, output: output - output.mean(0)),
+    ],
+)
+def test_what_changes_between_the_loop_and_its_first_batch_is_refused(change: Callable[[Any], object]) -> None:
+    """Whether records stay apart was probed when the loop was made."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = loop_for(net, optimizer)
+    change(net)
+    with pytest.raises(ad.ModelError, match="since the loop began"):
+        next(iter(loop))
+
+
+def test_evaluation_mode_between_the_loop_and_its_first_batch_is_no_change() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = loop_for(net, optimizer)
+    net.eval()
+    for batch in loop:
+        batch.backward()
+        optimizer.step()
+    assert loop.run.steps_done == STEPS
+
+
+def test_a_batch_of_an_ended_run_is_refused() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = loop_for(net, optimizer)
+    batch = next(iter(loop))
+    loop.finish()
+    with pytest.raises(ad.PrivacyLineError, match="has ended"):
+        batch.backward()
+    optimizer.step()  # the optimiser is the user's alone again
+
+
+def test_nobody_sees_a_batch_and_its_epochs_are_one_pass() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = loop_for(net, optimizer)
+    for number, batch in enumerate(loop):
+        if number == 0:
+            for look in (iter, len, lambda b: b[0], lambda b: b.to("cpu")):
+                with pytest.raises(ad.PrivacyLineError, match="nobody sees"):
+                    look(batch)
+        batch.backward()
+        optimizer.step()
+    with pytest.raises(ad.InputError, match="leave out the loop over epochs"):
+        next(iter(loop))

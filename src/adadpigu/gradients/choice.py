@@ -18,7 +18,7 @@ from adadpigu.gradients.inspection import prepared, refuse_by_behaviour, refuse_
 from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
-from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled
+from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled, side_by_side
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
@@ -84,13 +84,21 @@ def _shorten(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> None:
 
 def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor, engine: str) -> SealedEngine:
     asked = "asked for" if engine != "auto" else ""
-    unruly = _against_rules(model, loss, inputs, targets) if engine in ("auto", "ghost", "materialised") else asked
+    unruly: str | None = asked
+    laid_out = True
+    if engine in ("auto", "ghost", "materialised"):
+        unruly = _against_rules(model, loss, inputs, targets)
+        if unruly is not None and side_by_side(inputs) is not inputs:  # x.view(…) refuses channels side by side
+            laid_out = False
+            unruly = _against_rules(model, loss, inputs, targets, laid_out=False)
     if unruly is None:
         kinds = ", ".join(sorted({type(module).__name__ for _, module in ruled(model)}))
         slow = f"; the loss runs record by record, as vmap refuses it: {loss.refusal}" if loss.refusal else ""
         reason = f"every trained parameter belongs to {kinds}, and they agree with autograd on an example"
         kind = RuleEngine if engine == "materialised" else GhostEngine
-        return kind(model, loss, f"layer rules: {reason}{slow}")
+        chosen = kind(model, loss, f"layer rules: {reason}{slow}")
+        chosen.laid_out = laid_out
+        return chosen
     if engine in ("ghost", "materialised"):
         raise ModelError(f"<model>: engine={engine!r} cannot be used: {unruly}; allowed here: auto, functional, loop")
     refusal = asked if engine == "loop" else _against_functional(model, loss, inputs, targets)
@@ -107,7 +115,9 @@ def _choose(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor,
     return LoopEngine(model, loss, f"loop over records: {refusal}")
 
 
-def _against_rules(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor) -> str | None:
+def _against_rules(
+    model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: Tensor, *, laid_out: bool = True
+) -> str | None:
     """Why the layer rules cannot be used, or None.
 
     Same batch, same seed, so dropout agrees; compared record by record, so that a layer which sees the batch in another
@@ -118,7 +128,9 @@ def _against_rules(model: nn.Module, loss: RecordLoss, inputs: Tensor, targets: 
             return f"no layer rule for {describe(path, module)}"
     try:
         seed()
-        found = RuleEngine(model, loss, "").compute(inputs, targets).gradients
+        rules = RuleEngine(model, loss, "")
+        rules.laid_out = laid_out
+        found = rules.compute(inputs, targets).gradients
         seed()
         parameters = Layout.of(model).parameters(model)
         losses = loss(model(inputs), targets)

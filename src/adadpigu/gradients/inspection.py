@@ -36,7 +36,7 @@ def prepared(model: nn.Module, inputs: Tensor) -> Tensor:
     seed()
     model.train()
     nudge(model)
-    return varied(inputs)
+    return varied(model, inputs)
 
 
 def refuse_by_type(model: nn.Module) -> None:

@@ -134,6 +134,10 @@ class SealedEngine(ABC):
     def keepsake(self) -> object:
         return None
 
+    def arranged(self, inputs: Tensor) -> Tensor:
+        """Inputs in the layout in which the engine gives them to the net."""
+        return inputs
+
     def buffer(self, records: int, width: int | None = None) -> Tensor:
         """An unfilled [b, d] tensor (or of another width) where the model's parameters live."""
         dtype, device = self._kind()

@@ -1,7 +1,8 @@
 """The loss of each record on its own: ℓ_i = Σ loss(output_i as a batch of one, target_i as a batch of one).
 
-This definition lets a user bring any loss of a batch (reduction none, sum or mean, class weights) and still cannot mix
-records, which a weighted mean over the batch would. Losses are sensitive: callers seal them.
+This definition lets a user bring any loss of a batch (reduction none, sum or mean) and still cannot mix records. What
+is no mean or sum over records, such as a mean by class weights, would be another loss this way, and is refused. Losses
+are sensitive: callers seal them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class RecordLoss:
         with torch.random.fork_rng(devices=[]):
             _refuse_state(looped, outputs, targets)
         expected = _on_example(looped, outputs, targets)
+        _refuse_weighted_mean(looped, outputs, targets)
         vmapped = cls(loss, None)
         try:
             found = vmapped(outputs, targets)
@@ -53,6 +55,14 @@ class RecordLoss:
         kept = Kept(self._loss)
         try:
             return self._loss(output, target).sum()
+        finally:
+            kept.put_back()
+
+    def whole(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss as it is of a batch; what it would remember of it is undone."""
+        kept = Kept(self._loss)
+        try:
+            return self._loss(outputs, targets).detach()
         finally:
             kept.put_back()
 
@@ -76,6 +86,29 @@ def _on_example(loss: RecordLoss, outputs: Tensor, targets: Tensor) -> Tensor:
         raise ModelError(
             f"<model>: the loss refuses {shapes}: {first_line(error)}; match the model to the labels"
         ) from error
+
+
+def _refuse_weighted_mean(looped: RecordLoss, outputs: Tensor, targets: Tensor) -> None:
+    """Labels of several classes: the loss of the batch must be the mean, or the sum, of those of its records."""
+    whole = targets.dtype in (torch.int64, torch.int32) and targets.dim() == 1
+    if not (whole and outputs.dim() >= 2 and outputs.is_floating_point() and outputs.shape[1] > 1):
+        return
+    labels = (torch.arange(len(targets), device=targets.device) % outputs.shape[1]).to(targets)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.default_generator.manual_seed(0)
+            batch = looped.whole(outputs, labels)
+            torch.default_generator.manual_seed(0)
+            each = looped(outputs, labels).detach()
+        except Exception:  # not every whole number is a class: the loss takes these targets for something else
+            return
+    if batch.dim() > 0 or not bool(torch.isfinite(batch) & torch.isfinite(each).all()):
+        return
+    if not any(torch.allclose(batch, total, rtol=1e-3, atol=1e-6) for total in (each.mean(), each.sum())):
+        raise ModelError(
+            "<loss>: the loss of a batch is neither the mean nor the sum of its records' losses, as with class weights "
+            "and reduction='mean', which would cancel for a record by itself; allowed: reduction='none' or 'sum'"
+        )
 
 
 def _refuse_state(looped: RecordLoss, outputs: Tensor, targets: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.errors import ModelError
-from adadpigu.gradients.probing import agree, forward, quiet_mode
+from adadpigu.gradients.probing import agree, forward, padding_ids, quiet_mode
 from adadpigu.gradients.state import describe
 
 
@@ -38,6 +38,7 @@ def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
     Independence is probed, not proved: with ordinary, extreme, non-finite and repeated records, and in a larger batch.
     """
     _refuse_mixing(model, inputs, range(0, len(inputs), len(inputs) - 1))
+    _refuse_trimming(model, inputs)
     many = inputs.repeat(_LARGE // len(inputs) + 1, *[1] * (inputs.dim() - 1))
     if inputs.is_floating_point():
         many = many + torch.randn_like(many)
@@ -45,17 +46,32 @@ def refuse_mixing(model: nn.Module, inputs: Tensor) -> None:
         _refuse_mixing(model, many, range(1), most=_ORDINARY)
 
 
+def _refuse_trimming(model: nn.Module, inputs: Tensor) -> None:
+    """Of whole numbers: records that end in padding, beside one that does not, which could make them longer."""
+    ids = [] if inputs.is_floating_point() or inputs.is_complex() or inputs.dim() < 2 else padding_ids(model)
+    for number in ids:
+        other = next((each for each in ids if each != number), None)
+        if other is not None:
+            padded = torch.where(inputs == number, other, inputs)
+            padded[..., (inputs.shape[-1] + 1) // 2 :] = number
+            _refuse_mixing(model, padded, range(1), longest=torch.full_like(inputs[0], other))
+
+
 _LARGE = 256
 _ORDINARY = 3
 
 
-def _refuse_mixing(model: nn.Module, inputs: Tensor, positions: range, most: int = 7) -> None:
+def _refuse_mixing(
+    model: nn.Module, inputs: Tensor, positions: range, most: int = 7, longest: Tensor | None = None
+) -> None:
+    """Replaces records in turn by very different ones, or by `longest`."""
     everyone = torch.ones(len(inputs), dtype=torch.bool)
     output = forward(model, inputs).detach()
     for record in positions:
         others = everyone.clone()
         others[record] = False
-        for number, replaced in enumerate(itertools.islice(_replaced(inputs, record), most)):
+        values = _values(inputs, record) if longest is None else [longest]
+        for number, replaced in enumerate(itertools.islice(_replaced(inputs, record, values), most)):
             try:
                 altered = forward(model, replaced).detach()
             except ModelError:
@@ -118,19 +134,22 @@ def _copies(tree: Any) -> list[Tensor]:
     return [leaf.detach().clone() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _replaced(inputs: Tensor, record: int) -> Iterator[Tensor]:
-    """The batch with one record made very different, in the range of the example where values are indices."""
+def _values(inputs: Tensor, record: int) -> list[Tensor]:
+    """Records that are very different from one, in the range of the example where values are indices."""
     old = inputs[record]
     if inputs.dtype == torch.bool:
-        values = [~old]
-    elif inputs.is_floating_point() or inputs.is_complex():
+        return [~old]
+    if inputs.is_floating_point() or inputs.is_complex():
         largest = torch.finfo(inputs.dtype).max
         far = 10 * torch.randn_like(old) + 3
         values = [far, -far, inputs[1 - min(record, 1)]]  # ordinary
-        values += [torch.full_like(old, value) for value in (0.0, largest, float("inf"), float("nan"))]
-    else:
-        mirrored = inputs.min() + inputs.max() - old
-        values = [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]
+        return values + [torch.full_like(old, value) for value in (0.0, largest, float("inf"), float("nan"))]
+    mirrored = inputs.min() + inputs.max() - old
+    return [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]
+
+
+def _replaced(inputs: Tensor, record: int, values: list[Tensor]) -> Iterator[Tensor]:
+    """The batch with one record made another, each time."""
     for value in values:
         replaced = inputs.clone()
         replaced[record] = value

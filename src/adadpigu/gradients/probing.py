@@ -41,11 +41,29 @@ def seed(number: int = 0) -> None:
         torch.cuda.manual_seed_all(number)
 
 
-def varied(inputs: Tensor) -> Tensor:
+def varied(model: nn.Module, inputs: Tensor) -> Tensor:
     """The example with distinct records: a constant one (all zeros, say) would hide what the model does to records."""
-    if inputs.is_floating_point() and inputs.numel() > 0 and bool((inputs == inputs.flatten()[0]).all()):
+    if inputs.numel() == 0 or bool((inputs != inputs.flatten()[0]).any()):
+        return inputs
+    if inputs.is_floating_point():
         return torch.randn_like(inputs)
+    if known_ids(model) > 1 and inputs.dtype not in (torch.bool, torch.uint8):
+        return torch.randint_like(inputs, known_ids(model))
     return inputs
+
+
+def known_ids(model: nn.Module) -> int:
+    """How many ids all embeddings of a model know, from 0: what an example of whole numbers may hold; 0 without any."""
+    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    return min(sizes, default=0)
+
+
+def padding_ids(model: nn.Module) -> list[int]:
+    """Ids with which records may be filled up to a length: what embeddings declare, the first ones and the last."""
+    count = known_ids(model)
+    declared = [getattr(module, "padding_idx", None) for module in model.modules()]
+    likely = [*(each for each in declared if each is not None), *range(4), count - 1, count - 2]
+    return [number for number in dict.fromkeys(likely) if 0 <= number < count]
 
 
 @torch.no_grad()

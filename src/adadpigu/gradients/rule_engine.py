@@ -112,6 +112,8 @@ class RuleEngine(SealedEngine):
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str) -> None:
         super().__init__(model, loss, reason)
         self.precision: Precision = "float32"
+        self.laid_out = True
+        """whether images are given with their channels side by side"""
         self._last: Wanted | None = None
         self._apart: frozenset[Slot] = frozenset()
 
@@ -224,10 +226,13 @@ class RuleEngine(SealedEngine):
     def _forward(
         self, inputs: Tensor, targets: Tensor, copies: int, slots: Iterable[Slot]
     ) -> tuple[list[Call], Tensor]:
-        inputs = side_by_side(inputs)
+        inputs = self.arranged(inputs)
         with captured(self.model, self._owned(slots)) as calls:
             each = self.loss(self._outputs(inputs), repeated(targets, copies))
         return calls, each if copies == 1 else each.view(len(targets), copies).mean(dim=1)
+
+    def arranged(self, inputs: Tensor) -> Tensor:
+        return side_by_side(inputs) if self.laid_out else inputs
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         """The model's outputs; with bf16 its products are shorter, all that follows is float32 again."""

@@ -101,6 +101,7 @@ class Draws:
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
         self._stage, self._step, self._planned = stage, step, dict(planned)
+        self._pending = None
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """One fresh Poisson batch, one event, a release a query."""

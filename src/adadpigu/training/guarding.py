@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,9 +51,13 @@ class Guard:
         """A batch was drawn: there is nothing to step along until its release."""
         self._waits, self._release = True, None
 
-    def remember(self) -> None:
-        """The model as it is now is the one that may be trained."""
-        self._state = _anatomy(self._model)
+    def begin(self) -> None:
+        """The model is in training mode now; but for that it must be as it was when it was probed."""
+        now = _anatomy(self._model)
+        for place, found in now.items():
+            if isinstance(found, _Module) and isinstance(self._state.get(place), _Module):
+                self._state[place] = replace(self._state[place], training=found.training)  # type: ignore[type-var]
+        self._compare(now)
 
     def take_off(self) -> None:
         """From here on model and optimiser are the user's alone; gradients are gone."""
@@ -74,7 +79,9 @@ class Guard:
                     f"parameter {name!r} was frozen when the loop began, so its gradient has no bound; allowed: make "
                     "the loop with all that will be trained, and freeze later"
                 )
-        now = _anatomy(self._model)
+        self._compare(_anatomy(self._model))
+
+    def _compare(self, now: dict[str, object]) -> None:
         for place in sorted(self._state.keys() | now.keys()):
             if self._state.get(place) != now.get(place):
                 raise ModelError(
@@ -141,7 +148,8 @@ def _given(tensor: Tensor | None) -> Tensor:
 def _refuse_backward(_: Tensor) -> None:
     raise PrivacyLineError(
         "a backward pass of your own reached a parameter's grad: it would hold un-noised gradients; allowed: "
-        "batch.backward(), or torch.autograd.grad for values that stay out of the training"
+        "batch.backward() of the private loop, loss.backward() on a batch of the loader that was made private, or "
+        "torch.autograd.grad for values that stay out of the training"
     )
 
 
@@ -163,11 +171,20 @@ def _check_optimizer(named: dict[str, nn.Parameter], trained: set[str], optimize
         raise InputError(f"optimizer does not hold parameter {name!r}, which is trained; allowed: freeze it, or add it")
 
 
+@dataclass(frozen=True)
+class _Module:
+    """A module as it stands in a model."""
+
+    identity: int
+    kind: type
+    training: bool
+
+
 def _anatomy(model: nn.Module) -> dict[str, object]:
     """Everything about a model that decides how it treats records, but its tensors: by dotted place."""
     found: dict[str, object] = {}
     for path, module in model.named_modules():
-        found[path or "model"] = id(module), type(module), module.training
+        found[path or "model"] = _Module(id(module), type(module), module.training)
         for key, value in vars(module).items():
             place = f"{path}.{key}" if path else key
             if key in _INTERNAL:

@@ -12,13 +12,13 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from adadpigu.accounting import Ledger, PrivacyReport
 from adadpigu.accounting.shared import SharedTotal
-from adadpigu.beside import join
 from adadpigu.bounding import Query
 from adadpigu.diagnostics import Diagnostics
 from adadpigu.distributed.meeting import check_alike
@@ -26,7 +26,7 @@ from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.gradients.state import Untrained
 from adadpigu.mechanism import GaussianMechanism, Release, Tape
-from adadpigu.methods.base import Running, Stage
+from adadpigu.methods.base import Stage
 from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
 from adadpigu.records import Records
@@ -42,6 +42,7 @@ from adadpigu.training.run import Metrics, Observer, Run, RunFolder
 from adadpigu.training.schedules import lr_factor
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.telling import Telling
+from adadpigu.training.updating import Step, Updates
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -53,15 +54,6 @@ _COMPARED_EVERY = 64
 """steps between looks at whether several processes still have the same weights"""
 
 End = Literal["finished", "interrupted", "exhausted"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """A step that may be taken now: the number of its stage, its own within it, and the steps before it in all."""
-
-    stage: int
-    index: int
-    count: int
 
 
 class Session:
@@ -110,6 +102,7 @@ class Session:
         self._telling = Telling(prepared, ledger, randomness, self._running, watching)
         self._parameters = self._optimiser.weights
         self._average = self._learned.average
+        self._updates = Updates(prepared, self._draws, self._learned)
         self._start = self._parameters.clone()
         self._untrained = Untrained(prepared.model)
         if self._processes.size > 1:
@@ -119,6 +112,8 @@ class Session:
                 prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
             )
         self._done, self._started = 0, 0.0
+        self.reported: PrivacyReport | None = None
+        """of a run that has failed: what is claimed for it"""
         self._end: End = "interrupted"
         self._resumed = len(ledger.lives()) > 1
         self._stop = StopRequest()
@@ -173,8 +168,8 @@ class Session:
         with contextlib.suppress(LedgerError):  # a disk that takes no more: what was spent stands there already
             self._note("failed", error=type(error).__name__)
         with contextlib.suppress(InputError):
-            self._report(interrupted=True)
-        with contextlib.suppress(RuntimeError):  # a device that has failed for good cannot be written to
+            self.reported = self._report(interrupted=True)
+        with contextlib.suppress(RuntimeError, KeyError):  # a device that has failed for good, a layer that is gone
             self._layout.write(self._p.model, self._start)
             self._untrained.put_back()
             if self._p.released_norm is not None:
@@ -342,29 +337,11 @@ class Session:
         self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
         if self._average is not None:
             self._average.begin_step()
-        self._steps.take(self._running.record(self._p.stages[step.stage]), lambda: self._run_step(step))
+        self._steps.take(self._running.record(self._p.stages[step.stage]), lambda: self._updates.take(step))
 
-    def _run_step(self, step: Step) -> None:
-        direction = self._direction(step)
-        with self._judged(step):
-            self._optimiser.step(direction)
-        if self._average is not None:
-            self._average.update(direction.map(lambda _: self._parameters))
-        join(self._p.device)
-
-    @contextlib.contextmanager
-    def update(self, step: Step) -> Iterator[Release]:
+    def update(self, step: Step) -> AbstractContextManager[Release]:
         """For a loop of the user's own: ĝ in `p.grad` while it lasts, in which their optimiser makes its step."""
-        if self._average is not None:
-            self._average.begin_step()
-        direction = self._direction(step)
-        with self._judged(step):
-            self._optimiser.expose(direction)
-            yield direction
-            self._optimiser.settle()
-        if self._average is not None:
-            self._average.update(direction.map(lambda _: self._parameters))
-        join(self._p.device)
+        return self._updates.shown(step)
 
     @property
     def spent(self) -> DpEvent:
@@ -374,30 +351,6 @@ class Session:
     def ahead(self, *queries: Query) -> Records:
         """Charges for the draw of the step that was yielded last, and makes it: for a script that sees its records."""
         return self._draws.ahead(*queries)
-
-    def _direction(self, step: Step) -> Release:
-        """ĝ, asked for at the weights at which the model acts."""
-        model, effective = self._p.model, self._running.effective(self._parameters)
-        pruned = effective is not self._parameters
-        if pruned:
-            self._layout.write(model, effective)
-        direction = self._running.step(self._draws, self._p.stages[step.stage], step.index)
-        if pruned:
-            self._layout.write(model, self._parameters)
-        return direction
-
-    @contextlib.contextmanager
-    def _judged(self, step: Step) -> Iterator[None]:
-        """Within, an update is made, which the method may reject once it was."""
-        if type(self._running).accept is Running.accept:
-            yield
-            return
-        before, state = self._parameters.clone(), self._optimiser.snapshot()
-        yield
-        if not self._running.accept(self._draws, self._p.stages[step.stage], before, self._parameters.clone()):
-            self._layout.write(self._p.model, before)
-            self._optimiser.undo(state)
-            self._optimiser.refresh()
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""

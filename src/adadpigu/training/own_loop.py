@@ -15,13 +15,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import Budget
+from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.bounding import GradientSum
 from adadpigu.data.datasets import Source
 from adadpigu.errors import InputError, PrivacyLineError
@@ -32,10 +32,10 @@ from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.records import Records
 from adadpigu.training.guarding import Guard
-from adadpigu.training.loop import Step
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Observer, Run
 from adadpigu.training.train import prepared_for, session
+from adadpigu.training.updating import Step
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -64,6 +64,8 @@ class PrivateBatch:
         """Charges the draw, and puts the private mean gradient into every parameter's `grad`."""
         if self._state != "drawn":
             raise PrivacyLineError(f"backward() on a batch that was {self._state}: a batch is charged for one release")
+        if self._loop.ended:
+            raise PrivacyLineError("backward() on a batch of a run that has ended; allowed: within its loop")
         self._state = "failed"
         try:
             self._loop._guard.check_model()
@@ -75,6 +77,25 @@ class PrivateBatch:
             raise
         self._state = "released"
 
+    def __iter__(self) -> NoReturn:
+        self._unseen()
+
+    def __getitem__(self, _: object) -> NoReturn:
+        self._unseen()
+
+    def __len__(self) -> NoReturn:
+        self._unseen()
+
+    def to(self, *_: object, **__: object) -> NoReturn:
+        """Refused: there is nothing to be moved."""
+        self._unseen()
+
+    def _unseen(self) -> NoReturn:
+        raise PrivacyLineError(
+            "nobody sees the records of a private batch, nor how many they are; allowed: batch.backward(), with the "
+            "loss that the loop was made with (loss=)"
+        )
+
     def ahead(self, query: GradientSum) -> Records:
         """Charges for the draw and makes it before `backward`: for integrations whose scripts see their records."""
         if self._state != "drawn":
@@ -85,6 +106,13 @@ class PrivateBatch:
             self._state = "failed"
             self._loop._fail(error)
             raise
+
+    def drop(self) -> bool:
+        """Gives up a batch of which nothing was released: it stays charged. False where something was, or it failed."""
+        if self._state != "drawn":
+            return False
+        self._state = "used"
+        return True
 
     def _settle(self) -> None:
         """After the optimiser's step: what was frozen is put back, averages go on."""
@@ -141,7 +169,7 @@ class PrivateLoop:
             resume=resume,
             options={**options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
-        self._open(
+        self._start(
             optimizer,
             out=None if out is None else Path(out),
             observers=observers,
@@ -167,10 +195,10 @@ class PrivateLoop:
         """The loop of a run that is ready to start: for integrations, which prepare once and check more than once."""
         loop = cls.__new__(cls)
         loop._prepared = prepared
-        loop._open(optimizer, out=out, observers=observers, randomness=randomness, tape=tape)
+        loop._start(optimizer, out=out, observers=observers, randomness=randomness, tape=tape)
         return loop
 
-    def _open(self, optimizer: torch.optim.Optimizer, **how: Any) -> None:
+    def _start(self, optimizer: torch.optim.Optimizer, **how: Any) -> None:
         """Puts the guard on and opens the ledger; nothing is charged yet."""
         self._batch: PrivateBatch | None = None
         self._run: Run | None = None
@@ -203,9 +231,33 @@ class PrivateLoop:
         return self._over
 
     @property
+    def failed(self) -> bool:
+        """Whether the run was ended by an error."""
+        return self._over and self._run is None
+
+    @property
+    def privacy(self) -> PrivacyReport:
+        """What is claimed for a run that has ended, also where an error has ended it."""
+        if self._run is not None:
+            return self._run.privacy
+        if self._over and self._session.reported is not None:
+            return self._session.reported
+        raise InputError("privacy: the loop has not ended; allowed: after its last batch, or after finish()")
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken."""
+        return self._session.done
+
+    @property
     def on_last_step(self) -> bool:
         """Whether no step of the plan is left after the one that is being made."""
         return self._session.done == self._prepared.plan.steps - 1
+
+    @property
+    def planned(self) -> DpEvent:
+        """All that the run may ever charge."""
+        return self._prepared.plan.event()
 
     @property
     def spent(self) -> DpEvent:
@@ -233,11 +285,14 @@ class PrivateLoop:
 
     def __iter__(self) -> Iterator[PrivateBatch]:
         if self._begun:
-            raise InputError("a private loop is gone through once: its steps are charged; make another one")
+            raise InputError(
+                "a private loop is gone through once: all its epochs are in one pass; leave out the loop over epochs "
+                "around it (a further loop is a further run, whose epsilon adds up)"
+            )
         self._begun = True
         try:
             self._session.begin()
-            self._guard.remember()
+            self._guard.begin()
             for step in self._session.steps():
                 self._guard.await_release()
                 self._batch = PrivateBatch(self, step)
@@ -256,7 +311,8 @@ class PrivateLoop:
     def _require_used(self, batch: PrivateBatch) -> None:
         missing = {
             "drawn": "batch.backward() was not called: its draw is part of the plan, and of what is claimed",
-            "released": "optimizer.step() was not called: its release is paid for and would be lost",
+            "released": "optimizer.step() was not called: its release is paid for and would be lost (for batches that "
+            "do not fit in memory: physical_batch_size, in place of accumulating)",
             "failed": "batch.backward() has failed, and the run with it: nothing more is released",
         }
         if batch.state in missing:

@@ -45,6 +45,8 @@ from adadpigu.training.view import View
 trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """models that a run of this process has trained: their weights have seen records already"""
 
+TRAINED_BEFORE = "the model was trained before in this process: if on the same records, that run's epsilon adds up"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
@@ -290,7 +292,7 @@ def trained_before(model: nn.Module) -> tuple[str, ...]:
     """The warning that a model deserves of which a part has been trained in this process."""
     if not any(module in trained_models for module in model.modules()):
         return ()
-    return ("the model was trained before in this process: if on the same records, that run's epsilon adds up",)
+    return (TRAINED_BEFORE,)
 
 
 def _unbudgeted(method: Method, budget: Budget | None, sigma: float, plan: Plan, delta: float) -> tuple[str, ...]:

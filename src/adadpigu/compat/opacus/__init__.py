@@ -9,6 +9,7 @@ from adadpigu.compat.opacus.accountants import get_noise_multiplier
 from adadpigu.compat.opacus.engine import PrivacyEngine
 from adadpigu.compat.opacus.layers import DPGRU, DPLSTM, DPRNN
 from adadpigu.compat.opacus.memory import BatchMemoryManager
+from adadpigu.compat.opacus.numbers import public
 from adadpigu.compat.opacus.validators import ModuleValidator
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "ModuleValidator",
     "PrivacyEngine",
     "get_noise_multiplier",
+    "public",
 ]

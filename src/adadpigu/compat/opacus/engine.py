@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,116 +17,19 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.bounding import GradientSum
 from adadpigu.compat.opacus.accountants import Accountant
-from adadpigu.compat.opacus.records import check_loader, records_of
-from adadpigu.compat.opacus.script import SEEN, HeldRecords, PrivateModule, ScriptBatch
-from adadpigu.compat.opacus.tracing import ScriptLoss, Traced
+from adadpigu.compat.opacus.records import records_of, unwrapped
+from adadpigu.compat.opacus.script import HeldRecords, PrivateModule
+from adadpigu.compat.opacus.tracing import ScriptLoss
+from adadpigu.compat.opacus.training import PrivateDataLoader, Training
 from adadpigu.errors import InputError, unknown
-from adadpigu.gradients.interface import SealedEngine
 from adadpigu.methods import DPSGD
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.training.options import TrainingOptions
-from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.run import check_free
 
 _MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
-_OPEN = (
-    "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
-)
-
-
-class PrivateDataLoader:
-    """Yields the Poisson batches of a private run, a pass at a time; one more pass costs one more pass."""
-
-    def __init__(self, training: Training, loader: DataLoader[Any]) -> None:
-        self._training = training
-        self.dataset, self.batch_size, self.collate_fn = loader.dataset, loader.batch_size, loader.collate_fn
-        self.sample_rate = training.prepared.sample_rate
-
-    def __len__(self) -> int:
-        return self._training.length
-
-    def __iter__(self) -> Iterator[tuple[Traced, Traced]]:
-        return self._training.one_pass()
-
-    def process_at_once(self, records: int) -> None:
-        """So many records are differentiated at a time; changes nothing but memory."""
-        self._training.process_at_once(records)
-
-
-class Training:
-    """What engine, loader and model share: the runs of one `make_private`."""
-
-    def __init__(
-        self,
-        prepared: Preparation,
-        optimizer: torch.optim.Optimizer,
-        loss: ScriptLoss,
-        *,
-        length: int,
-        open_ended: bool,
-        **how: Any,
-    ) -> None:
-        """`how`: where and with what the runs are made, as `PrivateLoop.of` takes it."""
-        self.prepared, self.length = prepared, length
-        self._optimizer, self._loss = optimizer, loss
-        self._open_ended = open_ended
-        self._how = how
-        self.ended: list[PrivateLoop] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        """The guard is on from here on: nothing but a release moves the weights, also between passes."""
-        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **self._how)
-        self.loop.confess(SEEN)
-        if self._open_ended:
-            self.loop.confess(_OPEN)
-        self._batches: Iterator[PrivateBatch] | None = None
-
-    def process_at_once(self, records: int) -> None:
-        """Takes effect with the next run: where none has begun, at once."""
-        options = dataclasses.replace(self.prepared.options, physical_batch_size=records, memory_limit=None)
-        self.prepared = dataclasses.replace(self.prepared, options=options)
-        if self._batches is None:
-            self.loop.abandon()
-            self._begin()
-        else:
-            warnings.warn(f"max_physical_batch_size={records} takes effect with the next run only", stacklevel=3)
-
-    def one_pass(self) -> Iterator[tuple[Traced, Traced]]:
-        """The batches of one pass, each charged before it is drawn."""
-        if self.loop.ended:
-            raise InputError(
-                f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; "
-                "allowed: more epochs in make_private_with_epsilon"
-            )
-        self._batches = iter(self.loop) if self._batches is None else self._batches
-        records = cast(HeldRecords, self.prepared.data.train)
-        query = GradientSum(clip_norm=cast(DPSGD, self.prepared.method).clip_norm)
-        try:
-            for _ in range(self.length):
-                batch = next(self._batches, None)
-                if batch is None:  # the plan ends within this pass
-                    return
-                with records.held():
-                    yield ScriptBatch(batch, records, cast(SealedEngine, self.prepared.engine), self._loss).shown(query)
-            if self.loop.on_last_step:
-                next(self._batches, None)  # ends the run
-        finally:
-            if self._open_ended:
-                self._next_run()
-
-    def _next_run(self) -> None:
-        if not self.loop.ended:
-            self._batches.close()  # type: ignore[union-attr]
-        self.ended.append(self.loop)
-        self._begin()
-
-    def loops(self) -> list[PrivateLoop]:
-        """All runs, the one that is open last."""
-        return self.ended if self.loop in self.ended else [*self.ended, self.loop]
 
 
 class PrivacyEngine:
@@ -196,8 +98,8 @@ class PrivacyEngine:
         if epochs < 1:
             raise InputError(f"epochs={epochs} is not at least 1")
         budget = Budget(epsilon=target_epsilon, delta=target_delta)
-        check_loader(data_loader)
-        steps = epochs * _length(self._count(data_loader), data_loader)
+        loader = unwrapped(data_loader)
+        steps = epochs * _length(self._count(loader), loader)
         return self._make(module, optimizer, data_loader, criterion, max_grad_norm, options, budget=budget, steps=steps)
 
     def get_epsilon(self, delta: float) -> float:
@@ -207,7 +109,9 @@ class PrivacyEngine:
     def report(self, delta: float | None = None) -> PrivacyReport:
         """The report of what was done: of the planned run, or of all passes together (at 1e-5, or another δ)."""
         if self._training is None or not self._training.loops()[0].ended:
-            raise InputError("report: no run has ended; allowed: after the last batch of a pass, or of the plan")
+            raise InputError(
+                "report: no run has ended; allowed: after the last batch of a pass or of the plan, or after finish()"
+            )
         return self.accountant.report(delta)
 
     def statement(self, delta: float | None = None) -> str:
@@ -228,6 +132,11 @@ class PrivacyEngine:
 
     load_checkpoint = save_checkpoint
 
+    def finish(self) -> None:
+        """Ends a planned run before its last step: the whole plan is claimed, and the statement says so."""
+        if self._training is not None:
+            self._training.finish()
+
     def _count(self, loader: DataLoader[Any]) -> int:
         return len(cast(Any, loader.dataset)) if self._records is None else self._records
 
@@ -238,7 +147,7 @@ class PrivacyEngine:
         loader: DataLoader[Any],
         criterion: Any,
         max_grad_norm: float,
-        options: dict[str, Any],
+        further: dict[str, Any],
         *,
         steps: int | None,
         budget: Budget | None = None,
@@ -246,18 +155,16 @@ class PrivacyEngine:
     ) -> Any:
         if self._training is not None:
             raise InputError("this PrivacyEngine has made a model private already; allowed: another engine for another")
-        clipping, mode = _checked(options, max_grad_norm)
-        check_loader(loader)
+        clipping, mode = _checked(further, max_grad_norm)
+        loader = unwrapped(loader)
         data = records_of(loader, self._records)
         _tell_order(loader)
-        length, loss = _length(data.records, loader), ScriptLoss()
-        data = dataclasses.replace(data, train=HeldRecords(data.train))
         if self._out is not None:
             check_free(self._out)
-        module.train()
+        length, loss = _length(data.records, loader), ScriptLoss()
         prepared = prepare(
-            module,
-            data,
+            module.train(),
+            dataclasses.replace(data, train=HeldRecords(data.train)),
             method=DPSGD(clip_norm=float(max_grad_norm)),
             budget=budget,
             delta=1e-5 if budget is None else budget.delta,
@@ -272,36 +179,38 @@ class PrivacyEngine:
             ),
             loss=loss,
         )
-        self._training = Training(
-            prepared,
-            optimizer,
-            loss,
-            length=length,
-            open_ended=steps is None,
-            out=self._out,
-            randomness=self._randomness,
-        )
-        self.accountant.watch(self._training.loops, prepared)
-        output = _output_kind(module, data.train, prepared.device)
-        made = PrivateModule(module, output), optimizer, PrivateDataLoader(self._training, loader)
+        made = self._wrapped(prepared, optimizer, loss, loader, length, open_ended=steps is None)
         if mode.startswith("ghost"):
             return made[0], optimizer, nn.CrossEntropyLoss() if criterion is None else criterion, made[2]
         return made
+
+    def _wrapped(
+        self,
+        prepared: Preparation,
+        optimizer: torch.optim.Optimizer,
+        loss: ScriptLoss,
+        loader: DataLoader[Any],
+        length: int,
+        *,
+        open_ended: bool,
+        **how: Any,
+    ) -> tuple[PrivateModule, torch.optim.Optimizer, PrivateDataLoader]:
+        """What the script goes on with, once all was checked."""
+        asked = {"out": self._out, "randomness": self._randomness, **how}
+        self._training = Training(prepared, optimizer, loss, length=length, open_ended=open_ended, **asked)
+        self.accountant.watch(self._training.loops)
+        for name, value in (
+            ("noise_multiplier", prepared.noise_multiplier),
+            ("max_grad_norm", cast(DPSGD, prepared.method).clip_norm),
+            ("expected_batch_size", prepared.options.batch_size),
+        ):
+            setattr(optimizer, name, value)  # scripts print them
+        return self._training.module(), optimizer, PrivateDataLoader(self._training, loader)
 
 
 def _length(records: int, loader: DataLoader[Any]) -> int:
     """Steps of a pass: N/B, rounded up."""
     return max(1, math.ceil(records / int(loader.batch_size or 1)))
-
-
-def _output_kind(module: nn.Module, records: Any, device: torch.device) -> tuple[torch.Size, torch.dtype]:
-    """Shape and type of the model's output, for a batch without records; from one synthetic record."""
-    inputs, _ = records.take(torch.arange(0))
-    training = module.training
-    with torch.no_grad():
-        output = module.eval()(torch.zeros((1, *inputs.shape[1:]), dtype=inputs.dtype, device=device))
-    module.train(training)
-    return output.shape, output.dtype
 
 
 def _checked(options: dict[str, Any], max_grad_norm: object) -> tuple[Any, str]:

@@ -10,7 +10,7 @@ import torch
 from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
-    from adadpigu.compat.opacus.engine import PrivateDataLoader
+    from adadpigu.compat.opacus.training import PrivateDataLoader
 
 
 class BatchMemoryManager:

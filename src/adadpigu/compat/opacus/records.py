@@ -7,7 +7,7 @@ padded to one length, the longest of the data set, which is then declared public
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -78,6 +78,13 @@ def records_of(loader: DataLoader[Any], records: int | None) -> DataSet:
         population = collated
         public += collated.declared
     return DataSet(name="data_loader.dataset", train=population, records=count, public=tuple(public))
+
+
+def unwrapped(loader: Any) -> DataLoader[Any]:
+    """The user's loader, also where it was made private once; refuses one that draws in a way of its own."""
+    loader = getattr(loader, "original", loader)
+    check_loader(loader)
+    return cast(DataLoader[Any], loader)
 
 
 def check_loader(loader: DataLoader[Any]) -> None:

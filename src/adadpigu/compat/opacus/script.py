@@ -11,25 +11,37 @@ What the script sees between the first and the third line is un-noised, and the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adadpigu.bounding import GradientSum
-from adadpigu.compat.opacus.tracing import INPUT, OUTPUT, TARGET, Leaf, Made, ScriptLoss, Traced, leaves, shown_inputs
-from adadpigu.errors import InputError
+from adadpigu.compat.opacus.tracing import (
+    INPUT,
+    OUTPUT,
+    RECORDS,
+    TARGET,
+    Leaf,
+    ScriptLoss,
+    Shape,
+    Traced,
+    draws_at_random,
+    leaves,
+    shown_inputs,
+)
+from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients.interface import SealedEngine
 from adadpigu.gradients.losses import RecordLoss
-from adadpigu.gradients.rule_engine import side_by_side
+from adadpigu.gradients.state import refuse_changes
 from adadpigu.sampling import Population
 from adadpigu.sensitive import unseal
 from adadpigu.training.own_loop import PrivateBatch
 
 SEEN = (
-    "the records, outputs and losses that the training script sees and may print: they are not noised; weights and "
-    "p.grad are"
+    "the records, outputs and losses that the training script sees, may print, and may decide by: they are not noised; "
+    "weights and p.grad are"
 )
 
 
@@ -81,7 +93,11 @@ class ScriptBatch:
     def shown(self, query: GradientSum) -> tuple[Traced, Traced]:
         """Charges and draws; what the script is given."""
         inputs, targets = unseal(self._batch.ahead(query))
-        return Traced.of(inputs, Leaf(INPUT, self, inputs)), Traced.of(targets, Leaf(TARGET, self, targets))
+        return self._given(INPUT, inputs), self._given(TARGET, targets)
+
+    def _given(self, name: str, value: Tensor) -> Traced:
+        """A copy for the script, which may write to it; what is differentiated is not in its hands."""
+        return Traced.of(value.clone(), Leaf(name, self, value))
 
     def backward(self, loss: Traced) -> None:
         """`loss.backward()` of the script: puts the release into every `p.grad`."""
@@ -93,20 +109,24 @@ class ScriptBatch:
             )
         if INPUT in used:
             raise InputError("the loss depends on the batch's inputs; allowed: on outputs and targets (put them there)")
-        self._fit(loss)
+        self._fit(loss, outputs[0])
         self._records.show_as(outputs[0])
         self._batch.backward()
+        self._loss.recipe = None
 
-    def _fit(self, loss: Traced) -> None:
+    def _fit(self, loss: Traced, output: Leaf) -> None:
         """Has the engine follow the script's loss, after it was seen to be the mean of its records' losses."""
-        outputs, targets = _value(loss, OUTPUT), _value(loss, TARGET)
-        kind = _kind(loss.recipe)
-        known, self._loss.recipe = self._loss.kind, loss.recipe
-        if known != kind:
-            shape = (4, *outputs.shape[1:])
-            example = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(outputs)
+        outputs, targets = output.value, _targets(loss, output.value)
+        shape = Shape.of(loss.recipe, output.made_from)
+        shape.refuse_told()
+        self._loss.recipe = loss.recipe
+        if self._loss.shape is not None:
+            shape.refuse_other(self._loss.shape)
+        else:
+            size = (4, *outputs.shape[1:])
+            example = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(outputs)
             blank = torch.zeros((4, *targets.shape[1:]), dtype=targets.dtype, device=targets.device)
-            self._engine.loss, self._loss.kind = RecordLoss.of(self._loss, example, blank), kind
+            self._engine.loss, self._loss.shape = RecordLoss.of(self._loss, example, blank), shape
         if len(outputs) == 0:
             return
         with torch.no_grad():
@@ -121,38 +141,50 @@ class ScriptBatch:
             )
 
 
-def _value(loss: Traced, name: str) -> Tensor:
-    """The tensor at a leaf of the loss; where it has none (no target), a blank for each record."""
+def _targets(loss: Traced, outputs: Tensor) -> Tensor:
+    """The batch's targets; where the loss has none, a blank for each record."""
     for leaf in leaves(loss.recipe):
-        if leaf.name == name:
+        if leaf.name == TARGET:
             return leaf.value
-    output = _value(loss, OUTPUT)
-    return torch.zeros(len(output), device=output.device)
+    return torch.zeros(len(outputs), device=outputs.device)
 
 
-def _kind(recipe: Any) -> tuple[str, ...]:
-    """The functions of a recipe, by name: where these stay the same, so does what is known of the loss."""
-    names: list[str] = []
-    waiting = [recipe]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, Made):
-            names.append(str(getattr(item.function, "__name__", item.function)))
-            waiting += [part for part in (*item.args, *item.kwargs.values()) if isinstance(part, Made)]
-    return tuple(names)
+def _refuse_others(given: Traced, inputs: Tensor) -> None:
+    """What the model is called with must be what each record by itself would give."""
+    if isinstance(given.recipe, Leaf) or len(inputs) == 0 or draws_at_random(given.recipe):
+        return
+    alone = shown_inputs(Leaf(OUTPUT, None, inputs, made_from=given.recipe), inputs)
+    found = given.as_subclass(Tensor)
+    if alone.shape != found.shape or not torch.allclose(alone, found, rtol=1e-4, atol=1e-5, equal_nan=True):
+        raise InputError(
+            "the model was called with inputs that depend on the other records of the batch (its mean, its largest "
+            "value, its order); allowed: functions of each record by itself"
+        )
 
 
 class PrivateModule(nn.Module):
     """The user's module as a script calls it: on a batch of the private loader it gives outputs without a graph."""
 
-    def __init__(self, module: nn.Module, output: tuple[torch.Size, torch.dtype]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        output: tuple[torch.Size, torch.dtype],
+        arranged: Callable[[Tensor], Tensor],
+        over: Callable[[], bool],
+    ) -> None:
+        """`output`: shape and type of what the module gives; `over` tells whether its run has ended."""
         super().__init__()
         self._module = module
-        self._output = output
+        self._output, self._arranged, self._over = output, arranged, over
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         traced = [value for value in (*args, *kwargs.values()) if isinstance(value, Traced)]
         if not traced:
+            if self._over() and self.training and torch.is_grad_enabled():
+                raise PrivacyLineError(
+                    "the private run has ended: a forward for training would lead to an update without privacy; "
+                    "allowed: model.eval() or torch.no_grad() to look at it, or the module inside (model._module)"
+                )
             return self._module(*args, **kwargs)
         rest = [value for value in (*args, *kwargs.values()) if value is not None and not isinstance(value, Traced)]
         if len(traced) != 1 or rest:
@@ -160,13 +192,17 @@ class PrivateModule(nn.Module):
         given = traced[0]
         origin = leaves(given.recipe)
         value = given.as_subclass(Tensor)
+        origin = [leaf for leaf in origin if leaf.name != RECORDS]
+        if [leaf.name for leaf in origin] != [INPUT]:
+            raise InputError("the model was called with more than a batch's inputs; allowed: a function of these alone")
+        _refuse_others(given, origin[0].value)
         if len(value) == 0:  # a Poisson batch may be empty, which not every model can take
             shape, dtype = self._output
             outputs = torch.zeros((0, *shape[1:]), dtype=dtype, device=value.device)
         else:
-            with torch.no_grad():
-                outputs = self._module(side_by_side(value))
-        return Traced.of(outputs, Leaf(OUTPUT, origin[0].batch, outputs, made_from=given.recipe))
+            with torch.no_grad(), refuse_changes(self._module):
+                outputs = self._module(self._arranged(value)).clone()
+        return Traced.of(outputs.clone(), Leaf(OUTPUT, origin[0].batch, outputs, made_from=given.recipe))
 
     def __getattr__(self, name: str) -> Any:
         try:

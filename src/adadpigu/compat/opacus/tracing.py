@@ -9,17 +9,24 @@ values, recipes and losses are sensitive; the script that holds them is the user
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
+from adadpigu.compat.opacus.numbers import FromBatch, bare, marked, public
 from adadpigu.errors import InputError, PrivacyLineError
 
-INPUT, TARGET, OUTPUT = "input", "target", "output"
+INPUT, TARGET, OUTPUT, RECORDS = "input", "target", "output", "records"
+_SMALL = 10**6
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +56,16 @@ Recipe = Leaf | Made
 
 
 class Traced(Tensor):
-    """A tensor with its recipe. It has no graph: `backward` of a loss is the private one of its batch."""
+    """A tensor with its recipe and storage of its own. It has no graph: `backward` of a loss is that of its batch."""
 
     recipe: Recipe
+    alias: bool
+    """whether plain torch would have it share memory with another: what is written to one would show in the other"""
 
     @staticmethod
-    def of(value: Tensor, recipe: Recipe) -> Traced:
+    def of(value: Tensor, recipe: Recipe, *, alias: bool = False) -> Traced:
         traced = value.detach().as_subclass(Traced)
-        traced.recipe = recipe
+        traced.recipe, traced.alias = recipe, alias
         return traced
 
     @classmethod
@@ -66,44 +75,112 @@ class Traced(Tensor):
         kwargs = kwargs or {}
         if func is Tensor.backward:
             return _backward(*args, **kwargs)
-        if kwargs.get("out") is not None:
-            raise InputError(f"{_name(func)}(out=...) on what depends on a private batch; allowed: without out")
+        _refuse_odd(func, kwargs)
         into = _written(func, args)
+        plain = [found for found in _within((args, kwargs)) if isinstance(found, Tensor) and type(found) is not Traced]
+        before = [found.clone() for found in plain if found.numel() <= _SMALL]
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            result = func(*args, **kwargs)
+            result = func(*_mapped(bare, args), **_mapped(bare, dict(kwargs)))
+        small = [found for found in plain if found.numel() <= _SMALL]
+        if not all(map(_same, before, small)):  # some functions write without a trace in the version counter
+            raise InputError(
+                f"{_name(func)} has written what depends on a private batch into a tensor that keeps it, such as a "
+                "layer's running statistics; allowed: functions that keep nothing"
+            )
         made = Made(_on_a_copy(func) if into is not None else func, _recipes(args), _recipes(kwargs))
         if into is not None:
             into.recipe = made
-            return result
-        return _traced(result, made)
+            return into
+        return _answer(func, result, made, [found for found in _within((args, kwargs)) if isinstance(found, Tensor)])
 
 
-def _traced(result: Any, made: Made) -> Any:
-    """The result with its recipe: a tensor, or a plain or named tuple of tensors; anything else is a plain value."""
+_SIZES = ("size", "numel", "nelement")
+_VALUES = ("item", "tolist")
+_told: deque[float] = deque(maxlen=1024)
+"""numbers that scripts were told of a batch as plain ones, since Python takes a mark off: float(loss), len(data)"""
+_ARITHMETIC = ("mul", "div", "truediv", "multiply", "divide", "true_divide", "add", "sub", "pow", "__rdiv__")
+
+
+def _answer(func: Any, result: Any, made: Made, given: list[Tensor]) -> Any:
+    """What a script gets for what it asked: tensors with their recipe, numbers with the mark of their batch."""
+    name = _name(func)
     if isinstance(result, Tensor):
-        return Traced.of(result, made)
+        if any(result is each for each in given):  # such as `to` where nothing is to be done
+            return result
+        return _own(result, made, given)
+    if name in _SIZES or getattr(getattr(func, "__self__", None), "__name__", "") == "shape":
+        if isinstance(result, tuple):
+            first = [_length(size, _part(made, 0)) for size in result[:1]]
+            return torch.Size([*first, *result[1:]])
+        return _length(result, made) if name != "size" or made.args[1:] in ((0,), ()) else result
+    if name in _VALUES:
+        return _mapped(lambda value: marked(value, None), result)
+    if isinstance(result, float) or name == "__len__":
+        _told.append(result)
+    if isinstance(result, np.ndarray):
+        return result.copy()
     if isinstance(result, tuple | list) and any(isinstance(part, Tensor) for part in result):
-        parts = [
-            Traced.of(part, Made(made.function, made.args, made.kwargs, part=number))
-            if isinstance(part, Tensor)
-            else part
-            for number, part in enumerate(result)
-        ]
-        return type(result)(parts)
+        return type(result)(
+            [_own(each, _part(made, n), given) if isinstance(each, Tensor) else each for n, each in enumerate(result)]
+        )
     return result
+
+
+def _length(size: int, made: Made) -> Any:
+    """A size that counts records is that of a batch of one where a record is by itself; others are taken anew."""
+    for leaf in leaves(made):
+        if len(leaf.value) == size:
+            return marked(size, Leaf(RECORDS, leaf.batch, leaf.value))
+    return marked(size, made)
+
+
+def _own(result: Tensor, made: Made, given: list[Tensor]) -> Traced:
+    """The result in memory of its own; where torch shares memory, neither may be written to from here on."""
+    here = result.untyped_storage().data_ptr()
+    shared = [each for each in given if each.untyped_storage().data_ptr() == here and result.numel()]
+    for each in shared:
+        if isinstance(each, Traced):
+            each.alias = True
+    return Traced.of(result.clone() if shared else result, made, alias=bool(shared))
+
+
+def _part(made: Made, number: int) -> Made:
+    return Made(made.function, made.args, made.kwargs, part=number)
+
+
+def _refuse_odd(func: Any, kwargs: Mapping[str, Any]) -> None:
+    if kwargs.get("out") is not None:
+        raise InputError(f"{_name(func)}(out=...) on what depends on a private batch; allowed: without out")
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_code.co_name == "apply" and frame.f_code.co_filename.endswith(_FUNCTION):
+            raise InputError(
+                "a custom autograd.Function outside of the model: its backward would not be used; allowed: within it"
+            )
+        if frame.f_back is None:
+            return
+        frame = frame.f_back
+
+
+_FUNCTION = str(Path("torch", "autograd", "function.py"))
 
 
 def _written(func: Any, args: tuple[Any, ...]) -> Traced | None:
     """The tensor that a function writes to, if it has a recipe."""
     name = _name(func)
-    in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    in_place = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
     in_place = in_place or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
     if not (in_place and args and isinstance(args[0], Tensor)):
         return None
-    if not isinstance(args[0], Traced):
+    if not isinstance(args[0], Traced) or name == "__set__":
         raise InputError(
             f"{name} writes what depends on a private batch into another tensor, which would keep it; allowed: a new "
             "tensor"
+        )
+    if args[0].alias:
+        raise InputError(
+            f"{name} writes to a tensor of the batch that shares memory with another (a view, a row, .data), so that "
+            "both would change; allowed: a new tensor, such as x = x - x.mean()"
         )
     return args[0]
 
@@ -111,6 +188,7 @@ def _written(func: Any, args: tuple[Any, ...]) -> Traced | None:
 def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Tensor]:
     """A function that writes to its first argument, as one that makes a new tensor."""
 
+    @functools.wraps(func, assigned=("__name__",), updated=())
     def made(first: Tensor, *rest: Any, **options: Any) -> Tensor:
         copy = first.clone()
         func(copy, *rest, **options)
@@ -128,6 +206,13 @@ def _recipes(value: Any) -> Any:
 
     def recipe(found: Any) -> Any:
         if isinstance(found, Traced):
+            return found.recipe
+        if isinstance(found, FromBatch):
+            if found.recipe is None:
+                raise InputError(
+                    "a number taken out of the batch (item(), tolist()) goes back into what is computed from it, where "
+                    "it would tie records together; allowed: sizes, or tensors of the batch"
+                )
             return found.recipe
         if isinstance(found, Tensor) and found.requires_grad:
             raise InputError(
@@ -191,7 +276,7 @@ def remade(recipe: Recipe, given: Mapping[str, Tensor]) -> Tensor:
 
     def value(item: Any) -> Any:
         if isinstance(item, Leaf):
-            return given[item.name]
+            return len(next(iter(given.values()))) if item.name == RECORDS else given[item.name]
         if not isinstance(item, Made):
             return item
         if id(item) not in known:
@@ -203,13 +288,77 @@ def remade(recipe: Recipe, given: Mapping[str, Tensor]) -> Tensor:
     return made
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What a recipe is made of besides the batch: its functions in order, and the constants they were given."""
+
+    functions: tuple[str, ...]
+    constants: tuple[Any, ...]
+    factors: tuple[float, ...]
+    """the numbers among them that go into arithmetic"""
+
+    @staticmethod
+    def of(*recipes: Recipe | None) -> Shape:
+        functions: list[str] = []
+        constants: list[Any] = []
+        factors: list[float] = []
+        waiting: list[Any] = list(recipes)
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, Made):
+                functions.append(f"{_name(item.function)} {item.part}")
+                waiting += _within((item.args, dict(item.kwargs)))
+                if _name(item.function).strip("_") in _ARITHMETIC:
+                    factors += [each for each in _within(item.args) if isinstance(each, int | float)]
+            elif not isinstance(item, Leaf):
+                constants.append(0.0 if isinstance(item, public) else item)
+        return Shape(tuple(functions), tuple(constants), tuple(factors))
+
+    def refuse_told(self) -> None:
+        """A number that the script was told of a batch must not come back."""
+        for factor in self.factors:
+            if not isinstance(factor, public) and factor not in (0, 1) and factor in _told:
+                raise InputError(
+                    "a number of a private batch (float(...), len(...)) is part of the loss, where it would tie "
+                    "records together; allowed: tensors of the batch, and its size(0)"
+                )
+
+    def refuse_other(self, first: Shape) -> None:
+        """What is public is the same in every step."""
+        if self.functions != first.functions:
+            raise InputError(
+                "the script computes its loss in another way than in its first step, which may tell of a batch; "
+                "allowed: the same functions in every step"
+            )
+        for before, now in zip(first.constants, self.constants, strict=True):
+            if not _same(before, now):
+                raise InputError(
+                    "a number or tensor in the loss that is not of the batch is another than in the first step, so it "
+                    "may have been taken from one; allowed: constants, or adadpigu.compat.opacus.public(number)"
+                )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, float) and isinstance(other, float) and one != one and other != other:
+        return True
+    return type(one) is type(other) and bool(one == other)
+
+
+def draws_at_random(recipe: Recipe | None) -> bool:
+    """Whether following a recipe twice gives different numbers."""
+    names = " ".join(Shape.of(recipe).functions)
+    return any(word in names for word in ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform"))
+
+
 class ScriptLoss:
     """The loss of the script's latest `backward`, as a function of outputs and targets of any number of records."""
 
     def __init__(self) -> None:
         self.recipe: Recipe | None = None
-        self.kind: tuple[str, ...] | None = None
-        """the functions it is made of"""
+        self.shape: Shape | None = None
+        """of the first one: all others have the same"""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.recipe is None:  # until a script has computed one: to see what a model does to its records
@@ -229,10 +378,14 @@ def shown_inputs(leaf: Leaf, inputs: Tensor) -> Tensor:
     def alone(record: Tensor) -> Tensor:
         return remade(recipe, {INPUT: record.unsqueeze(0)}).squeeze(0)
 
-    if {source.name for source in leaves(recipe)} != {INPUT}:
-        raise InputError("the model was called with more than the batch's inputs; allowed: a function of these alone")
     try:
         shown: Tensor = vmap(alone, randomness="different")(inputs)
-    except RuntimeError:  # some functions have no batching rule: the same values, one record at a time
-        shown = torch.stack([alone(record) for record in inputs])
+    except Exception:  # some functions have no batching rule: the same values, one record at a time
+        try:
+            shown = torch.stack([alone(record) for record in inputs])
+        except Exception as error:
+            told = f"what the script does to its inputs fails for one record by itself ({type(error).__name__})"
+        else:
+            return shown
+        raise InputError(f"{told}; allowed: functions of each record by itself") from None
     return shown

@@ -11,21 +11,19 @@ from adadpigu.accounting import (
     EventCount,
     PrivacyReport,
     StageSteps,
-    calibrate,
     epsilon,
     epsilons,
     event_to_json,
-    plan_for,
 )
 from adadpigu.accounting.events import compose, leaves
 from adadpigu.accounting.spending import spending_of
 from adadpigu.errors import InputError
+from adadpigu.training.preparation import TRAINED_BEFORE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from adadpigu.training.own_loop import PrivateLoop
-    from adadpigu.training.preparation import Preparation
 
 _OURS = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
 
@@ -39,18 +37,17 @@ class Accountant:
             raise InputError(f"accountant={name!r}: allowed: {', '.join(sorted(_OURS))}{why}")
         self._name = name
         self._loops: Callable[[], list[PrivateLoop]] = list
-        self._prepared: Preparation | None = None
 
-    def watch(self, loops: Callable[[], list[PrivateLoop]], prepared: Preparation) -> None:
+    def watch(self, loops: Callable[[], list[PrivateLoop]]) -> None:
         """From here on these runs are accounted."""
-        self._loops, self._prepared = loops, prepared
+        self._loops = loops
 
     def mechanism(self) -> str:
         """The accountant's name."""
         return self._name
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all that was charged so far."""
+        """ε so far: the whole plan of every pass or run that has ended, and what the open one was charged."""
         return epsilon(self._spent(), delta, _OURS[self._name])
 
     @property
@@ -63,16 +60,20 @@ class Accountant:
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         """The report of the planned run, or, where every pass was a run, of all of them together at a δ."""
-        reports = [loop.run.privacy for loop in self._loops() if loop.ended]
-        if len(reports) == 1 and delta in (None, reports[0].delta):
+        begun = [loop for loop in self._loops() if loop.ended or not spending_of(loop.spent).free]
+        reports = [loop.privacy for loop in begun if loop.ended]
+        if len(begun) == 1 and delta in (None, reports[0].delta):
             return reports[0]
         delta = reports[0].delta if delta is None else delta
         planned = Counter[DpEvent]() if TYPE_CHECKING else Counter()
         for report in reports:
             planned.update(leaves(report.event()))
+        for loop in begun[len(reports) :]:  # the pass that is open: when it is left may depend on what is seen
+            planned.update(leaves(loop.planned))
         whole = compose(planned)
+        between = {TRAINED_BEFORE} - {*reports[0].warnings}  # by the passes before, which are counted here
         found = epsilons(whole, delta)
-        steps = [(stage.planned, stage.done) for report in reports for stage in report.stages]
+        steps = sum(stage.done for report in reports for stage in report.stages)
         return dataclasses.replace(
             reports[-1],
             delta=delta,
@@ -83,33 +84,17 @@ class Accountant:
             stages=(
                 StageSteps(
                     name=reports[0].stages[0].name,
-                    planned=sum(planned for planned, _ in steps),
-                    done=sum(done for _, done in steps),
+                    planned=sum(planned.values()),
+                    done=steps,
                 ),
             ),
             events=tuple(EventCount(event=event_to_json(event), count=count) for event, count in planned.items()),
             lives=(dataclasses.replace(reports[-1].lives[-1], steps=sum(report.steps_charged for report in reports)),),
-            warnings=(f"{len(reports)} passes over the loader, each a run of its own, are taken together here",),
+            warnings=(
+                *dict.fromkeys(told for report in reports for told in report.warnings if told not in between),
+                f"{len(begun)} passes over the loader, each a run of its own, are taken together here",
+            ),
         )
 
     def _spent(self) -> DpEvent:
-        return compose((loop.spent, 1) for loop in self._loops())
-
-
-def get_noise_multiplier(
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    sample_rate: float,
-    epochs: int | None = None,
-    steps: int | None = None,
-    accountant: str = "prv",
-) -> float:
-    """σ for which so many epochs (of 1/q steps) or steps cost at most the target, by the tight accountant."""
-    Accountant(accountant)
-    if (steps is None) == (epochs is None):
-        raise InputError(f"epochs={epochs} and steps={steps}: give one of them")
-    count = steps if steps is not None else int((epochs or 0) / sample_rate)
-    if count < 1:
-        raise InputError(f"epochs={epochs} and steps={steps} make {count} steps; allowed: at least 1")
-    return calibrate(plan_for(sample_rate, count), epsilon=target_epsilon, delta=target_delta).noise_multiplier
+        return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self._loops())

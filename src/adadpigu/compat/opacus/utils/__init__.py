@@ -1,0 +1,1 @@
+"""Where scripts for Opacus import `BatchMemoryManager` from."""
