@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "adadpigu"
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 RUNNERS = {"eval", "exec", "compile", "__import__"}
-IMPORTERS = {"models/making.py", "methods/__init__.py", "kernels/__init__.py", "bench/contestants.py"}
+IMPORTERS = {"models/making.py", "methods/__init__.py", "kernels/__init__.py", "bench/contestants.py", "extras.py"}
 """the first imports what the user names (and `load_run` only where told to); the others what the package names"""
 
 

@@ -128,6 +128,7 @@ def test_a_box_lets_nothing_out() -> None:
 def test_only_modules_on_the_line_open_boxes_or_mint_releases() -> None:
     allowed = {"sensitive", "sampling", "bounding", "mechanism", "diagnostics", "gradients", "audit"}
     allowed |= {"training/micro_batches", "training/view"}
+    allowed |= {"compat/opacus/script"}  # a script for Opacus sees its records, as the statement of its run says
     for path in SOURCE.rglob("*.py"):
         module = path.relative_to(SOURCE).with_suffix("").as_posix()
         names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}

@@ -2,7 +2,8 @@
 
 A box refuses everything that would let its content out by accident: printing, comparing, indexing, pickling.
 Only the modules that stand on the line (`sampling`, `gradients`, `bounding`, `mechanism`, `diagnostics`,
-`training.draws`, `training.view`, `audit`) call `unseal`.
+`training.micro_batches`, `training.view`, `audit`) call `unseal`; and `compat.opacus.script`, whose users' scripts see
+their records, as the statement then says.
 """
 
 from __future__ import annotations

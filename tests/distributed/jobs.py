@@ -51,14 +51,14 @@ def weights(run: ad.Run) -> Tensor:
     return torch.cat([p.detach().double().flatten() for p in run.model.parameters()])
 
 
-def job(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+def job(size: int, work: Callable[..., Any], *args: Any, backend: str = "gloo") -> list[Any]:
     """Runs `work(*args)` in so many processes at once; an exception comes back as its text."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'meeting'}"
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         started = [
-            context.Process(target=_member, args=(rank, size, meeting, pipes[rank][1], work, args))
+            context.Process(target=_member, args=(rank, size, meeting, backend, pipes[rank][1], work, args))
             for rank in range(size)
         ]
         for process in started:
@@ -79,11 +79,17 @@ def _received(pipe: Connection) -> Any:
 
 
 def _member(
-    rank: int, size: int, meeting: str, pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    size: int,
+    meeting: str,
+    backend: str,
+    pipe: Connection,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     try:
         found = work(*args)
     except Exception as error:
