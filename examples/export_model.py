@@ -20,6 +20,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("exported"))
     given = parser.parse_args()
+    if given.out.exists():  # found before the budget is spent
+        parser.error(f"--out {given.out} is there already; allowed: a new folder")
     run = ad.train(
         make_model("digits-mlp"),
         ad.load_dataset("digits"),
@@ -30,15 +32,16 @@ def main() -> None:
         lr=2.0,
     )
     given.out.mkdir(parents=True)
+    print(f"trained: test accuracy {run.accuracy or 0:.1%}")
     records = Synthetic(shape=(1, 8, 8))  # what a record looks like; a real one is never asked for
     for made in (
         export_program(run, given.out / "model.pt2", records=records),
         export_onnx(run, given.out / "model.onnx", records=records),
     ):
         print(f"{made.path}: {made.bytes:,} bytes, outputs within {made.difference:.1g} of the model's")
-    print(write_card(run, given.out / "README.md", license="apache-2.0"))
+    print(f"{write_card(run, given.out / 'README.md', license='apache-2.0')}: the model card")
     inside = {entry.key: entry.value for entry in onnx.load(given.out / "model.onnx").metadata_props}
-    print(inside["adadpigu.statement.txt"].splitlines()[0])
+    print(f"inside model.onnx: {inside['adadpigu.statement.txt'].splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("runs/logged"))
     given = parser.parse_args()
+    if given.out.exists():
+        parser.error(f"--out {given.out} is there already; allowed: a new folder")
     ad.train(
         make_model("digits-mlp"),
         ad.load_dataset("digits"),
@@ -44,7 +46,7 @@ def main() -> None:
         out=given.out,
         observers=[Lines(), TensorBoardLogger(given.out / "tensorboard")],
     )
-    print(f"tensorboard --logdir {given.out / 'tensorboard'}")
+    print(f"Look at it: tensorboard --logdir {given.out / 'tensorboard'}")
 
 
 if __name__ == "__main__":

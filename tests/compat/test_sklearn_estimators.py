@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -145,6 +146,35 @@ def test_nothing_public_depends_on_the_number_of_records() -> None:
         ({"records": 0.5}, "records=0.5 is not a whole number of at least 1"),
         ({"records": 10, "batch_size": 20, "epochs": 20}, "batch_size=20"),
         ({"epsilon": -1}, "epsilon=-1: must be a finite number above 0"),
+        ({"epsilon": "4"}, "epsilon='4' is not a number; allowed: one such as 4.0, without quotes"),
+        ({"epsilon": None}, "epsilon=None is not a number"),
+        ({"epsilon": True}, "epsilon=True is not a number"),
+        ({"delta": "1e-5"}, "delta='1e-5' is not a number; allowed: one such as 1e-05"),
+        ({"epochs": "2"}, "epochs='2' is not a number"),
+        ({"epochs": None}, "epochs=None is not a number"),
+        ({"lr": [0.1]}, r"lr=\[0.1\] is not a number"),
+        ({"records": True}, "records=True is not a whole number"),
+        ({"records": "200"}, "records='200' is not a whole number"),
+        ({"batch_size": "32"}, "batch_size='32' is not a whole number of at least 1"),
+        ({"batch_size": 3.5}, "batch_size=3.5 is not a whole number of at least 1"),
+        ({"batch_size": 201}, "batch_size=201 is more than records=200"),
+        ({"bounds": ("0", "1")}, r"bounds of column 'x0': \('0', '1'\) is not a pair"),
+        ({"categories": {0: pd.Series([], dtype=object)}}, r"categories of column 'x0': \[\] is not a list"),
+        ({"categories": {0: [[1]]}}, r"categories of column 'x0': \[\[1\]\] is not a list"),
+        ({"classes": ["no", None]}, "allowed: numbers alone or text alone, none missing"),
+        ({"classes": ["no", 1]}, "allowed: numbers alone or text alone, none missing"),
+        ({"classes": pd.DataFrame({"a": [1, 2]})}, "allowed: a list of labels"),
+        ({"dataset": None}, "dataset=None; allowed: a name"),
+        ({"device": None}, "device=None; allowed: a name"),
+        ({"ledger": 3}, "ledger=3; allowed: None, or the path of a file"),
+        ({"options": "momentum"}, "options='momentum'; allowed: None, or a mapping"),
+        ({"options": {"seed": 1}}, "unknown option of train 'seed'"),
+        ({"model": ""}, "unknown model ''"),
+        (
+            {"model": lambda features, outputs: nn.Linear(features, 7)},
+            r"shape \(2, 7\) of 2 records; allowed",
+        ),
+        ({"model": lambda features, outputs: nn.Linear(9, outputs)}, "model does not take records of 3 numbers"),
         ({"method": "adadpig"}, "unknown method 'adadpig'; did you mean 'adadpigu'"),
         ({"method": 3}, "method=3; allowed: a method's name"),
         ({"model": nn.Linear(3, 2)}, "model=Linear; allowed: a name, or a function"),
@@ -162,6 +192,49 @@ def test_bad_arguments_are_refused_in_one_line_by_fit(more: dict[str, Any], word
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(NotFittedError):
         classifier.predict(X)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """As a search over `np.linspace` gives them."""
+    X, y = blobs()
+    asked = {"epsilon": np.float32(4), "delta": np.float64(1e-5), "batch_size": np.int64(50), "epochs": np.int32(2)}
+    fitted = short(**asked, lr=np.float16(0.5), records=np.uint16(200)).fit(X, y)
+    assert fitted.privacy_.events == short(epsilon=4.0, delta=1e-5, batch_size=50, epochs=2).fit(X, y).privacy_.events
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([["a", 1.0, 2.0]], "X: record 0, column 'x0': 'a' is no number; allowed: numbers alone"),
+        ([[0.0, 1.0, 2.0], [0.0, None, 2.0]], "X: record 1, column 'x1' holds NaN or infinity; allowed: a number"),
+        ([[0.0, 1.0, math.inf]], "X: record 0, column 'x2' holds NaN or infinity; allowed: a number"),
+    ],
+)
+def test_cells_that_are_no_numbers_are_named_in_fit_and_predict(cells: list[Any], words: str) -> None:
+    X, y = blobs()
+    fitted = short().fit(X, y)
+    for use in (lambda: fitted.predict(cells), lambda: short().fit(cells, y[: len(cells)])):
+        with pytest.raises(ad.InputError, match=words) as caught:
+            use()
+        assert len(str(caught.value).splitlines()) == 1
+    frame = pd.DataFrame({"age": ["old", "young"]})
+    with pytest.raises(ad.InputError, match="column 'age': 'old' is no number"):
+        short().fit(frame, ["no", "yes"])
+
+
+def test_an_empty_cell_of_pandas_is_the_empty_category() -> None:
+    columns = declared_columns(["job"], bounds=None, categories={"job": ["a", ""]}, other=False)
+    cells = np.array([[pd.NA], [pd.NaT], [None], [math.nan], ["a"]], dtype=object)
+    assert encoded(cells, columns).tolist() == [[0, 1]] * 4 + [[1, 0]]
+
+
+@pytest.mark.parametrize("words", [np.array(["a", "b"]), np.array(["a", "b"], dtype=object)])
+def test_a_target_of_words_is_refused_by_the_regressor(words: NDArray[Any]) -> None:
+    for more in ({"bounds": (0, 1)}, {"categories": {0: ["u", "v"]}}):
+        cells = [[0.5], [0.6]] if "bounds" in more else [["u"], ["v"]]
+        regressor = AdaDPIGURegressor(target_bounds=(0, 1), records=10, **more)
+        with pytest.raises(ad.InputError, match=r"y: could not convert string to float.*'a'.*; allowed: numbers"):
+            regressor.fit(cells, words)
 
 
 def test_a_regressor_refuses_to_measure_its_target() -> None:

@@ -84,6 +84,8 @@ def test_a_plain_pipeline_warns_of_everything_fitted_before() -> None:
 def test_a_private_pipeline_ends_in_a_private_estimator() -> None:
     with pytest.raises(ad.InputError, match="the last step is a LogisticRegression; allowed"):
         make_private_pipeline(StandardScaler(), LogisticRegression()).fit(*blobs())
+    with pytest.raises(ad.InputError, match="the last step is a NoneType; allowed"):
+        make_private_pipeline().fit(*blobs())
 
 
 def test_every_fit_of_a_search_is_charged_and_named(tmp_path: Path) -> None:
@@ -137,10 +139,19 @@ def test_a_number_falls_into_one_fold_whatever_type_its_column_has() -> None:
     assert folds.folds(names).tolist() == folds.folds(names.tolist()).tolist()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [({"n_splits": 1}, "n_splits=1"), ({"seed": -1}, "seed=-1")])
-def test_folds_refuse_what_they_cannot_be(arguments: dict[str, int], words: str) -> None:
-    with pytest.raises(ad.InputError, match=words):
+@pytest.mark.parametrize(
+    "arguments", [{"n_splits": 1}, {"seed": -1}, {"n_splits": 2.5}, {"n_splits": "5"}, {"seed": 2**32}]
+)
+def test_folds_refuse_what_they_cannot_be(arguments: dict[str, Any]) -> None:
+    ((name, value),) = arguments.items()
+    with pytest.raises(ad.InputError, match=f"{name}={value!r} is not"):
         RecordFolds(**arguments)
+
+
+def test_folds_of_numpy_are_those_of_python() -> None:
+    X, _ = blobs()
+    asked: dict[str, Any] = {"n_splits": np.int64(3), "seed": np.uint8(1)}
+    assert (RecordFolds(**asked).folds(X) == RecordFolds(3, seed=1).folds(X)).all()
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,9 @@ SMALL = {
     "opacus_char_lstm.py": ("--epochs", "2", "--records", "1000"),
     "hf_sequence_classification.py": ("--records", "400", "--epochs", "2"),
     "lightning_module.py": ("--epochs", "5"),
+    "several_processes.py": ("--steps", "40"),
+    "loggers.py": ("--steps", "20"),
+    "export_model.py": ("--steps", "20"),
 }
 """arguments that make an example short"""
 

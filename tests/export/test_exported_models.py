@@ -224,9 +224,12 @@ def test_bad_requests_are_refused_by_name(run: ad.Run, tmp_path: Path) -> None:
     with pytest.raises(ad.InputError, match="its folder is not there"):
         export_program(run, tmp_path / "no" / "model.pt2", records=TEXT)
     with pytest.raises(ad.InputError, match="does not say what a record looks like"):
-        export_onnx(run, tmp_path / "model.pt2")
-    with pytest.raises(ad.InputError, match=r"a name that ends in \.pt2"):
+        export_onnx(run, tmp_path / "model.onnx")
+    with pytest.raises(ad.InputError, match=r"model\.pt'; allowed: a name that ends in \.pt2"):
         export_program(run, tmp_path / "model.pt", records=TEXT)
+    for name in ("model", "model.pt2", "model.onnx.txt"):
+        with pytest.raises(ad.InputError, match=rf"{name}'; allowed: a name that ends in \.onnx"):
+            export_onnx(run, tmp_path / name, records=TEXT)
     with pytest.raises(ad.InputError, match="shape=\\(0,\\)"):
         Synthetic(shape=(0,))
     with pytest.raises(ad.InputError, match="below=0"):

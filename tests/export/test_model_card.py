@@ -166,7 +166,7 @@ def edited(folder: Path, name: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("privacy.json", {"epsilon_pld": 0.01}, "claims epsilon=0.01; allowed: what its events cost"),
+        ("privacy.json", {"epsilon_pld": 0.01}, "claims epsilon_pld=0.01; allowed: what its events cost"),
         ("privacy.json", {"randomness_private": False}, "says private=true"),
         ("privacy.json", {"epsilon_pld": "small"}, "cannot be read"),
         ("privacy.json", {"stages": 3}, "cannot be read"),

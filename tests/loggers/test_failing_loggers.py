@@ -18,6 +18,7 @@ import adadpigu as ad
 from adadpigu.accounting.ledger_reading import NAME, read_ledger
 from adadpigu.loggers import LOGGERS, Beginning, Ending, Facts, Logger, Metrics, Run, make_logger
 from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training.run import check_observers
 
 
 class Failing(Logger):
@@ -35,7 +36,7 @@ class Failing(Logger):
         if what == self.at:
             raise OSError("no space left on device\nand more")
 
-    def _open(self, start: Beginning) -> None:
+    def _start(self, start: Beginning) -> None:
         self._hear("open")
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -103,6 +104,46 @@ def test_an_observer_of_ones_own_that_raises_ends_the_run_with_the_ledger_right(
     assert record.damage == ""
     assert [(life.steps, life.end) for life in record.lives()] == [(3, "failed")]
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+class Half:
+    """Cannot be told of the end."""
+
+    def begin(self, facts: Facts) -> None:
+        return None
+
+    update = 3
+
+
+@pytest.mark.parametrize(
+    ("observers", "words"),
+    [
+        (
+            [Raising("never"), Half()],
+            r"observers\[1\] is a Half without update and end; allowed: with the methods begin",
+        ),
+        ([print], r"observers\[0\] is a builtin_function_or_method without begin and update and end"),
+        ([Raising], r"observers\[0\] is the class Raising; allowed: Raising\(…\)"),
+        (Raising("never"), "observers=Raising; allowed: a list of them"),
+        ("tensorboard", r"observers\[0\] is a str without begin"),
+    ],
+)
+def test_what_cannot_follow_a_run_is_refused_by_name(observers: Any, words: str) -> None:
+    with pytest.raises(ad.InputError, match=words) as caught:
+        check_observers(observers)
+    assert len(str(caught.value).splitlines()) == 1
+    check_observers([Raising("never"), Failing("never")])
+    with pytest.raises(ad.InputError, match=words):  # before anything is drawn
+        ad.train(
+            torch.nn.Linear(3, 2),
+            (torch.ones(9, 3), torch.ones(9).long()),
+            records=9,
+            steps=1,
+            batch_size=3,
+            method="dpsgd",
+            noise_multiplier=1.0,
+            observers=observers,
+        )
 
 
 def test_one_that_raises_at_the_end_does_not_cost_the_model(tmp_path: Path) -> None:

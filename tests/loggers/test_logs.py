@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import pickle
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -119,6 +120,19 @@ def test_no_log_tells_of_the_machine_or_its_user(logged: tuple[ad.Run, Path]) ->
     assert not any(name.endswith(".py") for name in names)
     owners = [p for p in (folder / "mlruns").rglob("meta.yaml") if f"user_id: {getpass.getuser()}" in p.read_text()]
     assert owners == []
+
+
+def test_no_log_tells_a_path_of_the_machine_but_where_mlflow_keeps_its_artifacts(logged: tuple[ad.Run, Path]) -> None:
+    """MLflow finds artifacts by an absolute path, which stands in its meta.yaml; nothing else does, nor any link."""
+    _, folder = logged
+    words = [str(path).encode() for path in (folder.resolve(), Path.home(), sys.executable, sys.argv[0], __file__)]
+    found = [path for name in ("tensorboard", "mlruns", "wandb") for path in (folder / name).rglob("*")]
+    files = [path for path in found if path.is_file() and not path.is_symlink()]
+    assert [path for path in found if path.is_symlink()] == []
+    assert len(files) > 10
+    telling = {path.name for path in files if any(word in path.read_bytes() for word in words)}
+    assert telling == {"meta.yaml"}
+    assert [path.name for path in (folder / "wandb").rglob("*.log")] == []
 
 
 def test_no_log_tells_when_a_step_was_taken(logged: tuple[ad.Run, Path]) -> None:

@@ -59,13 +59,23 @@ class OnScreen:
     def begin(self, what: str, total: int | None) -> None:
         if not self._console.is_terminal:
             return
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            *(() if total is None else (DownloadColumn(),)),
-            TimeElapsedColumn(),
+            *(
+                (TimeElapsedColumn(),)
+                if total is None
+                else (DownloadColumn(), TimeRemainingColumn(), TextColumn("left"))
+            ),
             console=self._console,
             transient=True,
         )

@@ -6,7 +6,6 @@ says is a stranger's word: it is checked by type here and escaped where it is wr
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +13,10 @@ from pathlib import Path
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import InputError, first_line
-from adadpigu.export.subject import read_privacy
-from adadpigu.report.loading import FACTS, facts_of, text_of
+from adadpigu.export.evidence import check_folder, check_run, summary_of
+from adadpigu.export.subject import verified_privacy
+from adadpigu.report.loading import FACTS, facts_of, file_of, text_of
+from adadpigu.tensors import digest, read_tensors
 from adadpigu.training.run import SUMMARY, Run
 
 _TOLD = (
@@ -47,6 +48,7 @@ def facts_of_run(run: Run | CardFacts | Path | str) -> CardFacts:
         return run
     if not isinstance(run, Run):
         return _facts_of_folder(Path(run))
+    check_run(run)
     settings, shape, loadable = _known(run.folder)
     return CardFacts(
         privacy=run.privacy,
@@ -59,17 +61,10 @@ def facts_of_run(run: Run | CardFacts | Path | str) -> CardFacts:
 
 
 def _facts_of_folder(folder: Path) -> CardFacts:
-    refusal = f"run={str(folder)!r}: {SUMMARY}"
-    privacy = read_privacy(folder)
-    try:
-        summary = json.loads(text_of(folder, SUMMARY))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{refusal} cannot be read: {first_line(error)}") from None
-    accuracy, dataset = (
-        summary.get(key) if isinstance(summary, dict) else None for key in ("test_accuracy", "dataset")
-    )
+    refusal, summary = f"run={str(folder)!r}: {SUMMARY}", summary_of(folder)
+    privacy = verified_privacy(folder)
+    check_folder(folder, digest(sorted(read_tensors(file_of(folder, "model.safetensors"), "model").items())))
+    accuracy, dataset = summary.get("test_accuracy"), summary.get("dataset")
     if accuracy is not None and not (type(accuracy) in (int, float) and 0 <= accuracy <= 1):
         raise InputError(f"{refusal}: test_accuracy is odd; allowed: null, or a number from 0 to 1")
     if not isinstance(dataset, str):

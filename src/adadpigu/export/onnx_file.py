@@ -30,9 +30,9 @@ def export_onnx(run: Exportable, path: Path | str, *, records: Synthetic | None 
     model's by more than `TOLERANCE` on synthetic records. `metadata_props` hold `adadpigu.privacy.json` and
     `adadpigu.statement.txt`.
     """
-    onnx, _, runtime = (_needed(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     path = Path(path)
-    check_new(path)
+    check_new(path, ".onnx")
+    onnx, _, runtime = (_needed(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     subject = subject_of(run)
     synthetic = subject.records(records)
     proto = _converted(subject.model, synthetic)

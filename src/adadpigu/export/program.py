@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from adadpigu.errors import InputError, ModelError, first_line
+from adadpigu.errors import ModelError, first_line
 from adadpigu.export.fixed_features import exportable
 from adadpigu.export.same import Exported, check_new, require_same, written
 from adadpigu.export.subject import Exportable, subject_of
@@ -38,9 +38,7 @@ def export_program(run: Exportable, path: Path | str, *, records: Synthetic | No
     `adadpigu.statement.txt`.
     """
     path = Path(path)
-    if path.suffix != ".pt2":
-        raise InputError(f"out={str(path)!r}; allowed: a name that ends in .pt2, which torch.export.load asks for")
-    check_new(path)
+    check_new(path, ".pt2")
     subject = subject_of(run)
     synthetic = subject.records(records)
     content = io.BytesIO()

@@ -62,8 +62,10 @@ def require_same(model: nn.Module, exported: Callable[[Tensor], Tensor], synthet
     return apart
 
 
-def check_new(path: Path) -> None:
-    """Refuses a file that is there: nothing is written over."""
+def check_new(path: Path, suffix: str = "") -> None:
+    """Refuses a file that is there, since nothing is written over, and a name that its readers would not take."""
+    if path.suffix != suffix and suffix:
+        raise InputError(f"out={str(path)!r}; allowed: a name that ends in {suffix}, by which its readers know it")
     if path.exists() or path.is_symlink():
         raise InputError(f"out={str(path)!r} is there already; allowed: a new file")
     if not path.absolute().parent.is_dir():

@@ -1,7 +1,7 @@
 """What is exported: a trained model with its privacy report, of a run at hand or of a run folder. All of it public.
 
 A folder may be a stranger's: it is read as `report.loading` reads it, and a report whose ε is lower than what its own
-events cost is refused.
+events cost is refused. So is one that its ledger does not bear out, and a model whose weights are not the run's.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from torch import nn
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.accountants import epsilons
 from adadpigu.errors import AdaDPIGUError, InputError, first_line
+from adadpigu.export.evidence import SLACK, check_folder, check_ledger, check_run
 from adadpigu.export.synthetic import Synthetic
 from adadpigu.report.loading import FACTS, LoadedRun, facts_of, load_run, text_of
-from adadpigu.training.run import Run
-
-_SLACK = 1e-3
-"""by which accountants of different versions may differ, as a share of ε"""
+from adadpigu.training.run import Run, weights_digest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model, what it gives away, and what its records look like (None where nobody has said)."""
+    """A model, what it gives away, and what its records look like (None where nobody has said).
+
+    `subject_of` makes it of a run and checks that they belong together; of one made by hand that is its maker's word.
+    """
 
     model: nn.Module
     privacy: PrivacyReport
@@ -56,16 +57,25 @@ def subject_of(run: Exportable, *, trust_code: bool = False) -> Subject:
     if isinstance(run, Subject):
         return run
     if isinstance(run, Run):
+        check_run(run)
         return Subject(model=run.model, privacy=run.privacy, synthetic=_described(run.folder))
     loaded = run if isinstance(run, LoadedRun) else load_run(Path(run), trust_code=trust_code)
+    check_folder(loaded.folder, weights_digest(loaded.model))
     shape = loaded.facts.shape
     synthetic = None if shape is None else Synthetic(shape=shape)
-    return Subject(model=loaded.model, privacy=read_privacy(loaded.folder), synthetic=synthetic)
+    return Subject(model=loaded.model, privacy=verified_privacy(loaded.folder), synthetic=synthetic)
 
 
 def _described(folder: Path | None) -> Synthetic | None:
     shape = None if folder is None or not (folder / FACTS).is_file() else facts_of(folder).shape
     return None if shape is None else Synthetic(shape=shape)
+
+
+def verified_privacy(folder: Path) -> PrivacyReport:
+    """The privacy report in a run folder, compared with the ledger: what may be handed out beside a model."""
+    report = read_privacy(folder)
+    check_ledger(report, folder)
+    return report
 
 
 def read_privacy(folder: Path) -> PrivacyReport:
@@ -78,13 +88,15 @@ def read_privacy(folder: Path) -> PrivacyReport:
             raise InputError("it is not an object")
         report = PrivacyReport.from_json(stored)
         report.statement()
-        cost = epsilons(report.event(), report.delta)["pld"]
+        costs = epsilons(report.event(), report.delta)
     except RecursionError:
         raise InputError(f"{refusal} cannot be read: it nests too deep") from None
     except (AdaDPIGUError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{refusal} cannot be read: {first_line(error)}") from None
-    if report.epsilon_pld < cost * (1 - _SLACK):
-        raise InputError(f"{refusal} claims epsilon={report.epsilon_pld:g}; allowed: what its events cost, {cost:.4g}")
+    for name, cost in costs.items():
+        claim = getattr(report, f"epsilon_{name}")
+        if not (isinstance(claim, float | int) and claim >= cost * (1 - SLACK)):  # a NaN is refused, too
+            raise InputError(f"{refusal} claims epsilon_{name}={claim}; allowed: what its events cost, {cost:.4g}")
     if report.private and not (math.isfinite(report.epsilon_pld) and report.randomness_private):
         raise InputError(f"{refusal} says private=true; allowed: with a finite epsilon and secret noise alone")
     return report

@@ -30,7 +30,7 @@ class Logger(ABC):
     def begin(self, facts: Facts) -> None:
         """Opens the log: the first thing that is written."""
         self._on = True
-        self._try("at the beginning", lambda: self._open(beginning(facts)))
+        self._try("at the beginning", lambda: self._start(beginning(facts)))
 
     def update(self, metrics: Metrics) -> None:
         """Writes the numbers of a step at which the test set was looked at."""
@@ -57,7 +57,7 @@ class Logger(ABC):
             )
 
     @abstractmethod
-    def _open(self, start: Beginning) -> None: ...
+    def _start(self, start: Beginning) -> None: ...
 
     @abstractmethod
     def _write(self, step: int, numbers: Mapping[str, float]) -> None: ...

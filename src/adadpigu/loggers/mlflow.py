@@ -44,7 +44,7 @@ class MLflowLogger(Logger):
         self._run = ""
         self._moment = 0
 
-    def _open(self, start: Beginning) -> None:
+    def _start(self, start: Beginning) -> None:
         self._moment = int(time.time() * 1000)
         self._client = self._connected()
         found = self._client.get_experiment_by_name(self._experiment)

@@ -34,7 +34,7 @@ class TensorBoardLogger(Logger):
         self._file = self.folder
         self._moment = 0.0
 
-    def _open(self, start: Beginning) -> None:
+    def _start(self, start: Beginning) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         seconds, rest = divmod(time.time_ns(), 10**9)
         self._moment = float(seconds)

@@ -1,13 +1,15 @@
 """Weights & Biases, offline: a run in a folder, which its owner may upload later with `wandb sync`.
 
-No network call is made. Of the machine nothing is written: system metrics, host and user, the list of packages, git
-and code, and what the program prints are switched off. The library notes how long after the first row each row came,
-which the guarantee does not cover, and cannot be told not to: so all rows are written at the end, at one moment.
+No network call is made. Of the machine nothing stays: system metrics, host and user, the list of packages, git and
+code, and what the program prints are switched off; the library's notes on itself, which name paths, are taken away at
+the end. It notes how long after the first row each row came, which the guarantee does not cover, and cannot be told
+not to: so all rows are written at the end, at one moment.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ _SETTINGS = {
     "username": "",
     "email": "",
     "program": "",
+    "symlink": False,  # to the notes on itself
     "disable_git": True,
     "disable_code": True,
     "save_code": False,
@@ -52,7 +55,7 @@ class WandbLogger(Logger):
         self._moment = 0.0
         self._rows: list[tuple[int, Mapping[str, float]]] = []
 
-    def _open(self, start: Beginning) -> None:
+    def _start(self, start: Beginning) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._moment, self._rows = time.time(), []
         settings = self._wandb.Settings(**_SETTINGS, root_dir=str(self.folder))
@@ -71,4 +74,6 @@ class WandbLogger(Logger):
         for step, numbers in self._rows:
             self._run.log({**numbers, "_timestamp": self._moment}, step=step)
         self._run.summary.update({**end.results, "privacy": end.headline, "statement": end.statement})
+        notes = Path(self._run.settings.log_dir)
         self._run.finish()
+        shutil.rmtree(notes)  # absolute paths, a link into the user's cache, and the moments of beginning and end

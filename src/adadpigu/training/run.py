@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adadpigu.accounting import PrivacyReport
 from adadpigu.durable import write_text
 from adadpigu.errors import InputError
-from adadpigu.tensors import write_tensors
+from adadpigu.tensors import digest, write_tensors
 
 SUMMARY = "summary.json"
 """written last: a folder that has it holds a run that has ended, by itself or by an interrupt"""
@@ -76,6 +76,10 @@ class Observer(Protocol):
     def end(self, run: Run) -> None: ...
 
 
+_ASKED = ("begin", "update", "end")
+"""methods of an observer"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A finished (or interrupted) training run."""
@@ -96,6 +100,12 @@ class Run:
     execution: str = ""
     """how steps were run: eagerly, or as a graph that a GPU has recorded"""
     folder: Path | None = None
+    weights: str | None = None
+    """SHA-256 of the weights as the run left them; None where a tensor has no bytes to hash, as a sparse one"""
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            object.__setattr__(self, "weights", weights_digest(self.model))
 
     @property
     def epsilon(self) -> float:
@@ -121,6 +131,7 @@ class Run:
             "private": self.privacy.private,
             "interrupted": self.interrupted,
             "execution": self.execution,
+            "weights": self.weights,
             "warnings": list(self.privacy.warnings),
         }
 
@@ -198,6 +209,29 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     }
     buffers = {name: buffer for name, buffer in model.named_buffers() if name not in rebuilt}
     return {**dict(model.named_parameters()), **buffers}
+
+
+def weights_digest(model: nn.Module) -> str | None:
+    """A SHA-256 of the tensors that are stored of a model, by which a later change is found; None for sparse ones."""
+    try:
+        return digest(sorted(stored_tensors(model).items()))
+    except RuntimeError:  # no bytes to hash; a run that was paid for does not fail over it
+        return None
+
+
+def check_observers(observers: Sequence[object]) -> None:
+    """Refuses what cannot follow a run, before it begins: later, its steps would be paid for already."""
+    if not isinstance(observers, Sequence):
+        raise InputError(f"observers={type(observers).__name__}; allowed: a list of them, e.g. [TensorBoardLogger(…)]")
+    for place, observer in enumerate(observers):
+        if isinstance(observer, type):
+            raise InputError(f"observers[{place}] is the class {observer.__name__}; allowed: {observer.__name__}(…)")
+        lost = [name for name in _ASKED if not callable(getattr(observer, name, None))]
+        if lost:
+            raise InputError(
+                f"observers[{place}] is a {type(observer).__name__} without {' and '.join(lost)}; allowed: with "
+                "the methods begin(facts), update(metrics) and end(run)"
+            )
 
 
 def check_free(path: Path) -> None:

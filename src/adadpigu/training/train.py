@@ -37,7 +37,7 @@ from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by
 from adadpigu.training.resuming import Begun, noise_of, settings_of
 from adadpigu.training.resuming import resume as resume_run
-from adadpigu.training.run import Observer, Run, RunFolder, check_free
+from adadpigu.training.run import Observer, Run, RunFolder, check_free, check_observers
 
 
 def train(
@@ -191,6 +191,7 @@ def session(
     shared: Path | None = None,
 ) -> Iterator[Session]:
     """What `train_prepared` runs: folder and ledger are there while it lasts, and closed after it."""
+    check_observers(observers)
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)

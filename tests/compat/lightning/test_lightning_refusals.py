@@ -87,8 +87,8 @@ class OwnLoader(DataLoader[Any]):
         (lambda: loader(batch_size=None), "a batch_sampler of your own"),
         (lambda: loader(collate_fn=lambda items: items), "collate_fn='<lambda>' sees several records at once"),
         (lambda: DataLoader(Endless(), batch_size=4), "Endless has no length or no positions"),
-        (lambda: [records()], "train_dataloader=tuple makes its own batches|train_dataloader=Tensor"),
-        (lambda: OwnLoader(TensorDataset(*records())), "train_dataloader=OwnLoader makes its own batches"),
+        (lambda: [records()], "train_dataloader: a Tensor makes its own batches"),
+        (lambda: OwnLoader(TensorDataset(*records())), "train_dataloader: a OwnLoader makes its own batches"),
         (lambda: [loader(), loader()], "several loaders; allowed: one DataLoader"),
         (lambda: [loader()], r"allowed: one DataLoader \(no list of them\)"),
         (lambda: DataLoader([{"x": object()}], batch_size=1), "an item of its data set cannot be collated"),  # type: ignore[arg-type]
@@ -104,15 +104,6 @@ def test_shuffling_and_workers_are_told_to_have_no_effect() -> None:
         trainer(strategy()).fit(Classifier(), loader(shuffle=True))
     with pytest.warns(UserWarning, match="num_workers=2 has no effect"):
         trainer(strategy()).fit(Classifier(), loader(num_workers=2))
-
-
-def test_validation_on_the_training_records_is_refused() -> None:
-    same_set = TensorDataset(*records())
-    for sanity in (0, 2):
-        with pytest.raises(ad.InputError, match="val_dataloader has the training records"):
-            trainer(strategy(), num_sanity_val_steps=sanity).fit(
-                Classifier(), DataLoader(same_set, batch_size=16), DataLoader(same_set, batch_size=16)
-            )
 
 
 def _by_hand(module: Classifier) -> None:
@@ -132,6 +123,24 @@ def _evaluating(module: Classifier) -> None:
     module.net[0].eval()
 
 
+def _class_weights(module: Any) -> None:
+    module.criterion = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+    module.__class__ = type("Weighted", (Classifier,), {"training_step": _weighted_step})
+
+
+def _weighted_step(self: Any, batch: Any, batch_idx: int) -> Any:
+    return self.criterion(self(batch[0]), batch[1])
+
+
+def _mixing_step(self: Any, batch: Any, batch_idx: int) -> Any:
+    hidden = self.net[0](batch[0])
+    return F.cross_entropy(self.net[2](torch.tanh(hidden - hidden.mean(0))), batch[1])
+
+
+def _mixing_in_the_step(module: Any) -> None:
+    module.__class__ = type("Centred", (Classifier,), {"training_step": _mixing_step})
+
+
 def _batch_norm(module: Classifier) -> None:
     module.net.insert(1, nn.BatchNorm1d(4))
 
@@ -149,6 +158,8 @@ def _replaced_step(module: Any) -> None:
         (_evaluating, r"'net.0' is in evaluation mode"),
         (_batch_norm, r"'net.1' \(BatchNorm1d\): mixes records through batch statistics"),
         (_replaced_step, "training_step: replaced on the object"),
+        (_class_weights, "neither the mean nor the sum of its records' losses, as with class weights"),
+        (_mixing_in_the_step, r"<model> \(Centred\): mixes records"),
     ],
 )
 def test_a_module_that_would_go_around_is_refused(change: Callable[[Any], None], told: str) -> None:
@@ -184,6 +195,20 @@ def test_a_compiled_module_is_refused() -> None:
 def test_what_lightning_settles_is_no_option(option: str, told: str) -> None:
     with pytest.raises(ad.InputError, match=rf"{option}=1: not an option of PrivateStrategy; allowed: {told}"):
         strategy(**{option: 1})
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"noise_multiplyer": 2.0}, "unknown option of PrivateStrategy 'noise_multiplyer'; did you mean 'noise_mult"),
+        ({"ema": 2.0}, r"ema=2\.0 is not in \(0, 1\)"),
+        ({"engine": "gohst"}, "unknown engine 'gohst'; did you mean 'ghost'"),
+        ({"lr": 0.1}, r"lr=0\.1: not an option of PrivateStrategy; allowed: configure_optimizers"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_when_the_strategy_is_made(option: dict[str, Any], told: str) -> None:
+    with pytest.raises(ad.InputError, match=told):
+        strategy(**option)
 
 
 def test_checkpoints_of_lightnings_are_no_way_to_go_on(tmp_path: Path) -> None:

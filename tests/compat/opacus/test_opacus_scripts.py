@@ -349,11 +349,11 @@ def sorting(batch: list[Any]) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("loader", "text"),
     [
-        (sampled, "WeightedRandomSampler of its own"),
-        (by_replacement, "with replacement"),
-        (lambda: DataLoader(TensorDataset(*records()), batch_size=None), "batch sampler of its own"),
+        (sampled, "sampler=WeightedRandomSampler chooses records"),
+        (by_replacement, "sampler=RandomSampler chooses records"),
+        (lambda: DataLoader(TensorDataset(*records()), batch_size=None), "a batch_sampler of your own"),
         (lambda: DataLoader(Endless(), batch_size=B), "has no length"),
-        (lambda: [records()], "is a list"),
+        (lambda: [records()], "a list makes its own batches"),
         (lambda: DataLoader(Words(), batch_size=B, collate_fn=sorting), "another record"),
     ],
 )

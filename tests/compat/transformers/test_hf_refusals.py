@@ -57,6 +57,42 @@ def test_a_setting_that_is_changed_later_is_refused_too(tmp_path: Path) -> None:
     assert not (tmp_path / "private").exists()
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, None, float("nan"), float("inf"), "fast"])
+def test_a_rate_by_which_nothing_is_learned_is_refused_before_it_is_paid_for(rate: Any, tmp_path: Path) -> None:
+    args = arguments(tmp_path, learning_rate=rate)
+    with pytest.raises(ad.InputError, match=r"learning_rate=.*allowed: a finite number above 0.*optimizers="):
+        trainer(classifier(), args)
+    model = classifier()
+    trainer(model, args, optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None))  # args has no say
+
+
+def test_what_is_no_folder_or_no_arguments_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    args = arguments(tmp_path)
+    for output in ("", str(tmp_path / "file")):
+        args.output_dir = output
+        with pytest.raises(ad.InputError, match=r"output_dir='.*' is no folder; allowed: the name of one"):
+            trainer(classifier(), args)
+    with pytest.raises(ad.InputError, match=r"args=NoneType; allowed: transformers\.TrainingArguments\(output_dir="):
+        trainer(classifier(), None)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ({"noise_multiplyer": 2.0}, "unknown option of PrivateTrainer 'noise_multiplyer'; did you mean 'noise_mult"),
+        ({"physical_batchsize": 4}, "did you mean 'physical_batch_size'"),
+        ({"ema": 2.0}, r"ema=2\.0 is not in \(0, 1\)"),
+        ({"engine": "gohst"}, "unknown engine 'gohst'; did you mean 'ghost'"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_when_the_trainer_is_made(
+    option: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ad.InputError, match=told):
+        trainer(classifier(), arguments(tmp_path), **option)
+
+
 def test_no_epochs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ad.InputError, match=r"num_train_epochs=0: there is nothing to train"):
         trainer(classifier(), arguments(tmp_path, max_steps=-1, num_train_epochs=0))
@@ -67,6 +103,44 @@ def test_checkpointing_that_the_model_was_set_to_is_refused(tmp_path: Path) -> N
     model.gradient_checkpointing_enable()
     with pytest.raises(ad.ModelError, match=r"gradient checkpointing is on.*gradient_checkpointing_disable\(\)"):
         trainer(model, arguments(tmp_path))
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    model = classifier()
+    model.is_quantized = True
+    with pytest.raises(ad.ModelError, match="BertForSequenceClassification: its weights are quantised; allowed: float"):
+        trainer(model, arguments(tmp_path))
+
+
+class _During(TrainerCallback):  # type: ignore[misc, unused-ignore]
+    """Does something to the model at an event."""
+
+    def __init__(self, event: str, what: Any) -> None:
+        setattr(self, event, lambda args, state, control, model=None, **_: what(model))
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end"])
+def test_checkpointing_that_a_callback_switches_on_is_refused(event: str, tmp_path: Path) -> None:
+    """Whenever it does: no forward is repeated, and the weights go back to where they started."""
+    model = classifier()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    switching = _During(event, lambda model: model.gradient_checkpointing_enable())
+    with pytest.raises(ad.ModelError, match="gradient checkpointing is on"):
+        trainer(model, arguments(tmp_path), callbacks=[switching]).train()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_mixing_model_is_named_by_its_own_class(tmp_path: Path) -> None:
+    model = classifier()
+    kind = type(model)
+    model.__class__ = type("Mixed", (kind,), {"forward": lambda self, **given: _centred(kind.forward(self, **given))})
+    with pytest.raises(ad.ModelError, match=r"'model' \(Mixed\): mixes records|<model> \(Mixed\)"):
+        trainer(model, arguments(tmp_path), loss=torch.nn.functional.cross_entropy).train()
+
+
+def _centred(output: Any) -> Any:
+    output.logits = output.logits - output.logits.mean(0)
+    return output
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
@@ -128,19 +202,6 @@ def test_batches_larger_than_the_declared_count_are_refused(tmp_path: Path) -> N
         trainer(classifier(), arguments(tmp_path), records=5)
 
 
-def test_evaluation_on_training_records_is_refused(tmp_path: Path) -> None:
-    data = records()
-    with pytest.raises(ad.InputError, match="eval_dataset is the train_dataset"):
-        trainer(classifier(), arguments(tmp_path), train_dataset=data, eval_dataset=data)
-    with pytest.raises(ad.InputError, match="these are the training records"):
-        trainer(classifier(), arguments(tmp_path), train_dataset=data, eval_dataset={"copy": records()})
-    private = trainer(classifier(), arguments(tmp_path), train_dataset=data)
-    with pytest.raises(ad.InputError, match="eval_dataset is the train_dataset"):
-        private.evaluate(data)
-    with pytest.raises(ad.InputError, match="test_dataset is the train_dataset"):
-        private.predict(data)
-
-
 def test_searches_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
     private = trainer(classifier(), arguments(tmp_path))
     with pytest.raises(ad.InputError, match="hyperparameter_search: every trial would be charged"):
@@ -153,7 +214,7 @@ def test_searches_and_foreign_checkpoints_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     trainer(classifier(), arguments(tmp_path)).train()
-    with pytest.raises(ad.InputError, match="already holds a run"):
+    with pytest.raises(ad.InputError, match=r"output_dir=.* already holds a run.*resume_from_checkpoint=True"):
         trainer(classifier(), arguments(tmp_path)).train()
 
 
@@ -197,6 +258,18 @@ def test_a_run_that_never_charged_the_ledger_cannot_end_well(tmp_path: Path, mon
         private.train()
     with pytest.raises(ad.InputError, match="nothing was trained"):
         _ = private.run
+
+
+def test_a_step_that_was_not_released_cannot_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer counts one step more than there were releases: all but one are on the ledger, and that is not enough."""
+
+    class Counting(TrainerCallback):  # type: ignore[misc, unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                state.global_step += 1
+
+    with pytest.raises(ad.PrivacyLineError, match="made 4 steps, of which 3 were drawn, charged and released"):
+        trainer(classifier(), arguments(tmp_path), callbacks=[Counting()]).train()
 
 
 def test_a_batch_that_was_not_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,15 @@ from transformers import (
 
 import adadpigu as ad
 from adadpigu.bounding import GradientSum
+from adadpigu.compat.transformers.batches import steps_an_epoch
+from adadpigu.compat.transformers.layers import known_layers
 from adadpigu.compat.transformers.packed import PackedModel
 from adadpigu.gradients import GhostEngine, RuleEngine, sequences
 from adadpigu.gradients.choice import choose_engine
 from adadpigu.gradients.functional import flat_gradient
+from adadpigu.gradients.ghost import FACTORS
 from adadpigu.gradients.losses import RecordLoss
+from adadpigu.gradients.rules import RULES
 from adadpigu.layout import Layout
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.records import Records
@@ -87,6 +91,39 @@ def test_trainer_ends_at_the_weights_of_train(part: str, method: str, tmp_path: 
 def test_layer_rules_cover_the_usual_transformers(name: str, tmp_path: Path) -> None:
     private = trainer(classifier(name), arguments(tmp_path))
     assert private._engine() == "ghost"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_rules_of_a_models_own_layers_are_known_while_it_trains_and_no_longer(name: str, tmp_path: Path) -> None:
+    """What was trained before, or imported, decides nothing for a model that is trained by other means."""
+    before = dict(RULES), dict(FACTORS)
+    private = trainer(classifier(name), arguments(tmp_path))
+    example = private._packing.encoding.example(), private._packing.task.example(4)
+    private._engine()
+    private.train()
+    assert before == (RULES, FACTORS)
+    assert choose_engine(private._adapter, private._packing.task.loss, example).name != "ghost"
+    with known_layers(private.model):
+        with known_layers(private.model):
+            assert before != (RULES, FACTORS)
+        assert choose_engine(private._adapter, private._packing.task.loss, example).name == "ghost"
+    assert before == (RULES, FACTORS)
+
+
+@pytest.mark.parametrize(
+    ("records", "batch", "expected"), [(48, 12, 4), (49, 12, 5), (47, 12, 4), (5, 5, 1), (5, 2, 3)]
+)
+def test_an_epoch_has_as_many_steps_as_batches_begin_in_it(records: int, batch: int, expected: int) -> None:
+    assert steps_an_epoch(records, batch) == expected
+
+
+def test_an_epoch_that_does_not_come_out_even_is_trained_and_charged_as_planned(tmp_path: Path) -> None:
+    """⌈50/12⌉ = 5 steps an epoch, of the declared count, which is not that of the records."""
+    args = arguments(tmp_path, max_steps=-1, num_train_epochs=2)
+    private = trainer(classifier(), args, records=50)
+    private.train()
+    assert private.run.steps == private.run.steps_done == private.state.global_step == 10
+    assert private.run.privacy.steps_charged == 10
 
 
 def _tokens(seed: int = 4) -> list[dict[str, Any]]:
@@ -152,9 +189,12 @@ def test_a_records_gradient_is_that_of_the_models_own_loss_on_it_alone(name: str
     private = trainer(model, arguments(tmp_path, per_device_train_batch_size=2), train_dataset=data, records=4)
     assert private._engine() == "ghost"
     packed = private._packing.packed(data, "data")
-    engine = choose_engine(private._adapter, private._packing.task.loss, (packed.inputs, packed.targets))
     model.train()
-    found = unseal(engine.per_sample_gradients(Records((packed.inputs, packed.targets)))).gradients
+    with known_layers(model):
+        engine = choose_engine(private._adapter, private._packing.task.loss, (packed.inputs, packed.targets))
+        model.train()
+        found = unseal(engine.per_sample_gradients(Records((packed.inputs, packed.targets)))).gradients
+    assert engine.name == "ghost"
     for row, record in zip(found, data, strict=True):
         expected = _own_gradient(model, record)
         assert torch.allclose(row, expected, rtol=1e-3, atol=1e-5 * float(expected.norm()))
@@ -187,9 +227,10 @@ def test_gpt2_layers_are_added_up_without_being_built(
         vectors["scale"] = 0.1 + torch.rand(size, generator=generator).double()
     query = GradientSum(clip_norm=0.05, **vectors)
     sums = []
-    for engine in (GhostEngine(model, loss, ""), RuleEngine(model, loss, "")):
-        model.train()
-        sums.append(unseal(engine.clipped_sum(Records((packed.inputs, packed.targets)), query)))
+    with known_layers(model):
+        for engine in (GhostEngine(model, loss, ""), RuleEngine(model, loss, "")):
+            model.train()
+            sums.append(unseal(engine.clipped_sum(Records((packed.inputs, packed.targets)), query)))
     assert torch.allclose(sums[0], sums[1], rtol=1e-4, atol=1e-6)
     assert float(sums[1].norm()) > 0.05
 

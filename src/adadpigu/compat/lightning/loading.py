@@ -1,33 +1,25 @@
 """From the user's training loader to Poisson batches: its data set and its batch size are taken, its order is not.
 
-A loader decides which records come together, and accounting holds for Poisson draws alone. So whatever decides that
-besides the batch size is refused by name, but shuffling, which has no say where every draw is Poisson.
+What a loader would decide by itself is judged by `compat.loaders`; what several records at once would be made of
+(`collate_fn`) is refused here. Records are on the sensitive side: none leaves but into the private loop.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from adadpigu.compat.lightning.tracing import Leaf
-from adadpigu.data.datasets import Source
+from adadpigu.compat.loaders import DROP_LAST, judged, tell_ignored
+from adadpigu.data.datasets import Source, TensorRecords, refuse_unfit_test
 from adadpigu.errors import InputError, PrivacyLineError, first_line
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
+
+_NAME = "train_dataloader"
 
 
 class PrivateLoader:
@@ -105,6 +97,20 @@ def _held(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     return None
 
 
+def refuse_copies(train: Dataset[Any], other: Any, inputs: Leaf) -> None:
+    """Refuses tensors to be evaluated on of which most are rows of the training tensors."""
+    held, found = _held(train), _held(other)
+    if held is None or found is None:
+        return
+    try:
+        rows = inputs.take(found)
+    except (IndexError, KeyError, TypeError):  # records of another form
+        return
+    known = inputs.take(held)
+    if len(rows) and rows.dtype == known.dtype and rows.shape[1:] == known.shape[1:]:
+        refuse_unfit_test(TensorRecords(known, known), TensorRecords(rows, rows))
+
+
 class _Pairs(Dataset[Any]):
     """Items of another data set, cut down to (input, target)."""
 
@@ -120,48 +126,13 @@ class _Pairs(Dataset[Any]):
 
 
 def _checked(loader: object) -> DataLoader[Any]:
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
-        raise InputError(f"train_dataloader={type(loader).__name__} makes its own batches; allowed: a DataLoader")
-    dataset = loader.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    checked, ignored = judged(loader, _NAME)
+    if DROP_LAST in ignored:
+        raise InputError(f"{_NAME}: {DROP_LAST}, but Poisson batches have no last one; allowed: drop_last=False")
+    if checked.collate_fn is not default_collate:
         raise InputError(
-            f"train_dataloader: {type(dataset).__name__} has no length or no positions, so nobody can draw from it; "
-            "allowed: a map-style Dataset with __len__ and __getitem__"
+            f"{_NAME}: collate_fn={getattr(checked.collate_fn, '__name__', checked.collate_fn)!r} sees several records "
+            "at once; allowed: the default one, and the rest of the work in the data set's __getitem__"
         )
-    if not len(dataset):
-        raise InputError("train_dataloader: there is no record; allowed: at least 1")
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise InputError(
-            "train_dataloader: a batch_sampler of your own decides who comes together; allowed: batch_size"
-        )
-    if loader.drop_last:
-        raise InputError(
-            "train_dataloader: drop_last=True, but Poisson batches have no last one; allowed: drop_last=False"
-        )
-    if loader.collate_fn is not default_collate:
-        raise InputError(
-            f"train_dataloader: collate_fn={getattr(loader.collate_fn, '__name__', loader.collate_fn)!r} sees several "
-            "records at once; allowed: the default one, and the rest of the work in the data set's __getitem__"
-        )
-    _check_sampler(loader)
-    return loader
-
-
-def _check_sampler(loader: DataLoader[Any]) -> None:
-    sampler = loader.sampler
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        warnings.warn(
-            "train_dataloader: shuffle=True has no effect, each batch is a Poisson draw: every record by itself with "
-            "probability batch_size/records",
-            stacklevel=2,
-        )
-    elif type(sampler) is not SequentialSampler:
-        raise InputError(
-            f"train_dataloader: sampler={type(sampler).__name__} chooses records, but only Poisson draws are "
-            "accounted; allowed: none of your own (weights and classes must not decide who is drawn)"
-        )
-    if loader.num_workers:
-        warnings.warn(
-            f"train_dataloader: num_workers={loader.num_workers} has no effect, drawn records are read in this process",
-            stacklevel=2,
-        )
+    tell_ignored(ignored, _NAME)
+    return checked

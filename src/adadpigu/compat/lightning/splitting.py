@@ -102,7 +102,8 @@ def split(module: pl.LightningModule, traced: Traced) -> PrivateStep:
     inputs = _leaf(traced, inside, where, "modules with parameters take")
     targets = _leaf(traced, _until(traced.loss, output), where, "its loss takes, beside outputs,", or_else=inputs)
     body = [node for node in needed if node in inside and node.op != "placeholder"]
-    model = StepModel(module, _program(body, (inputs.node,), output), _targets(body), traced.constants)
+    kind = type(type(module).__name__, (StepModel,), {})  # so that errors name the user's class
+    model = kind(module, _program(body, (inputs.node,), output), _targets(body), traced.constants)
     return PrivateStep(
         model=model,
         loss=_loss(module, rest, output, targets, traced),

@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.compat.lightning.loading import PrivateLoader, source_of
+from adadpigu.compat.lightning.hooks import check_kept, check_readers
+from adadpigu.compat.lightning.loading import PrivateLoader, refuse_copies, source_of
+from adadpigu.compat.lightning.moments import Moment, moments_of
 from adadpigu.compat.lightning.settings import (
     check_module,
     check_monitors,
@@ -33,7 +35,9 @@ from adadpigu.compat.lightning.settings import (
     planned_steps,
 )
 from adadpigu.compat.lightning.splitting import PrivateStep, split
-from adadpigu.compat.lightning.tracing import Traced, trace
+from adadpigu.compat.lightning.tracing import Traced, follow, trace
+from adadpigu.compat.options import check_options
+from adadpigu.compat.overlap import refuse_shared_records
 from adadpigu.errors import InputError, ModelError, PrivacyLineError
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
@@ -52,6 +56,14 @@ _ELSEWHERE = {
     "loss": "what training_step returns",
     "front": "a fixed module in the LightningModule",
     "test": "trainer.test",
+    "lr": "configure_optimizers",
+    "momentum": "configure_optimizers",
+    "weight_decay": "configure_optimizers",
+    "optimizer": "configure_optimizers",
+    "lr_schedule": "configure_optimizers",
+    "warmup": "configure_optimizers",
+    "execution": "none; steps are run as they are",
+    "evaluate_every": "val_check_interval of the Trainer",
     "resume": "a new fit; a run in Lightning cannot go on (adadpigu.PrivateLoop can)",
 }
 """options of `train` that are settled by Lightning"""
@@ -87,6 +99,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         super().__init__()
         for name in options.keys() & _ELSEWHERE.keys():
             raise InputError(f"{name}={options[name]!r}: not an option of PrivateStrategy; allowed: {_ELSEWHERE[name]}")
+        check_options("PrivateStrategy", options, _ELSEWHERE)
         if records < 1:
             raise InputError(f"records={records} is not at least 1")
         self.parallel_devices: list[torch.device] = []
@@ -105,11 +118,14 @@ class PrivateStrategy(SingleDeviceStrategy):
             **options,
         }
         self._loader: PrivateLoader | None = None
+        self._sample: Any = None
+        """a batch of zeros, of the form that batches have"""
         self._traced: Traced | None = None
         self._step: PrivateStep | None = None
         self._loop: PrivateLoop | None = None
         self._run: Run | None = None
-        self._evaluated: list[object] = []
+        self._evaluated: list[tuple[str, object]] = []
+        """what loaders are called, and their data sets"""
         self._steps_made = 0
         self._begun = self._fitting = False
         self._watches: list[Any] = []
@@ -167,13 +183,15 @@ class PrivateStrategy(SingleDeviceStrategy):
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
-            self._evaluated.append(getattr(dataloader, "dataset", None))
-            self._refuse_training_records()
+            stage = "test" if trainer.testing else "predict" if trainer.predicting else "val"
+            evaluated = (f"{stage}_dataloader", getattr(dataloader, "dataset", None))
+            self._refuse_training_records([evaluated])
+            self._evaluated.append(evaluated)
             return dataloader
         if self._loader is not None:
             raise InputError("train_dataloader: several loaders; allowed: one DataLoader")
         self._loader = PrivateLoader(dataloader, self._records)
-        self._refuse_training_records()
+        self._refuse_training_records(self._evaluated)
         return self._loader
 
     def on_train_start(self) -> None:
@@ -182,16 +200,15 @@ class PrivateStrategy(SingleDeviceStrategy):
         trainer, module, loader = self._trainer, self.lightning_module, self._loader
         if module is None or loader is None:
             raise PrivacyLineError("training begins without the strategy's loader: something has taken its place")
-        self._traced = trace(module, loader.sample())
+        steps = planned_steps(trainer, len(loader))
+        self._sample = loader.sample()
+        self._traced = trace(module, self._sample, moments_of(steps, len(loader)))
         step = self._step = split(module, self._traced)
+        self._refuse_training_records(self._evaluated)
         check_monitors(trainer, step.logged)
-        if step.logged:
-            names = ", ".join(map(repr, step.logged))
-            warnings.warn(
-                f"{names}: not logged, since training_step would log un-noised values of private records; "
-                "diagnostics=True with out= keeps losses in a file of its own, outside the guarantee",
-                stacklevel=2,
-            )
+        check_readers(trainer, module)
+        check_kept(module, self._traced.kept)
+        _tell_unlogged(step.logged)
         self._loop = PrivateLoop(
             step.model,
             self.optimizers[0],
@@ -199,7 +216,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             records=self._records,
             loss=step.loss,
             batch_size=loader.batch_size,
-            steps=planned_steps(trainer, len(loader)),
+            steps=steps,
             device=str(self.root_device),
             **self._settings,
         )
@@ -209,16 +226,23 @@ class PrivateStrategy(SingleDeviceStrategy):
         loader.open(self._loop)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Once an epoch it is looked whether training_step still computes what was taken from it."""
+        """Before every step it is looked whether training_step still computes what was taken from it."""
         super().on_train_batch_start(batch, batch_idx)
-        module, loader, traced = self.lightning_module, self._loader, self._traced
-        if batch_idx > 0 or module is None or loader is None or traced is None:
+        module, traced = self.lightning_module, self._traced
+        if module is None or traced is None:
             return
-        if trace(module, loader.sample()).differs_from(traced):
+        moment = Moment(self._trainer.global_step, batch_idx, self._trainer.current_epoch)
+        if follow(module, self._sample, moment).differs_from(traced):
             raise ModelError(
-                f"{type(module).__name__}.training_step computes another loss than when fit began (an attribute it "
-                "reads has changed); allowed: the same in all steps"
+                f"{type(module).__name__}.training_step computes another loss at {moment} than when fit began (step, "
+                "epoch or an attribute that it reads has changed); allowed: the same in all steps"
             )
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Handles stay where they are: the loop takes records to the device."""
+        if self._fitting and self._trainer.training:
+            return batch
+        return super().batch_to_device(batch, device, dataloader_idx)
 
     def training_step(self, *args: Any, **kwargs: Any) -> None:
         """Gives no loss: the batch is a handle, and the user's training_step must not see what is behind it."""
@@ -293,11 +317,14 @@ class PrivateStrategy(SingleDeviceStrategy):
     def _count(self, *_: object) -> None:
         self._steps_made += 1
 
-    def _refuse_training_records(self) -> None:
-        if self._loader is not None and any(each is self._loader.source for each in self._evaluated):
-            raise InputError(
-                "val_dataloader has the training records, and metrics on them would be exact; allowed: other records"
-            )
+    def _refuse_training_records(self, evaluated: list[tuple[str, object]]) -> None:
+        """By where records lie; and by their values too, where both sets are tensors and the input is known."""
+        if self._loader is None:
+            return
+        for name, dataset in evaluated:
+            refuse_shared_records(self._loader.source, dataset, name)
+            if self._step is not None:
+                refuse_copies(self._loader.source, dataset, self._step.inputs)
 
     def _finish(self) -> None:
         """Ends the run, and compares the steps that were made with those that were charged."""
@@ -318,6 +345,15 @@ class PrivateStrategy(SingleDeviceStrategy):
         trained_models.update(self._step.model.modules())
         self._run = replace(run, model=self.lightning_module)
         rank_zero_info(run.privacy.statement().splitlines()[0])
+
+
+def _tell_unlogged(names: tuple[str, ...]) -> None:
+    if names:
+        warnings.warn(
+            f"{', '.join(map(repr, names))}: not logged, since training_step would log un-noised values of private "
+            "records; diagnostics=True with out= keeps losses in a file of its own, outside the guarantee",
+            stacklevel=3,
+        )
 
 
 def _refuse_backward(_: Tensor) -> None:

@@ -1,7 +1,8 @@
 """`training_step` as a graph: its code is run on stand-ins for the tensors of a batch, and never on a record.
 
-What it computes becomes nodes, one a call of a module, a function or a method; what it logs, prints or counts comes to
-nothing. Step and epoch are public, so they are plain numbers in the trace; a loss that changes with them is refused.
+What it computes becomes nodes, one a call of a module, a function or a method; what it logs or prints comes to nothing.
+Step and epoch are public, so they are plain numbers in the trace, as are attributes in which it counts; a loss that
+changes with them is refused.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import contextlib
 import inspect
 import math
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,12 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 from torchmetrics import functional as metric_functions
 
+from adadpigu.compat.lightning.in_place import Change, StandIn, refuse_shared_changes
+from adadpigu.compat.lightning.moments import Moment
+from adadpigu.compat.lightning.remembering import CONSTANT, Memory
 from adadpigu.errors import ModelError, first_line
 
 REMEDY = "allowed: a training_step in which tensors of the batch decide no branch, loop or number of Python's"
-_MOMENTS = ((0, 0), (1, 0), (7, 3))
-"""(step, epoch) for which a training_step must compute the same"""
-_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Traced:
     constants: dict[str, Tensor]
     """tensors that its code made by itself"""
     logged: tuple[str, ...]
+    kept: tuple[str, ...]
+    """names under which its code would leave something for later"""
 
     def leaf(self, node: fx.Node) -> Leaf:
         """The part of the batch that a placeholder stands for."""
@@ -87,51 +89,70 @@ def ancestors(nodes: list[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def trace(module: pl.LightningModule, sample: Any) -> Traced:
-    """Follows `training_step` on a batch of the form of `sample`; no value is looked at."""
-    first, *others = (_trace(module, sample, step, epoch) for step, epoch in _MOMENTS)
-    if any(first.differs_from(other) for other in others):
-        raise ModelError(
-            f"{type(module).__name__}.training_step: its loss changes from step to step (batch_idx, global_step, "
-            "current_epoch, or a random tensor without the batch in it); allowed: the same function in all steps, and "
-            "random tensors like one of the batch (torch.randn_like)"
-        )
+def trace(module: pl.LightningModule, sample: Any, moments: Sequence[Moment]) -> Traced:
+    """Follows `training_step` on a batch of the form of `sample`, at moments of a plan; no value is looked at.
+
+    What it leaves at one moment it finds at the next, as in a run; afterwards the module is as it was.
+    """
+    name = f"{type(module).__name__}.training_step"
+    with _untouched(module, name) as memory:
+        first, *others = (_follow(module, sample, moment, memory) for moment in (*moments, moments[0]))
+    for traced in others:
+        if any(node.graph is not traced.loss.graph for node in ancestors([traced.loss])):
+            raise ModelError(
+                f"{name}: its loss takes what an earlier step has kept of its batch ({', '.join(traced.kept)}), which "
+                "would carry values of records from step to step; allowed: a loss of this batch alone"
+            )
+        if first.differs_from(traced):
+            raise ModelError(
+                f"{name}: its loss changes from step to step (batch_idx, global_step, current_epoch, an attribute, or "
+                "a random tensor without the batch in it); allowed: the same function in all steps, and random tensors "
+                "like one of the batch (torch.randn_like)"
+            )
     return first
 
 
-def _written(node: fx.Node) -> tuple[str, str, str, str]:
-    return node.op, str(node.target), str(node.args), str(node.kwargs)
+def follow(module: pl.LightningModule, sample: Any, moment: Moment) -> Traced:
+    """Follows `training_step` at one moment; numbers that it counts in attributes are as after a call of it."""
+    with _untouched(module, f"{type(module).__name__}.training_step") as memory:
+        traced = _follow(module, sample, moment, memory)
+        counted = memory.counted()
+    for attributes, values in counted:
+        attributes.update(values)
+    return traced
 
 
-def _trace(module: pl.LightningModule, sample: Any, step: int, epoch: int) -> Traced:
+def _follow(module: pl.LightningModule, sample: Any, moment: Moment, memory: Memory) -> Traced:
     name = f"{type(module).__name__}.training_step"
     function = _plain_function(module, name)
-    tracer, logged = _Tracer(sample, step), list[str]()
-    with _untouched(module), _muted(module, step, epoch, logged), _traced_len(function):
-        torch.default_generator.manual_seed(step)  # random numbers that would stay the same forever shall differ
+    tracer, logged = _Tracer(sample, moment.batch), list[str]()
+    with _muted(module, moment, logged), _traced_len(function):
+        torch.default_generator.seed()  # random numbers that would stay the same forever shall differ
         try:
             graph = tracer.trace(module)
         except ModelError:
             raise
         except Exception as error:
             raise ModelError(f"{name}{_line(function, error)}: {first_line(error)}; {REMEDY}") from error
-        constants = {
-            str(node.target): _constant(module, str(node.target))
-            for node in graph.nodes
-            if node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
-        }
-    for constant in constants.values():
-        if constant.requires_grad:
-            raise ModelError(
-                f"{name}: its loss takes parameters directly, so no record's gradient would hold them; allowed: "
-                "weight_decay of the optimizer for a penalty on weights, modules for the rest"
-            )
+    constants = {each: vars(module).pop(each) for each in [*vars(module)] if each.startswith(CONSTANT)}
+    if any(constant.requires_grad for constant in constants.values()):
+        raise ModelError(
+            f"{name}: its loss takes parameters directly, so no record's gradient would hold them; allowed: "
+            "weight_decay of the optimizer for a penalty on weights, modules for the rest"
+        )
+    loss = _loss_of(graph, name)
+    refuse_shared_changes(module, loss, ancestors([loss]), tracer.augmented, name)
     return Traced(
-        loss=_loss_of(graph, name),
+        loss=loss,
         leaves=tuple(tracer.leaves),
         constants=constants,
         logged=tuple(dict.fromkeys(logged)),
+        kept=memory.kept(),
     )
+
+
+def _written(node: fx.Node) -> tuple[str, str, str, str]:
+    return node.op, str(node.target), str(node.args), str(node.kwargs)
 
 
 def _plain_function(module: pl.LightningModule, name: str) -> Any:
@@ -141,11 +162,6 @@ def _plain_function(module: pl.LightningModule, name: str) -> Any:
     if not inspect.isfunction(function) or hasattr(function, "__wrapped__"):
         raise ModelError(f"{name}: a decorator stands around it; allowed: a plain method")
     return function
-
-
-def _constant(module: nn.Module, name: str) -> Tensor:
-    value: Tensor = getattr(module, name)
-    return value
 
 
 def _loss_of(graph: fx.Graph, name: str) -> fx.Node:
@@ -168,10 +184,15 @@ class _Tracer(fx.Tracer):
 
     traced_func_name = "training_step"
 
-    def __init__(self, sample: Any, step: int) -> None:
+    def __init__(self, sample: Any, batch: int) -> None:
         super().__init__(autowrap_modules=(math, metric_functions))  # type: ignore[arg-type]
-        self._sample, self._step = sample, step
+        self._sample, self._batch = sample, batch
         self.leaves: list[Leaf] = []
+        self.augmented: list[Change] = []
+        """filled in by the stand-ins"""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return StandIn(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return m is not self.root
@@ -193,7 +214,7 @@ class _Tracer(fx.Tracer):
         rest = list(inspect.signature(root_fn).parameters.values())[2:]
         if len(rest) > 1:
             raise ModelError(f"training_step takes {rest[1].name!r} too; allowed: batch and batch_idx")
-        return root_fn, [self.root, tree_unflatten(proxies, form), *(self._step for _ in rest)]
+        return root_fn, [self.root, tree_unflatten(proxies, form), *(self._batch for _ in rest)]
 
 
 class _Silent:
@@ -207,10 +228,10 @@ class _Silent:
 
 
 class _AtStep:
-    """A Trainer as it would be at another step."""
+    """A Trainer as it would be at another moment."""
 
-    def __init__(self, trainer: pl.Trainer, step: int, epoch: int) -> None:
-        self._trainer, self.global_step, self.current_epoch = trainer, step, epoch
+    def __init__(self, trainer: pl.Trainer, moment: Moment) -> None:
+        self._trainer, self.global_step, self.current_epoch = trainer, moment.step, moment.epoch
         self.logger, self.loggers = _Silent(), list[object]()
 
     def __getattr__(self, name: str) -> Any:
@@ -222,7 +243,7 @@ def _always(value: Any) -> Callable[[object], Any]:
 
 
 @contextlib.contextmanager
-def _muted(module: pl.LightningModule, step: int, epoch: int, logged: list[str]) -> Iterator[None]:
+def _muted(module: pl.LightningModule, moment: Moment, logged: list[str]) -> Iterator[None]:
     """Within, the module notes what it would log, and metrics count nothing."""
 
     def log(_: object, name: str, *args: object, **kwargs: object) -> None:
@@ -234,38 +255,41 @@ def _muted(module: pl.LightningModule, step: int, epoch: int, logged: list[str])
     def by_hand(*_: object) -> None:
         raise ModelError("training_step optimises by hand; allowed: a training_step that returns its loss")
 
-    kind, trainer = type(module), _AtStep(module.trainer, step, epoch)
+    kind, trainer = type(module), _AtStep(module.trainer, moment)
     stand_ins: dict[str, Any] = {"log": log, "log_dict": log_dict, "print": lambda *_, **__: None}
     stand_ins |= {"manual_backward": by_hand, "optimizers": by_hand, "lr_schedulers": by_hand}
-    public = {"global_step": step, "current_epoch": epoch, "trainer": trainer, "logger": _Silent(), "loggers": []}
+    public: dict[str, Any] = {"global_step": moment.step, "current_epoch": moment.epoch, "trainer": trainer}
+    public |= {"logger": _Silent(), "loggers": []}
     stand_ins |= {name: property(_always(value)) for name, value in public.items()}
-    for metric in module.modules():
-        if isinstance(metric, torchmetrics.Metric | torchmetrics.MetricCollection):
-            vars(metric).update(update=_Silent(), compute=_Silent(), reset=_Silent())
+    metrics = [
+        part for part in module.modules() if isinstance(part, torchmetrics.Metric | torchmetrics.MetricCollection)
+    ]
+    before = [(vars(metric), dict(vars(metric))) for metric in metrics]
+    for attributes, _ in before:
+        attributes.update(update=_Silent(), compute=_Silent(), reset=_Silent())
     module.__class__ = type(kind.__name__, (kind,), stand_ins)
     try:
         yield
     finally:
         module.__class__ = kind
+        for attributes, values in before:
+            attributes.clear()
+            attributes.update(values)
 
 
 @contextlib.contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
-    """Leaves the attributes of all modules, and lists and the like among them, as they were."""
-    kept = [(vars(part), dict(vars(part))) for part in module.modules()]
-    held: list[Any] = [value for _, values in kept for value in values.values() if type(value) in _CONTAINERS]
-    contents = [(value, value.copy()) for value in held]
-    random = torch.get_rng_state()
+def _untouched(module: nn.Module, where: str) -> Iterator[Memory]:
+    """Leaves the attributes of all modules, and the state of torch's random numbers, as they were.
+
+    A tensor that was changed could not be put back, so that is refused.
+    """
+    memory, random = Memory(module), torch.get_rng_state()
     try:
-        yield
+        yield memory
+        memory.refuse_tensors(where)
     finally:
         torch.set_rng_state(random)
-        for attributes, values in kept:
-            attributes.clear()
-            attributes.update(values)
-        for value, content in contents:
-            value.clear()
-            (value.extend if isinstance(value, list | deque) else value.update)(content)
+        memory.put_back()
 
 
 @contextlib.contextmanager

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
 from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.compat.loaders import judged, tell_ignored
 from adadpigu.compat.opacus.accountants import Accountant
 from adadpigu.compat.opacus.records import records_of, unwrapped
 from adadpigu.compat.opacus.script import HeldRecords, PrivateModule
@@ -158,7 +158,7 @@ class PrivacyEngine:
         clipping, mode = _checked(further, max_grad_norm)
         loader = unwrapped(loader)
         data = records_of(loader, self._records)
-        _tell_order(loader)
+        tell_ignored(judged(loader, "data_loader")[1], "data_loader")
         if self._out is not None:
             check_free(self._out)
         length, loss = _length(data.records, loader), ScriptLoss()
@@ -245,13 +245,3 @@ def _checked(options: dict[str, Any], max_grad_norm: object) -> tuple[Any, str]:
             allowed = ", ".join(map(repr, known[name]))
             raise InputError(f"{name}={value!r}: allowed: {allowed}{remedies.get(name, '')}")
     return options.get("clipping", "flat"), options.get("grad_sample_mode", "hooks")
-
-
-def _tell_order(loader: DataLoader[Any]) -> None:
-    ignored = [
-        *(["shuffle=True"] if isinstance(getattr(loader, "sampler", None), RandomSampler) else []),
-        *(["drop_last=True"] if getattr(loader, "drop_last", False) else []),
-    ]
-    if ignored:
-        told = f"data_loader: {' and '.join(ignored)} has no effect: every record is drawn with the same probability"
-        warnings.warn(f"{told}, batches differ in size, and none is the last", stacklevel=4)

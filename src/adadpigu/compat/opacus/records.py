@@ -7,12 +7,13 @@ padded to one length, the longest of the data set, which is then declared public
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader, default_collate
 
+from adadpigu.compat.loaders import judged
 from adadpigu.data.datasets import DataSet, IndexedRecords
 from adadpigu.errors import InputError, first_line
 from adadpigu.sampling import Population
@@ -63,8 +64,6 @@ class CollatedRecords:
 def records_of(loader: DataLoader[Any], records: int | None) -> DataSet:
     """The data set of a loader whose batches are to be drawn by us; `records` is its public count, None: its length."""
     dataset: Any = loader.dataset
-    if len(dataset) == 0:
-        raise InputError("data_loader: its data set has no record; allowed: at least 1")
     count = len(dataset) if records is None else records
     public = [
         f"{count:,} records" + (": the length of data_loader.dataset, as Opacus takes it" if records is None else "")
@@ -82,26 +81,7 @@ def records_of(loader: DataLoader[Any], records: int | None) -> DataSet:
 
 def unwrapped(loader: Any) -> DataLoader[Any]:
     """The user's loader, also where it was made private once; refuses one that draws in a way of its own."""
-    loader = getattr(loader, "original", loader)
-    check_loader(loader)
-    return cast(DataLoader[Any], loader)
-
-
-def check_loader(loader: DataLoader[Any]) -> None:
-    """Refuses a loader that draws in a way of its own, or has nothing to be drawn from."""
-    if not isinstance(loader, DataLoader):
-        raise InputError(f"data_loader is a {type(loader).__name__}; allowed: a torch.utils.data.DataLoader")
-    if not hasattr(loader.dataset, "__getitem__") or not hasattr(loader.dataset, "__len__"):
-        raise InputError(f"data_loader: a {type(loader.dataset).__name__} has no length; allowed: a map-style Dataset")
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        raise InputError("data_loader has a batch sampler of its own; allowed: batch_size, and batches drawn by us")
-    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
-        raise InputError(
-            f"data_loader draws by a {type(loader.sampler).__name__} of its own, which no accountant knows; allowed: "
-            "none: every record is drawn with the same probability (Poisson)"
-        )
-    if isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement:
-        raise InputError("data_loader draws with replacement; allowed: none of its own: batches are drawn by Poisson")
+    return judged(getattr(loader, "original", loader), "data_loader")[0]
 
 
 def _longest(dataset: Any) -> tuple[Any, ...] | None:

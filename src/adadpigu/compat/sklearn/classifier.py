@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 from torch.nn import functional as F
 
+from adadpigu.compat.sklearn.arguments import shown
 from adadpigu.compat.sklearn.columns import Bounds, Categories
 from adadpigu.compat.sklearn.estimator import ModelMaker, PrivateEstimator
 from adadpigu.data.description import listed
@@ -125,7 +126,10 @@ def declared_classes(classes: Sequence[object] | None) -> NDArray[Any]:
             "among private records"
         )
     if isinstance(classes, str) or np.ndim(classes) != 1:  # type: ignore[arg-type]
-        raise InputError(f"classes={classes!r}; allowed: a list of labels")
+        raise InputError(f"classes={shown(classes)}; allowed: a list of labels")
+    kinds = {isinstance(label, str) for label in classes}
+    if len(kinds) > 1 or any(label is None or label != label for label in classes):
+        raise InputError(f"classes={shown(classes)}; allowed: numbers alone or text alone, none missing")
     found = np.unique(np.asarray(classes))
     if len(found) != len(classes):
         raise InputError(f"classes={listed(list(classes))} holds a label twice; allowed: each once")

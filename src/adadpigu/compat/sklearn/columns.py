@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils import check_array
 
+from adadpigu.compat.sklearn.arguments import number, shown
 from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, listed
 from adadpigu.errors import InputError, unknown
 
@@ -42,11 +44,11 @@ def declared_columns(
 def numeric_column(name: str, pair: object, *, argument: str) -> NumericColumn:
     """A number within a public range."""
     try:
-        low, high = (float(bound) for bound in pair)  # type: ignore[attr-defined]
+        low, high = (float(number(argument, bound, such_as=0.0)) for bound in pair)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         low = high = float("nan")
     if not (np.isfinite(low) and np.isfinite(high) and low < high and high / 2 - low / 2 > 0):
-        raise InputError(f"{argument}: {pair!r} is not a pair (low, high) of finite numbers, low below high")
+        raise InputError(f"{argument}: {shown(pair)} is not a pair (low, high) of finite numbers, low below high")
     return NumericColumn(name=name, low=low, high=high)
 
 
@@ -98,9 +100,11 @@ def _by_name(argument: str, given: Mapping[Any, Any], names: Sequence[str]) -> d
     return found
 
 
-def _categorical(name: str, values: object, other: bool) -> CategoricalColumn:
-    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray) or len(values) == 0:
-        raise InputError(f"categories of column {name!r}: {values!r} is not a list of at least 1 category")
+def _categorical(name: str, values: Any, other: bool) -> CategoricalColumn:
+    values = values.tolist() if hasattr(values, "tolist") else values  # an array, or a column of a table
+    plain = isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
+    if not plain or any(np.ndim(value) for value in values):
+        raise InputError(f"categories of column {name!r}: {shown(values)} is not a list of at least 1 category")
     texts = tuple(_text(value) for value in values)
     twice = [text for text in texts if texts.count(text) > 1]
     if twice:
@@ -139,7 +143,7 @@ def _numbers(cells: NDArray[Any], column: NumericColumn) -> NDArray[np.float64]:
     except (TypeError, ValueError):
         record = next((i for i, cell in enumerate(cells.tolist()) if not _is_number(cell)), 0)
         raise InputError(
-            f"X: record {record}, column {column.name!r}: {_shown(cells[record])} is no number; {allowed} (or the "
+            f"X: record {record}, column {column.name!r}: {shown(cells[record])} is no number; {allowed} (or the "
             "column's list under categories)"
         ) from None
     wrong = ~np.isfinite(values)
@@ -158,16 +162,33 @@ def _one_hot(cells: NDArray[Any], column: CategoricalColumn) -> NDArray[np.float
     if strange.any() and not column.other:
         record = int(strange.argmax())
         raise InputError(
-            f"X: record {record}, column {column.name!r}: {_shown(cells[record])} is not a declared category; allowed: "
+            f"X: record {record}, column {column.name!r}: {shown(cells[record])} is not a declared category; allowed: "
             f"{listed(column.categories)} (or unknown='other')"
         )
     found[strange] = len(places)
     return np.eye(column.width, dtype=np.float32)[found]
 
 
+def refuse_text(X: Any, names: Sequence[object] | None) -> None:
+    """Raises an `InputError` for the first cell of a table of numbers that is none."""
+    cells = check_array(X, dtype=object, ensure_all_finite=False)
+    for place in range(cells.shape[1]):
+        for record, cell in enumerate(cells[:, place].tolist()):
+            if not _is_number(cell):
+                name = f"x{place}" if names is None else str(names[place])
+                raise InputError(
+                    f"X: record {record}, column {name!r}: {shown(cell)} is no number; allowed: numbers alone (or the "
+                    "column's list under categories)"
+                )
+
+
+_MISSING = ("NAType", "NaTType")
+"""what pandas puts into an empty cell, besides None and NaN"""
+
+
 def _text(cell: object) -> str:
     """A category as text. A whole float loses its point: a missing cell elsewhere in the column may have given it."""
-    if cell is None or (isinstance(cell, float) and np.isnan(cell)):
+    if cell is None or (isinstance(cell, float) and np.isnan(cell)) or type(cell).__name__ in _MISSING:
         return ""
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
@@ -178,8 +199,3 @@ def _is_number(cell: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _shown(cell: object) -> str:
-    shown = repr(cell)
-    return shown if len(shown) <= 40 else shown[:39] + "…"

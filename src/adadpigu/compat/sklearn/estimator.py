@@ -6,8 +6,8 @@ which is a release, and public facts. No loss, gradient or training accuracy is 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,10 +20,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.compat.sklearn.columns import Bounds, Categories, declared_columns, encoded
+from adadpigu.compat.sklearn.arguments import file, further_options, number, text, whole_number
+from adadpigu.compat.sklearn.columns import Bounds, Categories, declared_columns, encoded, refuse_text
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.description import Column, TableFacts
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, first_line
 from adadpigu.gradients import Loss
 from adadpigu.methods import Method
 from adadpigu.models import make_model
@@ -115,13 +116,24 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _taken(self, X: Any, y: Any, *, numeric_target: bool) -> tuple[Any, Any]:
         """The cells of X and the entries of y, as scikit-learn checks them."""
-        return validate_data(self, X, y, y_numeric=numeric_target, **self._reading())  # type: ignore[no-any-return]
+        with self._naming(X):
+            return validate_data(self, X, y, y_numeric=numeric_target, **self._reading())  # type: ignore[no-any-return]
 
     def _reading(self) -> dict[str, Any]:
-        """How cells are read: as numbers, or as they are where some are categories."""
-        if self.categories is None:
-            return {"dtype": np.float64}
-        return {"dtype": object, "ensure_all_finite": False}
+        """How cells are read: as numbers, or as they are where some are categories. `encoded` refuses empty ones."""
+        return {"dtype": np.float64 if self.categories is None else object, "ensure_all_finite": False}
+
+    @contextlib.contextmanager
+    def _naming(self, X: Any) -> Iterator[None]:
+        """Text among numbers is refused with its column, which the error of a conversion does not name."""
+        try:
+            yield
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            if self.categories is None:
+                refuse_text(X, getattr(self, "feature_names_in_", None))
+            raise InputError(f"y: {first_line(error)}; allowed: numbers") from None
 
     def _declared(self) -> tuple[Column, ...]:
         """The public description of the columns."""
@@ -138,13 +150,14 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _learn(self, cells: Any, targets: Tensor, *, outputs: int, loss: Loss, public: tuple[str, ...]) -> Self:
         """Trains a fresh model on the records, and keeps the run."""
         columns = self._declared()
-        count = public_count(self.records)
+        count, name = public_count(self.records), text("dataset", self.dataset)
+        budget, options = self._budget(count), self._training(count)
         inputs = torch.from_numpy(encoded(cells, columns))
         table = TableFacts(label="", columns=columns)
         told = (f"{count:,} records", *public, *table.public())
         data = DataSet(
-            name=self.dataset,
-            train=TensorRecords(inputs, targets, name=self.dataset),
+            name=name,
+            train=TensorRecords(inputs, targets, name=name),
             records=count,
             shape=table.shape,
             public=tuple(f"{fact} (declared)" for fact in told),
@@ -155,32 +168,42 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             made_model(self.model, inputs.shape[1], outputs, seed),
             data,
             method=self.method,
-            privacy=Budget(epsilon=self.epsilon, delta=chosen_delta(self.delta, count)),
+            privacy=budget,
             loss=loss,
             seed=seed,
             observers=[Lines()] if self.verbose else [],
-            ledger=self.ledger,
-            **self._training(count),
+            ledger=file("ledger", self.ledger),
+            **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere
         self.run_, self.columns_ = stating(run, *NOT_COVERED), columns
         return self
 
+    def _budget(self, records: int) -> Budget:
+        """The budget of one fit."""
+        delta = None if self.delta is None else number("delta", self.delta, such_as=1e-5)
+        return Budget(epsilon=number("epsilon", self.epsilon, such_as=4.0), delta=chosen_delta(delta, records))
+
     def _training(self, records: int) -> dict[str, Any]:
         """The options of `train`."""
-        further = {} if self.options is None else dict(self.options)
-        for name in _OWN:
-            if name in further:
-                raise InputError(f"options: {name}={further[name]!r} is an argument of its own; give epochs, not steps")
         if not isinstance(self.method, str | Method):
             raise InputError(f"method={self.method!r}; allowed: a method's name, or such as AdaDPIGU(retention=0.6)")
-        size = expected_batch(records) if self.batch_size is None else self.batch_size
-        return {"batch_size": size, "epochs": self.epochs, "lr": self.lr, "device": self.device, **further}
+        size = self.batch_size
+        size = expected_batch(records) if size is None else whole_number("batch_size", size, least=1)
+        if size > records:
+            raise InputError(f"batch_size={size} is more than records={records}; allowed: up to that")
+        own = {
+            "batch_size": size,
+            "epochs": number("epochs", self.epochs, such_as=20.0),
+            "lr": number("lr", self.lr, such_as=0.5),
+        }
+        return {**own, "device": text("device", self.device), **further_options(self.options, _OWN)}
 
     def _outputs(self, X: Any) -> Tensor:
         """What the model makes of new records."""
         check_is_fitted(self, "run_")
-        cells = validate_data(self, X, reset=False, **self._reading())
+        with self._naming(X):
+            cells = validate_data(self, X, reset=False, **self._reading())
         inputs = torch.from_numpy(encoded(cells, self.columns_))
         return predict(self.run_.model, inputs, device=torch.device("cpu"))
 
@@ -192,13 +215,7 @@ def public_count(records: object) -> int:
             "records=None: give the public record count N, e.g. records=5000 (it sets the sampling rate; the length of "
             "X is private, so it is never read for that)"
         )
-    try:
-        count = 0 if isinstance(records, bool) else operator.index(records)  # type: ignore[arg-type]
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise InputError(f"records={records!r} is not a whole number of at least 1")
-    return count
+    return whole_number("records", records, least=1)
 
 
 def chosen_delta(delta: float | None, records: int) -> float:
@@ -222,7 +239,7 @@ def expected_batch(records: int) -> int:
 def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed: int | None) -> nn.Module:
     """A fresh model: by name, or from the user's function; a seed fixes its public start."""
     if model is None or isinstance(model, str):
-        return make_model(model or "mlp", shape=(features,), classes=outputs, seed=seed)
+        return make_model("mlp" if model is None else model, shape=(features,), classes=outputs, seed=seed)
     if isinstance(model, nn.Module) or not callable(model):
         raise InputError(
             f"model={type(model).__name__}; allowed: a name, or a function of (features, outputs) that makes a fresh "
@@ -234,7 +251,22 @@ def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed
         made = model(features, outputs)
     if not isinstance(made, nn.Module):
         raise InputError(f"model gives a {type(made).__name__}; allowed: a function that returns an nn.Module")
+    check_outputs(made, features, outputs)
     return made
+
+
+@torch.no_grad()
+def check_outputs(model: nn.Module, features: int, outputs: int) -> None:
+    """Refuses a module that does not fit the records, before one of them is drawn: it is shown zeros."""
+    was_training = model.training
+    try:
+        shape = tuple(model.eval()(torch.zeros(2, features)).shape)
+    except Exception as error:
+        raise InputError(f"model does not take records of {features} numbers: {first_line(error)}") from error
+    finally:
+        model.train(was_training)
+    if shape != (2, outputs):
+        raise InputError(f"model makes outputs of shape {shape} of 2 records; allowed: (2, {outputs})")
 
 
 def stating(run: Run, *uncovered: str) -> Run:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_array
 
+from adadpigu.compat.sklearn.arguments import whole_number
 from adadpigu.errors import InputError
 
 
@@ -22,11 +23,10 @@ class RecordFolds:
     """A splitter for `cv=`; equal records go together, and folds are of about equal size."""
 
     def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
-        if n_splits < 2:
-            raise InputError(f"n_splits={n_splits} is not at least 2")
-        if not 0 <= seed < 2**32:
+        self.n_splits = whole_number("n_splits", n_splits, least=2)
+        self.seed = whole_number("seed", seed, least=0)
+        if self.seed >= 2**32:
             raise InputError(f"seed={seed} is not from 0 to {2**32 - 1}")
-        self.n_splits, self.seed = n_splits, seed
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         """How many folds there are."""

@@ -29,7 +29,7 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fits the steps one after the other, the last one privately."""
-        last = self.steps[-1][1]
+        last = self.steps[-1][1] if self.steps else None
         if not isinstance(last, PrivateEstimator):
             raise InputError(
                 f"the last step is a {type(last).__name__}; allowed in a PrivatePipeline: AdaDPIGUClassifier, "

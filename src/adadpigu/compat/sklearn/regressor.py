@@ -81,7 +81,8 @@ class AdaDPIGURegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
             )
         target = numeric_column("y", self.target_bounds, argument="target_bounds")
         known = f"range of the target [{target.low:g}, {target.high:g}], scaled to [-1, 1]"
-        goal = torch.from_numpy(scaled(np.asarray(values, np.float64), target).astype(np.float32))
+        with self._naming(X):
+            goal = torch.from_numpy(scaled(np.asarray(values, np.float64), target).astype(np.float32))
         self._learn(cells, goal[:, None], outputs=1, loss=F.mse_loss, public=(known,))
         self.target_ = target
         return self

@@ -35,6 +35,12 @@ class PackedModel(nn.Module):
         return scores
 
 
+def packed_model(model: nn.Module, encoding: Encoding) -> PackedModel:
+    """A model for packed records under its own name, so that errors name the user's class."""
+    made: PackedModel = type(type(model).__name__, (PackedModel,), {})(model, encoding)
+    return made
+
+
 @contextmanager
 def _positions_by_record(model: nn.Module, records: int) -> Iterator[None]:
     """Within, ids [1, …] that an embedding is given become [records, …]: the same values, a row a record."""

@@ -53,6 +53,11 @@ class Packing:
             targets.append(target)
         return TensorRecords(torch.stack(rows), torch.stack(targets), name=name)
 
+    def unlabelled(self, dataset: Any, name: str) -> TensorRecords:
+        """All records of a data set that need not have labels."""
+        rows = [self.encoding.row(dataset[number], f"{name}: record {number}") for number in range(len(dataset))]
+        return TensorRecords(torch.stack(rows), torch.zeros(len(rows)), name=name)
+
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """A batch of evaluation records, padded as training records are: Trainer's collator."""
         rows = torch.stack([self.encoding.row(record, "evaluation: a record") for record in features])

@@ -6,11 +6,14 @@ public values) and is the user's. All of it is public.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+from transformers import TrainingArguments
 
 from adadpigu.errors import InputError, ModelError
 
@@ -74,6 +77,15 @@ ARGUMENTS: Mapping[str, str] = {
     "epochs": "allowed: args.num_train_epochs or args.max_steps",
     "device": "allowed: args.use_cpu, or the device that args finds",
     "out": "allowed: args.output_dir; the run folder is in it",
+    "lr": "allowed: args.learning_rate",
+    "momentum": "allowed: args.optim and args.optim_args, or optimizers=",
+    "weight_decay": "allowed: args.weight_decay",
+    "optimizer": "allowed: args.optim, or optimizers=(optimizer, scheduler)",
+    "lr_schedule": "allowed: args.lr_scheduler_type",
+    "warmup": "allowed: args.warmup_steps",
+    "execution": "steps are run as they are; allowed: none",
+    "evaluate_every": "allowed: args.eval_strategy and args.eval_steps",
+    "front": "allowed: a part of the model that is not trained (requires_grad_(False))",
     "resume": "allowed: trainer.train(resume_from_checkpoint=True)",
     "test": "allowed: eval_dataset",
 }
@@ -84,12 +96,18 @@ _FUSED = ("lomo", "layerwise")
 
 def refuse_settings(args: Any) -> None:
     """Raises `InputError` for the first setting that cannot be kept."""
+    if not isinstance(args, TrainingArguments):
+        raise InputError(f"args={type(args).__name__}; allowed: transformers.TrainingArguments(output_dir=...)")
+    if not args.output_dir or Path(args.output_dir).is_file():
+        raise InputError(
+            f"output_dir={args.output_dir!r} is no folder; allowed: the name of one, where the ledger and the model's "
+            "files are to be"
+        )
     for name, only in SETTINGS.items():
         value = getattr(args, name, only.allowed[0])
-        plain = getattr(value, "value", value)  # of an enumeration
-        if plain not in only.allowed:
-            raise InputError(f"{name}={plain!r}: {only.why}")
-    optimiser = str(getattr(args.optim, "value", args.optim))
+        if _plain(value) not in only.allowed:
+            raise InputError(f"{name}={_plain(value)!r}: {only.why}")
+    optimiser = str(_plain(args.optim))
     if any(kind in optimiser for kind in _FUSED):
         raise InputError(f"optim={optimiser!r} steps within a backward pass; allowed: one that steps along p.grad")
     accumulated = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None) or {}
@@ -97,6 +115,37 @@ def refuse_settings(args: Any) -> None:
         raise InputError(f"accelerator_config: gradient accumulation over {accumulated['num_steps']}; allowed: 1")
     if args.max_steps <= 0 and not args.num_train_epochs > 0:
         raise InputError(f"num_train_epochs={args.num_train_epochs}: there is nothing to train; allowed: above 0")
+
+
+def refuse_rate(args: Any) -> None:
+    """Raises `InputError` for a learning rate by which nothing could be learned, though it would be paid for."""
+    rate = args.learning_rate
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+        raise InputError(
+            f"learning_rate={rate!r}: the run would be charged and learn nothing; allowed: a finite number above 0, "
+            "such as 1e-3, or optimizers=(optimizer, scheduler) with an optimizer of your own"
+        )
+
+
+def refuse_accelerator(accelerator: Any) -> None:
+    """Raises `InputError` for what accelerate was told behind Trainer's back, by its own variables or launcher."""
+    state = accelerator.state
+    for name, value, allowed in (
+        ("mixed_precision", accelerator.mixed_precision, "no"),
+        ("distributed_type", _plain(accelerator.distributed_type), "NO"),
+        ("dynamo_backend", _plain(state.dynamo_plugin.backend), "NO"),
+        ("gradient_accumulation_steps", accelerator.gradient_accumulation_steps, 1),
+    ):
+        if value != allowed:
+            raise InputError(
+                f"accelerate: {name}={value!r}, which changes the model or its batches behind the engines' back; "
+                f"allowed: {allowed!r} (it reads ACCELERATE_{name.upper()}, or was started by accelerate launch)"
+            )
+
+
+def _plain(value: Any) -> Any:
+    """Of an enumeration, its value."""
+    return getattr(value, "value", value)
 
 
 def refuse_arguments(given: Mapping[str, object]) -> None:
@@ -113,6 +162,8 @@ def refuse_model(model: Any) -> None:
     repeated = [
         path or "model" for path, part in model.named_modules() if getattr(part, "gradient_checkpointing", False)
     ]
+    if getattr(model, "is_gradient_checkpointing", False):
+        repeated.append("model")
     if repeated:
         raise ModelError(
             f"{repeated[0]!r}: gradient checkpointing is on, and the forward that is repeated would draw another "

@@ -12,24 +12,35 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
 from adadpigu.accounting import Budget
+from adadpigu.compat.options import check_options
+from adadpigu.compat.overlap import refuse_shared_records
 from adadpigu.compat.transformers.batches import PrivateBatches, steps_an_epoch
 from adadpigu.compat.transformers.encoding import encoding_for
-from adadpigu.compat.transformers.layers import know_layers_of
-from adadpigu.compat.transformers.packed import PackedModel
+from adadpigu.compat.transformers.layers import known_layers
+from adadpigu.compat.transformers.packed import packed_model
 from adadpigu.compat.transformers.records import Packing, columns_of
 from adadpigu.compat.transformers.sealing import refuse_overridden
-from adadpigu.compat.transformers.settings import refuse_arguments, refuse_model, refuse_settings
+from adadpigu.compat.transformers.settings import (
+    ARGUMENTS,
+    refuse_accelerator,
+    refuse_arguments,
+    refuse_model,
+    refuse_rate,
+    refuse_settings,
+)
 from adadpigu.compat.transformers.tasks import task_of
+from adadpigu.compat.transformers.telling import StepBar, sayable
 from adadpigu.data.datasets import DataSet, refuse_unfit_test
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import Loss, choose_engine
@@ -39,12 +50,10 @@ from adadpigu.gradients.unfolding import has_rule
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
-from adadpigu.training.run import Observer, Run
+from adadpigu.training.run import Observer, Run, check_free
 
 RUN_FOLDER = "private"
 """in Trainer's output_dir: ledger, privacy report, statement, checkpoints to go on from"""
-_UNSAID = frozenset({"loss", "train_loss", "grad_norm", "train_samples_per_second", "total_flos"})
-"""what Trainer logs of batches; with private steps there is no such number"""
 _EVALUATED = (
     "scores on evaluation records: they are exact, and so is what was chosen by them (load_best_model_at_end, early "
     "stopping, hyper-parameters)"
@@ -89,7 +98,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         **options: Any,
     ) -> None:
         refuse_arguments(options)
+        check_options("PrivateTrainer", options, ARGUMENTS)
         refuse_settings(args)
+        if optimizers[0] is None:
+            refuse_rate(args)
         refuse_model(model)
         refuse_overridden(type(self), PrivateTrainer)
         self._private = {
@@ -117,12 +129,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if self.pop_callback(DEFAULT_PROGRESS_CALLBACK) is not None:
+            self.add_callback(StepBar)
+        refuse_accelerator(self.accelerator)
         self._packing = self._packing_for(train_dataset, max_length, loss)
         self.data_collator = self._packing
         packed = self._packing.packed(train_dataset, "train_dataset")
-        for name, held in _evaluation_sets(eval_dataset).items():
-            self._refuse_training_records(held, name)
-            refuse_unfit_test(packed, self._packing.packed(held, name))
+        self._evaluated: list[Any] = []
+        """found to be other records than those that are trained on"""
         task, encoding = self._packing.task, self._packing.encoding
         self._data = DataSet(
             name=dataset,
@@ -132,7 +146,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             shape=tuple(packed.inputs.shape[1:]),
             public=(f"{records:,} records", f"at most {encoding.max_length} tokens a record, each padded to that"),
         )
-        self._adapter = PackedModel(model, encoding)
+        self._adapter = packed_model(model, encoding)
+        for name, held in _evaluation_sets(eval_dataset).items():
+            self._refuse_training_records(held, name)
 
     @property
     def run(self) -> Run:
@@ -156,8 +172,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         if trial is not None:
             self.hyperparameter_search()
         refuse_settings(self.args)  # they may have been changed since
+        refuse_accelerator(self.accelerator)
         refuse_model(self.model)
         refuse_overridden(self, PrivateTrainer)
+        if not resume_from_checkpoint:
+            self._refuse_used_folder()
         self._resuming, self._run, self._batches = bool(resume_from_checkpoint), None, None
         output: TrainOutput = super().train(ignore_keys_for_eval=ignore_keys_for_eval)
         self._require_charged()
@@ -174,6 +193,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         args = self.args
         if not self.is_in_train or self._batches is not None:
             raise InputError("get_train_dataloader: its batches are charged; allowed: train(), which calls it once")
+        self.accelerator.prepare_model(self.model)  # as Trainer will: from here on the model stays as it is
         self.create_optimizer()
         optimiser: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # under accelerate's
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self._each)
@@ -193,9 +213,14 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             )
         self._opened.enter_context(loop)
         if _evaluation_sets(self.eval_dataset):
-            loop._session.confess(_EVALUATED)
-        self._batches = PrivateBatches(loop, self._each, loop._session.done)
+            loop.confess(_EVALUATED)
+        self._batches = PrivateBatches(loop, self._each, loop.done)
         return self._batches
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """Trainer's, of a model that is as it was inspected: callbacks may have changed it before the first draw."""
+        refuse_model(self.model)
+        return super().get_batch_samples(*args, **kwargs)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One release; the number it returns stands for a loss that nobody knows."""
@@ -203,6 +228,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             raise PrivacyLineError(
                 f"training_step was given a {type(inputs).__name__}: records that were not drawn and charged"
             )
+        refuse_model(self.model)  # callbacks may have changed it since it was drawn
         self._adapter.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -211,7 +237,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
         """What Trainer logs, without what would tell of batches."""
-        super().log({key: value for key, value in logs.items() if key not in _UNSAID}, start_time)
+        super().log(sayable(logs), start_time)
 
     def num_examples(self, dataloader: Any) -> int:
         """Of training, the declared count."""
@@ -219,22 +245,24 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             return self._data.records
         return int(super().num_examples(dataloader))
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        for name, held in _evaluation_sets(eval_dataset).items():
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Trainer's, of records that are not trained on; `evaluate` asks for it."""
+        given = self.eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else eval_dataset
+        for name, held in _evaluation_sets(given).items():
             self._refuse_training_records(held, name)
-        found: dict[str, float] = super().evaluate(eval_dataset, *args, **kwargs)
-        return found
+        return super().get_eval_dataloader(eval_dataset)
 
-    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Trainer's, of records that are not trained on; `predict` asks for it."""
         self._refuse_training_records(test_dataset, "test_dataset")
-        return super().predict(test_dataset, *args, **kwargs)
+        return super().get_test_dataloader(test_dataset)
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0 if isinstance(inputs, PrivateBatch) else int(super().floating_point_ops(inputs))
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trainer's loop; an error in it ends the run, and what was spent is reported."""
-        with contextlib.ExitStack() as self._opened:
+        with known_layers(self.model), contextlib.ExitStack() as self._opened:
             return super()._inner_training_loop(*args, **kwargs)
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -259,8 +287,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             self._run = self._batches.finish()
         self._require_charged()
         output = super()._finalize_training(trial, num_train_samples, start_time)
-        metrics = {key: value for key, value in output.metrics.items() if key not in _UNSAID}
-        return TrainOutput(output.global_step, None, metrics)  # type: ignore[arg-type, unused-ignore]
+        return TrainOutput(output.global_step, None, sayable(output.metrics))  # type: ignore[arg-type, unused-ignore]
 
     def _require_charged(self) -> None:
         """No run ends well of which the ledger does not hold every step."""
@@ -300,28 +327,42 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def _engine(self) -> str:
         """The engine for records of several lengths; one that is slow is told."""
-        know_layers_of(self.model)
         encoding, task, device = self._packing.encoding, self._packing.task, self.args.device
-        found = choose_engine(
-            self._adapter,
-            task.loss,
-            (encoding.example().to(device), task.example(4).to(device)),
-            engine=self._private.get("engine", "auto"),
-        )
-        if found.name in ("functional", "loop") and "engine" not in self._private:
+        with known_layers(self.model):
+            found = choose_engine(
+                self._adapter,
+                task.loss,
+                (encoding.example().to(device), task.example(4).to(device)),
+                engine=self._private.get("engine", "auto"),
+            )
             bare = [describe(path, module) for path, module in ruled(self._adapter) if not has_rule(module)]
+        if found.name in ("functional", "loop") and "engine" not in self._private:
             why = f"no layer rule for {bare[0]}" if bare else found.reason
             warnings.warn(f"engine={found.name!r}: slow for a transformer ({why})", stacklevel=2)
         return found.name
 
+    def _refuse_used_folder(self) -> None:
+        try:
+            check_free(Path(self.args.output_dir) / RUN_FOLDER)
+        except InputError:
+            raise InputError(
+                f"output_dir={str(self.args.output_dir)!r} already holds a run, in {RUN_FOLDER}/; allowed: another "
+                "folder, or train(resume_from_checkpoint=True), which goes on with that run"
+            ) from None
+
     def _refuse_training_records(self, dataset: Any, name: str) -> None:
-        if dataset is self.train_dataset:
-            raise InputError(f"{name} is the train_dataset: scores on training records are exact; allowed: others")
+        """By where records lie, and by their tokens."""
+        if any(dataset is checked for checked in self._evaluated):
+            return
+        refuse_shared_records(self.train_dataset, dataset, name)
+        if isinstance(dataset, Sized) and len(dataset):
+            refuse_unfit_test(self._data.train, self._packing.unlabelled(dataset, name))
+        self._evaluated.append(dataset)
 
 
 def _evaluation_sets(given: Any) -> dict[str, Any]:
     """Data sets to evaluate on, by the names that messages call them."""
-    if given is None or isinstance(given, str):
+    if given is None:
         return {}
     if isinstance(given, dict):
         return {f"eval_dataset[{name!r}]": held for name, held in given.items()}

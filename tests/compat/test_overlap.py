@@ -1,0 +1,114 @@
+"""Records are told apart by where they lie: a part of the training set is found however it is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
+
+import adadpigu as ad
+from adadpigu.compat.overlap import refuse_shared_records
+
+ROWS = torch.arange(20.0).reshape(10, 2)
+WHOLE = TensorDataset(ROWS, torch.arange(10))
+LISTED: Any = [{"input_ids": [number]} for number in range(10)]
+TRAIN, REST = random_split(WHOLE, [7, 3], generator=torch.Generator().manual_seed(0))
+
+
+class Numbered(Dataset[int]):
+    """A data set of the user's own."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Doubled(Dataset[Any]):
+    """Another data set, record by record."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index], self.inner[index]
+
+
+class Some(Doubled):
+    """Records that it chooses by itself."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Stream(IterableDataset[int]):
+    """No positions."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+NUMBERED, STREAM = Numbered(), Stream()
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        (WHOLE, WHOLE),
+        (WHOLE, Subset(WHOLE, [3])),
+        (TRAIN, WHOLE),
+        (TRAIN, Subset(TRAIN, [0, 1])),
+        (TRAIN, Subset(WHOLE, [TRAIN.indices[-1] - 10])),
+        (TRAIN, ConcatDataset([REST, Subset(TRAIN, [2])])),
+        (ConcatDataset([REST, TRAIN]), Subset(WHOLE, [4])),
+        (WHOLE, TensorDataset(ROWS[8:], torch.zeros(2))),
+        (WHOLE, TensorDataset(ROWS.view(10, 1, 2)[::5])),
+        (NUMBERED, Subset(NUMBERED, [9])),
+        (Doubled(NUMBERED), NUMBERED),
+        (Doubled(TRAIN), Doubled(Subset(TRAIN, [1]))),
+        (TRAIN, Some(TRAIN)),
+        (NUMBERED, Some(Subset(NUMBERED, [4, 5, 6]))),
+        (LISTED, LISTED[4:5]),
+        (LISTED, [*({"input_ids": [number]} for number in range(3)), LISTED[0]]),
+        (STREAM, STREAM),
+    ],
+)
+def test_a_part_of_the_training_records_is_refused(train: Any, other: Any) -> None:
+    with pytest.raises(ad.InputError, match=r"val: there are training records among its records.*random split"):
+        refuse_shared_records(train, other, "val")
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        (TRAIN, REST),
+        (REST, TRAIN),
+        (Doubled(TRAIN), Doubled(REST)),
+        (Some(WHOLE), Some(REST)),
+        (TRAIN, ConcatDataset([REST, TensorDataset(ROWS.clone())])),
+        (TRAIN, Subset(WHOLE, [REST.indices[0] - 10])),
+        (Subset(NUMBERED, range(5)), Subset(NUMBERED, range(5, 10))),
+        (NUMBERED, Numbered()),
+        (LISTED[:5], LISTED[5:]),
+        (STREAM, Stream()),
+        (WHOLE, None),
+        (WHOLE, []),
+    ],
+)
+def test_other_records_are_allowed(train: Any, other: Any) -> None:
+    refuse_shared_records(train, other, "val")
+
+
+def test_rows_of_a_tensor_that_is_one_row_again_and_again_are_told_by_their_set() -> None:
+    """An expanded tensor has all its rows in one place of memory."""
+    train, other = (TensorDataset(torch.zeros(1, 2).expand(4, 2)) for _ in range(2))
+    refuse_shared_records(train, other, "val")
+    with pytest.raises(ad.InputError, match="val: "):
+        refuse_shared_records(train, Subset(train, [1]), "val")
