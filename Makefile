@@ -7,10 +7,11 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
 ARGS   ?=
 
-.PHONY: help train test lint types unit audit-dependencies clean
+.PHONY: help train test lint types unit release audit-dependencies clean
 help:
 	@echo "make train   train a private model on the embedded digits (ARGS='--epsilon 2' passes flags on)"
 	@echo "make test    ruff, mypy --strict, doctests and pytest"
+	@echo "make release build the wheel and the sdist of this version into dist/ (make test installs and tries them)"
 	@echo "make audit-dependencies   look the pinned versions up in a database of known vulnerabilities (needs the network)"
 	@echo "make clean   remove the environment and caches"
 
@@ -36,6 +37,9 @@ types: $(READY)
 
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
+
+release: $(READY)
+	@$(BIN)/python .ci/release.py dist
 
 # pip-audit has an environment of its own, unpinned: the newest knows most. Exit 1: vulnerable, 2: not looked up (.ci/audit_dependencies.py).
 audit-dependencies:

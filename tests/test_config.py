@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adadpigu.cli.training import configure
+from adadpigu.cli.training_settings import configure
 from adadpigu.config import RunConfig, all_presets, merge, parse, to_toml
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method

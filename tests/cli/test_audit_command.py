@@ -13,7 +13,7 @@ import torch
 from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.audit import white_box
 from adadpigu.cli.app import run as command
-from adadpigu.cli.audit import KINDS
+from adadpigu.cli.audit_kinds import KINDS
 from adadpigu.randomness import ReproducibleRandomness
 from conftest import Call
 

@@ -275,9 +275,9 @@ def test_the_seed_fixes_the_initialisation_and_never_the_noise(call: Any) -> Non
 
 
 def test_python_m_is_the_same_program_and_ctrl_c_reports_what_was_spent(tmp_path: Path) -> None:
-    arguments = ["train", "--steps", "200000", "--noise-multiplier", "50", "--batch-size", "300", "--out", "run"]
+    plan = ["--steps", "20000", "--noise-multiplier", "50", "--batch-size", "300", "--reserve", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "adadpigu", *arguments],
+        [sys.executable, "-m", "adadpigu", "train", *plan, "--out", "run"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from adadpigu.cli.training import _has_activation, _has_momentum, _refuse_idle
+from adadpigu.cli.training_flags import has_activation, has_momentum, refuse_idle
 from adadpigu.config import RunConfig, merge
 from adadpigu.errors import InputError
 from adadpigu.models import all_models
@@ -50,28 +50,28 @@ def test_a_flag_that_nothing_looks_at_is_refused_in_one_line(call: Any, flags: l
     ],
 )
 def test_what_a_preset_holds_or_something_looks_at_passes(preset: dict[str, object], given: dict[str, object]) -> None:
-    _refuse_idle(NOTHING | given, merge(preset, given))
-    _refuse_idle(NOTHING, merge(preset, given))
+    refuse_idle(NOTHING | given, merge(preset, given))
+    refuse_idle(NOTHING, merge(preset, given))
 
 
 def test_a_flag_is_judged_by_the_settings_that_a_preset_decides() -> None:
     with pytest.raises(InputError, match=r"momentum=0\.9 does nothing with optimizer='adam'"):
-        _refuse_idle(NOTHING | {"momentum": 0.9}, merge({"optimizer": "adam"}, {"momentum": 0.9}))
+        refuse_idle(NOTHING | {"momentum": 0.9}, merge({"optimizer": "adam"}, {"momentum": 0.9}))
 
 
 @pytest.mark.parametrize("name", all_models())
 def test_a_model_has_an_activation_exactly_where_one_is_built_into_it(name: str) -> None:
     card = all_models()[name]
     built = card.build(card.shape or (1, 4, 4), 10, "tempered:2,2,1")
-    assert _has_activation(name) == any(isinstance(module, TemperedSigmoid) for module in built.modules())
+    assert has_activation(name) == any(isinstance(module, TemperedSigmoid) for module in built.modules())
 
 
 def test_asking_for_an_activation_draws_nothing() -> None:
     before = torch.get_rng_state()
-    _has_activation("wrn-16-4")
+    has_activation("wrn-16-4")
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_momentum_is_for_those_that_are_given_it() -> None:
     kinds = ("sgd", "SGD", "rmsprop", "adam", "adamw", "nadam", "adagrad", "adafactor")
-    assert [name for name in kinds if _has_momentum(name)] == ["sgd", "SGD", "rmsprop"]
+    assert [name for name in kinds if has_momentum(name)] == ["sgd", "SGD", "rmsprop"]

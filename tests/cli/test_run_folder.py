@@ -102,7 +102,7 @@ def test_what_would_do_nothing_or_cannot_be_is_refused_in_one_line(call: Any, fl
 
 
 def test_a_data_set_by_name_takes_the_preset_of_its_method() -> None:
-    from adadpigu.cli.training import default_preset
+    from adadpigu.cli.training_settings import default_preset
     from adadpigu.config import RunConfig
 
     assert default_preset(RunConfig(dataset="fashion-mnist", method="dpsgd", epsilon=2.0)) == "fashion-dpsgd-eps2"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.output import Json, number, print_json, screen, table
+from adadpigu.cli.helping import add
+from adadpigu.cli.output import Json, notes, number, print_json, screen, table
+from adadpigu.cli.progress import searching
+
+if TYPE_CHECKING:
+    from adadpigu.accounting.plan import Plan
 
 Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]
@@ -31,7 +37,8 @@ def account(
     from adadpigu.accounting.budget import check_delta
 
     check_delta(delta)
-    found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
+    with searching(notes(), "adding up the steps"):
+        found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
     if as_json:
         finite = {name: value if value < float("inf") else None for name, value in found.items()}
         print_json({**finite, "delta": delta, "noise_multiplier": noise_multiplier, "steps": steps})
@@ -52,9 +59,12 @@ def calibrate(
     from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
 
     Budget(epsilon=epsilon, delta=delta)
-    found = find(plan_for(sample_rate, steps), epsilon=epsilon, delta=delta)
-    closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
-    claimed = epsilons(plan_for(sample_rate, steps)(closed).event(), delta)["pld"]
+    plan_at = plan_for(sample_rate, steps)
+    with searching(notes(), "looking for σ") as tell:
+        found = find(_telling(plan_at, tell), epsilon=epsilon, delta=delta)
+        tell("ε of the closed form")
+        closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
+        claimed = epsilons(plan_at(closed).event(), delta)["pld"]
     if as_json:
         print_json(
             {
@@ -77,7 +87,25 @@ def calibrate(
     screen().print(table(["σ", "ε by PLD", "how"], rows))
 
 
+def _telling(plan_at: Callable[[float], Plan], tell: Callable[[str], None]) -> Callable[[float], Plan]:
+    def told(noise_multiplier: float) -> Plan:
+        tell(f"looking for σ: {number(noise_multiplier)} tried")
+        return plan_at(noise_multiplier)
+
+    return told
+
+
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file."""
-    app.command()(account)
-    app.command()(calibrate)
+    add(
+        app,
+        account,
+        "Tells the ε of a noise multiplier, by every accountant.",
+        "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000",
+    )
+    add(
+        app,
+        calibrate,
+        "Finds the least noise multiplier that keeps a budget.",
+        "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000",
+    )

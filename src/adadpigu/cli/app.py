@@ -8,18 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli import accounting, audit, bench, catalogue, data, export, ledger, reproduce, training, usage
-from adadpigu.cli.output import print_error
+from adadpigu.cli import accounting, audit, bench, catalogue, data, export, ledger, report, reproduce, training, usage
+from adadpigu.cli.helping import example
+from adadpigu.cli.output import Interrupted, print_error
 from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(
     name="adadpigu",
     help="Train PyTorch models on sensitive records, and prove what they leak.",
+    epilog=example("adadpigu train --epsilon 2 --steps 60 --out runs/first", "adadpigu evaluate runs/first"),
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (training, accounting, catalogue, usage, data, audit, reproduce, ledger, bench, export):
+for commands in (training, accounting, catalogue, usage, data, audit, reproduce, ledger, bench, export, report):
     commands.add_to(app)
 
 
@@ -45,7 +47,7 @@ def run(arguments: list[str]) -> int:
     warnings.showwarning = _one_line_warning
     try:
         code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
-        if code == 130 and not isinstance(code, training.Interrupted):
+        if code == 130 and not isinstance(code, Interrupted):
             print_error("interrupted before the first step: nothing was drawn")
         return int(code) if isinstance(code, int) else 0
     except InputError as error:
@@ -87,4 +89,10 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
             if given[0] == option and message.startswith("Invalid value"):
                 value = given[1] if len(given) == 2 else " ".join(arguments[position + 1 : position + 2])
                 return f"{message} (got {value!r})"
-    return message
+    return message + _where_to_look(error, message)
+
+
+def _where_to_look(error: Exception, message: str) -> str:
+    """The next step, where the message does not name it."""
+    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    return "" if path is None or not message or "Did you mean" in message else f"; see `{path} --help`"

@@ -6,99 +6,26 @@ both as JSON and as a figure.
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adadpigu.cli.audit_kinds import KINDS, MOST, Kind
+from adadpigu.cli.audit_output import check_folder, show, shown, write
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, notes, print_json, screen, table
-from adadpigu.cli.progress import counted
-from adadpigu.cli.training import configure, method_options
+from adadpigu.cli.progress import Counter, counted
+from adadpigu.cli.training_settings import configure, method_options
 from adadpigu.config import RunConfig
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from adadpigu.audit.result import AuditResult
     from adadpigu.audit.subject import Subject
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One audit as the command line knows it."""
-
-    name: str
-    counts: str
-    """what its observations are"""
-    means: str
-    """what the ε that it shows says"""
-    options: tuple[str, ...] = ()
-    """that it takes beside those that all take"""
-    looks_at_records: bool = False
-    """so that own data needs --diagnostics; the others never look at a private record"""
-    sample_rate: float = 0.02
-    steps: int = 3000
-    """of what is audited where neither a run, a preset nor a config says so"""
-
-    def function(self) -> Callable[..., AuditResult]:
-        """What runs it."""
-        from adadpigu import audit
-
-        found: Callable[..., AuditResult] = getattr(audit, f"audit_{self.name.replace('-', '_')}")
-        return found
-
-
-_LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"
-_IMPLIED = "what the claim's plan costs with what was found: at the claim is as it should be, above it is a leak"
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(name="white-box", counts="released coordinates, each world", means=_LOOKED, options=("observations",)),
-        Kind(
-            name="one-run",
-            counts="guesses",
-            means=_LOOKED,
-            options=("canaries", "guesses"),
-            looks_at_records=True,
-        ),
-        Kind(
-            name="many-runs",
-            counts="runs, each world",
-            means=_LOOKED,
-            options=("runs",),
-            looks_at_records=True,
-            sample_rate=0.1,
-            steps=60,
-        ),
-        Kind(
-            name="membership",
-            counts="guesses",
-            means=_LOOKED,
-            options=("models",),
-            looks_at_records=True,
-            sample_rate=0.25,
-            steps=200,
-        ),
-        Kind(name="sampler", counts="draws", means=_IMPLIED, options=("draws",)),
-        Kind(name="noise", counts="numbers of noise", means=_IMPLIED, options=("numbers",)),
-        Kind(name="replay", counts="draws compared", means=_IMPLIED),
-    )
-}
-_MOST = {
-    "observations": 10**8,
-    "canaries": 10**5,
-    "guesses": 10**5,
-    "runs": 10**6,
-    "models": 10**4,
-    "draws": 10**6,
-    "numbers": 10**8,
-}
 
 
 def audit(
@@ -159,7 +86,7 @@ def audit(
     """
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in {*keys, "describe"}}
-    sizes = {name: value for name, value in locals().items() if name in _MOST and value is not None}
+    sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
     flags["method_options"] = method_options(option or [])
     chosen = _chosen(kind, sizes, full)
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
@@ -175,15 +102,15 @@ def audit(
         _refuse_flags(flags | subject_flags, f"RUN={str(run)!r}")
         subject = _finished(chosen, run, diagnostics, trust_model_code)
     folder = out or (Path("audits") / _stem(subject) if run is None else run / "audits")
-    _check_folder(folder)
+    check_folder(folder)
     with counted(notes(), f"{chosen.name}: {subject.label}") as progress:
         result = chosen.function()(subject, confidence=confidence or 0.95, progress=progress, **sizes)
     result = replace(result, exposed=subject.exposed, assumed=(*result.assumed, *subject.assumed))
-    written = _write(result, folder, result.audit)
+    written = write(result, folder, result.audit)
     if as_json:
         print_json(result.to_json())
     else:
-        _show(result, written)
+        show(result, written)
     return 0 if result.passed else 1
 
 
@@ -194,8 +121,8 @@ def _chosen(kind: str | None, given: dict[str, object], full: bool) -> Kind | No
     if kind is not None and full:
         raise InputError(f"--full with AUDIT={kind!r}: it runs all audits; allowed: without one")
     for name, value in given.items():
-        if isinstance(value, int) and value > _MOST[name]:
-            raise InputError(f"{name}={value} is more than {_MOST[name]}, the most allowed")
+        if isinstance(value, int) and value > MOST[name]:
+            raise InputError(f"{name}={value} is more than {MOST[name]}, the most allowed")
         owner = next(k.name for k in KINDS.values() if name in k.options)
         if owner != kind:
             raise InputError(f"{name}={value} does nothing in audit {kind or 'of all methods'}; allowed in {owner}")
@@ -257,84 +184,19 @@ def _stem(subject: Subject) -> str:
     return f"{subject.data.name}-{subject.config.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def _check_folder(folder: Path) -> None:
-    """Makes the folder before the work is done; one that a stranger's link leads away is refused."""
-    if folder.is_symlink():
-        raise InputError(f"out={str(folder)!r} is a link; allowed: a folder")
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"out={str(folder)!r} is a file; allowed: a folder")
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        raise InputError(f"out={str(folder)!r}: {there} is a file; allowed: a folder")
-    if not os.access(there, os.W_OK):
-        raise InputError(f"out={str(folder)!r} cannot be written: {there} is read-only")
-
-
-def _write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
-    """The result as JSON and as a figure, beside those of earlier audits; what cannot be written costs no verdict."""
-    from adadpigu.audit.figures import picture
-    from adadpigu.durable import write_bytes, write_text
-
-    written: list[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = {path.stem for path in folder.iterdir()}
-        free = stem if stem not in taken else next(n for k in count(2) if (n := f"{stem}-{k}") not in taken)
-        write_text(folder / f"{free}.json", json.dumps(result.to_json(), indent=2, allow_nan=False) + "\n")
-        written.append(folder / f"{free}.json")
-        if result.draw is not None:
-            write_bytes(folder / f"{free}.png", picture(result))
-            written.append(folder / f"{free}.png")
-    except Exception as error:
-        notes().print(f"[yellow]warning:[/] not all was written to {folder}: {type(error).__name__}: {error}")
-    return written
-
-
-def _show(result: AuditResult, written: list[Path]) -> None:
-    kind = KINDS[result.audit]
-    rows = [
-        ["audited", result.subject],
-        ["ε claimed", f"{result.epsilon_claimed:.4g} at δ = {result.delta:g}"],
-        [f"ε shown, confidence {result.confidence:g}", _shown(result.epsilon_lower)],
-        ["ε shown, confidence 1 − 1e-6", _shown(result.epsilon_certain)],
-        ["observations", f"{result.observations:,} ({kind.counts})"],
-        ["verdict", _verdict(result)],
-    ]
-    if result.reach is not None:
-        rows.insert(4, ["most that could be shown at 1 − 1e-6", _shown(result.reach)])
-    screen().print(table(["", ""], rows))
-    screen().print(f"\nε shown is {kind.means}.", soft_wrap=True, markup=False)
-    exposed = ("un-noised values of your records were looked at: what is shown here is OUTSIDE their guarantee",)
-    told = (("Findings", result.findings), ("Assumed", result.assumed), ("Exposed", exposed if result.exposed else ()))
-    for title, lines in told:
-        if lines:
-            screen().print(f"\n{title}")
-        for line in lines:
-            screen().print(f"  {line}", soft_wrap=True, markup=False)
-    screen().print("\n" + "\n".join(map(str, written)), soft_wrap=True, markup=False)
-
-
-def _verdict(result: AuditResult) -> str:
-    if result.passed and result.powerless:
-        return "not refuted (too few to refute)"
-    return "not refuted" if result.passed else "REFUTED"
-
-
-def _shown(epsilon: float) -> str:
-    return "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"
-
-
 def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     """Every audit of the list on every method."""
     from adadpigu.audit.suite import entries
 
     results: list[AuditResult] = []
     folder = out or Path("audits") / f"all-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    _check_folder(folder)
-    for entry in entries(full=full):
-        with counted(notes(), f"{entry.audit}: {entry.method}") as progress:
-            results.append(entry.result(progress))
-        _write(results[-1], folder, f"{entry.method}-{entry.audit}")
+    check_folder(folder)
+    chosen = list(entries(full=full))
+    with counted(notes(), "audits") as counter:
+        for number, entry in enumerate(chosen):
+            counter.name(f"{entry.audit}: {entry.method}")
+            results.append(entry.result(partial(_share, counter, number, len(chosen))))
+            write(results[-1], folder, f"{entry.method}-{entry.audit}")
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})
@@ -344,7 +206,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
                 r.subject,
                 r.audit,
                 f"{r.epsilon_claimed:.4g}",
-                _shown(r.epsilon_lower),
+                shown(r.epsilon_lower),
                 "not refuted" if r.passed else "REFUTED",
             ]
             for r in results
@@ -356,6 +218,17 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     return 0 if passed else 1
 
 
+def _share(counter: Counter, number: int, audits: int, done: int, total: int) -> None:
+    """Tells of one audit as a part of all."""
+    counter(number + done / max(1, total), audits)
+
+
 def add_to(program: typer.Typer) -> None:
     """Adds the command of this file."""
-    program.command()(audit)
+    add(
+        program,
+        audit,
+        "Tries to break the guarantee; exits 1 where it succeeds.",
+        "adadpigu audit replay --method dpsgd",
+        "adadpigu audit noise runs/first --numbers 100000",
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
+from adadpigu.cli.progress import told
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ def bench(
         memory=memory,
     )
     if markdown is not None and not markdown.absolute().parent.is_dir():
-        raise InputError(f"markdown={str(markdown)!r}: its folder is not there")
+        raise InputError(f"markdown={str(markdown)!r}: its folder is not there; make it first, or name another file")
     if counts:
         return _show_counts(options, as_json)
     if growth:
@@ -78,7 +76,7 @@ def bench(
 def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> int:
     from adadpigu.bench import run_bench
 
-    with _told(notes()) as tell:
+    with told(notes(), "starting", _stages(options)) as tell:
         report = run_bench(options, tell)
     if markdown is not None:
         markdown.write_text(report.markdown(), encoding="utf-8")
@@ -112,7 +110,7 @@ def _show_growth(options: BenchOptions, as_json: bool) -> int:
     method, engine = options.methods[-1], options.engines[0]
     device = options.place()
     try:
-        with _told(notes()) as tell:
+        with told(notes(), "starting") as tell:
             found = measure_growth(method=method, engine=engine, rounds=options.rounds, device=device, tell=tell)
     except Unavailable as refusal:
         raise InputError(f"growth of method={method!r}, engine={engine!r}: {refusal}") from None
@@ -133,7 +131,7 @@ def _show_ledger(options: BenchOptions, as_json: bool) -> int:
     from adadpigu.bench.report import device_name, versions
 
     device, method, engine = options.place(), options.methods[-1], options.engines[0]
-    with _told(notes()) as tell:
+    with told(notes(), "starting", len(options.tasks())) as tell:
         found = [
             measure_ledger(net=net, batch=batch, method=method, engine=engine, device=device, tell=tell)
             for net, batch in options.tasks()
@@ -178,22 +176,12 @@ def _rounded(*values: float) -> list[str]:
     return [f"{value:.4g}" for value in values]
 
 
-@contextlib.contextmanager
-def _told(console: Console) -> Iterator[Callable[[str], None]]:
-    """What goes on, on standard error: one line that changes on a terminal, now and then a line elsewhere."""
-    if console.is_terminal:
-        with console.status("starting") as status:
-            yield status.update
-        return
-    last = -10.0
+def _stages(options: BenchOptions) -> int:
+    """How often something is told: every contestant is built, takes its first steps, and runs in every round."""
+    from adadpigu.bench.contestants import contestants
 
-    def tell(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 5:
-            last = time.monotonic()
-            console.print(text, soft_wrap=True)
-
-    yield tell
+    entered = contestants(options.methods, options.engines, options.peers, options.place())
+    return len(options.tasks()) * len(entered) * (2 + options.rounds)
 
 
 def _split(values: Names) -> tuple[str, ...]:
@@ -231,4 +219,9 @@ def _batches(values: Names) -> tuple[int, ...]:
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command of this file."""
-    app.command()(bench)
+    add(
+        app,
+        bench,
+        "Times our step against others on this machine.",
+        "adadpigu bench --net mnist-cnn --batch 64 --engine ghost --peer none",
+    )

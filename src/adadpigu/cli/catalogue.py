@@ -7,6 +7,7 @@ from typing import get_args, get_type_hints
 
 import typer
 
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, print_json, screen, table
 
 RECIPES = (
@@ -115,6 +116,6 @@ def presets(as_json: Json = False) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file."""
-    app.command()(methods)
-    app.command()(models)
-    app.command()(presets)
+    add(app, methods, "Lists the training methods and their options.", "adadpigu methods")
+    add(app, models, "Lists the models and their sizes.", "adadpigu models")
+    add(app, presets, "Lists the presets of `train --preset`.", "adadpigu presets")

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adadpigu.cli import own_data
-from adadpigu.cli.output import Json, print_error, print_json, screen, table
-from adadpigu.cli.training import Interrupted
+from adadpigu.cli.helping import add, example
+from adadpigu.cli.output import Interrupted, Json, print_error, print_json, screen, table
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from adadpigu.data.fetching import Fetched
     from adadpigu.data.published import Published
 
-group = typer.Typer(help="Fetch published data sets, see which are at hand, describe your own.", rich_markup_mode=None)
+group = typer.Typer(
+    help="Fetch published data sets, see which are at hand, describe your own.",
+    short_help="Published data sets, and a description of your own.",
+    epilog=example("adadpigu data list"),
+    rich_markup_mode=None,
+)
 
 
 def get(
@@ -129,7 +134,13 @@ def _entry(published: Published) -> Entry:
 
 def add_to(app: typer.Typer) -> None:
     """Adds the group and its commands."""
-    group.command()(get)
-    group.command("list")(list_datasets)
+    add(
+        group,
+        get,
+        "Fetches a published data set and verifies it.",
+        "adadpigu data get mnist",
+        "adadpigu data get mnist --from downloads",
+    )
+    add(group, list_datasets, "Lists the data sets and which are at hand.", "adadpigu data list", name="list")
     own_data.add_to(group)
     app.add_typer(group, name="data")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, notes, print_json, screen
 from adadpigu.cli.usage import Folder, Trust
 from adadpigu.errors import InputError, unknown
@@ -69,4 +70,10 @@ def _model(run: Path, out: Path, to: str, *, trust_code: bool) -> tuple[PrivacyR
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command of this file."""
-    app.command()(export)
+    add(
+        app,
+        export,
+        "Writes a run's model for other programs, or its card.",
+        "adadpigu export runs/first --to onnx --out first.onnx",
+        "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
+    )

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.cli.helping import add, example
 from adadpigu.cli.output import Json, print_error, print_json, screen, table
 from adadpigu.errors import InputError
 
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
 Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of a shared ledger.")]
 
-app = typer.Typer(help="What was spent, and whether the record is whole.", rich_markup_mode=None)
+app = typer.Typer(
+    help="What was spent, and whether the record is whole.",
+    epilog=example("adadpigu ledger show runs/first"),
+    rich_markup_mode=None,
+)
 
 
-@app.command()
 def verify(run: Where, as_json: Json = False) -> int:
     """Checks every record against the chain and the head. Exits 1 where the ledger was edited, cut or damaged.
 
@@ -39,7 +43,6 @@ def verify(run: Where, as_json: Json = False) -> int:
     return 1 if record.damage else 0
 
 
-@app.command()
 def show(run: Where, as_json: Json = False) -> int:
     """Prints ε so far, every process that worked on the run, and every charge."""
     record = _read(run, as_json)
@@ -57,7 +60,6 @@ def show(run: Where, as_json: Json = False) -> int:
     return 1 if record.damage else 0
 
 
-@app.command()
 def create(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where it shall stand; a new file.")],
     epsilon: Annotated[float, typer.Option(help="ε that all runs together may spend.")],
@@ -204,4 +206,13 @@ def _short(events: object) -> str:
 
 def add_to(program: typer.Typer) -> None:
     """Adds the commands of this file."""
+    add(app, verify, "Checks that the record is whole; exits 1 where it is not.", "adadpigu ledger verify runs/first")
+    add(app, show, "Prints ε so far, every process and every charge.", "adadpigu ledger show runs/first")
+    add(
+        app,
+        create,
+        "Makes a ledger that several runs share.",
+        "adadpigu ledger create all.log --epsilon 8 --dataset digits --records 1437",
+        "adadpigu train --ledger all.log --epsilon 2 --steps 60 --out runs/third",
+    )
     program.add_typer(app, name="ledger")

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 """the option that every command takes"""
 
 
+class Interrupted(int):
+    """The exit code of a command that was stopped and has said what became of its work."""
+
+
 def screen() -> Console:
     """For people: standard output."""
-    return Console(highlight=False)
+    return _console(stderr=False)
 
 
 def notes() -> Console:
     """For progress and remarks: standard error."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    """Colour on a terminal only; with NO_COLOR not even bold, which some terminals show as one."""
+    return Console(stderr=stderr, highlight=False, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -33,6 +44,11 @@ def print_json(value: Mapping[str, object]) -> None:
 def print_error(message: str) -> None:
     """One line on standard error, whatever the message holds."""
     sys.stderr.write("adadpigu: error: " + " ".join(message.split()) + "\n")
+
+
+def print_warning(message: str) -> None:
+    """A remark that must not be missed, on standard error; brackets in it stay brackets."""
+    notes().print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, print_json
 
 
@@ -31,4 +32,4 @@ def template(
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command of this file."""
-    app.command()(template)
+    add(app, template, "Prints a description of your own data to fill in.", "adadpigu data template patients.csv")

@@ -1,37 +1,71 @@
-"""The live bar of `train`: step, ε so far of ε target, test accuracy, steps a second. It sees public values only."""
+"""Signs of life on standard error: a moving bar with the time left on a terminal, a line now and then elsewhere.
+
+All that is shown is public: counts of steps, rounds, runs and bytes, never how many records were drawn.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 
-from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import number
-from adadpigu.training.run import Facts, Metrics, Run
+_WIDE = 100
+"""columns from which there is room for more than what matters most"""
+_BETWEEN_LINES = 10.0
+"""seconds between two lines where nothing can move"""
+_MEMORY = 900.0
+"""seconds over which speed is averaged: a single run of `reproduce` may take minutes"""
 
 
-class _Rate(ProgressColumn):
-    """Steps a second."""
+def moves(console: Console) -> bool:
+    """Whether a line can be drawn over: on a terminal that knows how."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def wide(console: Console) -> bool:
+    """Whether a bar may say more than fits into 80 columns."""
+    return console.width >= _WIDE
+
+
+def clock(seconds: float) -> str:
+    """A time for people.
+
+    >>> clock(7.4), clock(754), clock(7384)
+    ('0:07', '12:34', '2:03:04')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class TimeLeft(ProgressColumn):
+    """The time left, or where that cannot be told, the time that has passed."""
+
+    def __init__(self) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.0f} steps/s")
+        left = None if task.finished else task.time_remaining
+        return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
+
+
+def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> RichProgress:
+    """A bar in one line of the terminal, however narrow: what it is, how far, and the time left."""
+    return RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24 if wide(console) else None),  # None: as much as the rest leaves
+        *columns,
+        TimeLeft(),
+        console=console,
+        transient=transient,
+        speed_estimate_period=_MEMORY,
+    )
 
 
 @contextlib.contextmanager
@@ -40,111 +74,108 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
 
     It shows a share, or for private records, whose number is nobody's business, only that work goes on.
     """
-    bar = RichProgress(
-        TextColumn("features, computed once"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("features", total=None)
+    shown = bar(console)
+    task = shown.add_task("features, computed once", total=None)
+    begun = False
 
     def report(share: float | None) -> None:
-        if not bar.live.is_started:
-            if not console.is_terminal:
-                console.print("computing features of all records, once; this may take a few minutes", soft_wrap=True)
-            bar.start()
+        nonlocal begun
+        if not begun and moves(console):
+            shown.start()
+        elif not begun:
+            console.print("computing features of all records, once; this may take a few minutes", soft_wrap=True)
+        begun = True
         if share is not None:
-            bar.update(task, completed=share, total=1.0)
+            shown.update(task, completed=share, total=1.0)
 
     try:
         yield report
     finally:
-        if bar.live.is_started:  # stopping a bar that never began would print an empty line
-            bar.stop()
+        if shown.live.is_started:  # stopping a bar that never began would print an empty line
+            shown.stop()
+
+
+class Counter:
+    """Takes `(done, total)` as it comes, and shows it by a bar or by a line every ten seconds."""
+
+    def __init__(self, console: Console, what: str, moving: RichProgress | None) -> None:
+        self._console, self._what, self._moving = console, what, moving
+        self._task = None if moving is None else moving.add_task(what, total=None)
+        self._began: tuple[float, float] | None = None
+        self._last = time.monotonic()
+
+    def name(self, what: str) -> None:
+        """What is done from here on."""
+        self._what = what
+        if self._moving is not None and self._task is not None:
+            self._moving.update(self._task, description=what)
+
+    def __call__(self, done: float, total: float) -> None:
+        now = time.monotonic()
+        if self._moving is not None and self._task is not None:
+            self._moving.update(self._task, completed=done, total=total)
+        elif now - self._last >= _BETWEEN_LINES:
+            self._last = now
+            line = f"  {self._what}: {int(done):,} of {total:,}{self._left(done, total, now)}"
+            self._console.print(line, soft_wrap=True, markup=False)
+        if self._began is None:
+            self._began = done, now
+
+    def _left(self, done: float, total: float, now: float) -> str:
+        """What is left, at the pace since the first report: what was there before took no time."""
+        if self._began is None or done <= self._began[0]:
+            return ""
+        first, start = self._began
+        return f", about {clock((total - done) * (now - start) / (done - first))} left"
 
 
 @contextlib.contextmanager
-def counted(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+def counted(console: Console, what: str) -> Iterator[Counter]:
     """A bar for work of which so much is done, of so much; elsewhere than on a terminal a line every ten seconds."""
-    bar = RichProgress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )
-    task, last = bar.add_task(what, total=None), time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        if console.is_terminal:
-            bar.update(task, completed=done, total=total)
-        elif time.monotonic() - last >= 10:
-            last = time.monotonic()
-            console.print(f"  {what}: {done:,} of {total:,}", soft_wrap=True)
-
-    if not console.is_terminal:
-        yield report
+    if not moves(console):
+        yield Counter(console, what, None)
         return
-    with bar:
-        yield report
+    moving = bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True)))
+    with moving:
+        yield Counter(console, what, moving)
 
 
-class Progress:
-    """An observer that draws a bar on a terminal, and a line for each look at the test set elsewhere."""
+@contextlib.contextmanager
+def told(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
+    """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
+    if not moves(console):
+        yield _lines(console)
+        return
+    moving = bar(console)
+    task = moving.add_task(what, total=stages)
+    begun = -1
 
-    def __init__(self, console: Console, preset: str | None = None) -> None:
-        self._console = console
-        self._preset = preset
-        self._target: float | None = None
-        self._bar: RichProgress | None = None
-        self._task = TaskID(0)
-        self._fields: dict[str, Any] = {"epsilon": "", "accuracy": ""}
+    def tell(text: str) -> None:
+        nonlocal begun
+        begun += 1  # a stage that begins ends the one before
+        moving.update(task, description=text, completed=begun)
 
-    def begin(self, facts: Facts) -> None:
-        self._target = facts.epsilon
-        private = facts.epsilon is not None and facts.secret
-        budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
-        self._console.print(
-            f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
-            f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}",
-            soft_wrap=True,
-        )
-        if self._preset is not None:
-            self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
-        self._console.print(f"per-sample gradients by {facts.engine}", style="dim", soft_wrap=True)
-        if facts.steps_charged:
-            told = f"goes on after step {facts.steps_done} of {facts.steps}; {facts.steps_charged} steps charged so far"
-            self._console.print(told, soft_wrap=True)
-            for warning in facts.warnings:
-                self._console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
-        if self._console.is_terminal:
-            self._bar = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[epsilon]}"),
-                TextColumn("{task.fields[accuracy]}"),
-                _Rate(),
-                console=self._console,
-            )
-            done = facts.steps_done
-            self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
-            self._bar.start()
+    with moving:
+        yield tell
 
-    def update(self, metrics: Metrics) -> None:
-        if metrics.epsilon is not None:
-            self._fields["epsilon"] = f"ε {rounded_up(metrics.epsilon)} of {rounded_up(self._target or 0.0)}"
-        if metrics.test_accuracy is not None:
-            self._fields["accuracy"] = f"test {metrics.test_accuracy:.1%}"
-        if self._bar is not None:
-            self._bar.update(self._task, completed=metrics.step, description=metrics.stage, **self._fields)
-        elif metrics.mask:
-            words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
-            self._console.print("  " + "  ".join(words), soft_wrap=True)
 
-    def end(self, run: Run) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+@contextlib.contextmanager
+def searching(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is being tried, and for how long; a search cannot tell how many tries are left."""
+    if not moves(console):
+        yield lambda _: None
+        return
+    with told(console, what) as tell:
+        yield tell
+
+
+def _lines(console: Console) -> Callable[[str], None]:
+    last = -_BETWEEN_LINES
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _BETWEEN_LINES / 2:
+            last = time.monotonic()
+            console.print(text, soft_wrap=True, markup=False)
+
+    return tell

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markdown import Markdown
 
-from adadpigu.cli.output import Json, notes, print_error, print_json, screen
+from adadpigu.cli.helping import add
+from adadpigu.cli.output import Interrupted, Json, notes, print_error, print_json, screen
 from adadpigu.cli.progress import counted
-from adadpigu.cli.training import Interrupted
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def reproduce(
 ) -> int:
     """Regenerates a table or figure of the paper, next to the paper's claims.
 
-    Measuring appends a row for each run to a file, and a further call measures only what is missing there. Example:
-    `adadpigu reproduce accuracy-table --from results` draws the table of the runs that come with the source code.
+    Measuring appends a row for each run to a file, and a further call measures only what is missing there.
+    --from results draws the tables of the runs that come with the source code.
     """
     from adadpigu.reproduce import ARTEFACTS
     from adadpigu.reproduce.artefact import Scale
@@ -95,7 +95,9 @@ def _check(quick: bool, source: Path | None, seeds: int | None, workers: int | N
             if value is not None:
                 raise InputError(f"{option}={value} with --from {source}: nothing is measured; allowed: one of them")
         if not source.is_dir():
-            raise InputError(f"from={str(source)!r} is not a folder of results")
+            raise InputError(
+                f"from={str(source)!r} is not a folder of results; allowed: one that `adadpigu reproduce` wrote"
+            )
     for option, given, most in (("seeds", seeds, _MOST_SEEDS), ("workers", workers, _MOST_WORKERS)):
         if given is not None and not 1 <= given <= most:
             raise InputError(f"{option}={given} is not from 1 to {most}")
@@ -148,4 +150,9 @@ def _show(artefact: Artefact, drawn: Drawn, written: list[Path]) -> None:
 
 def add_to(program: typer.Typer) -> None:
     """Adds the command of this file."""
-    program.command()(reproduce)
+    add(
+        program,
+        reproduce,
+        "Regenerates a table or figure of the paper.",
+        "adadpigu reproduce noise-table --quick",
+    )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, print_json, screen
 from adadpigu.errors import InputError
 
@@ -31,7 +32,7 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
     loaded = load_run(run, trust_code=trust_model_code)
     data = loaded.data()
     if data.test is None:
-        raise InputError(f"run={str(run)!r}: its data set {data.name!r} has no test records")
+        raise InputError(f"run={str(run)!r}: its data set {data.name!r} has no test records; allowed: one that has")
     share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:
         print_json({"run": str(run), "dataset": data.name, "test_accuracy": share, "test_records": count})
@@ -65,7 +66,7 @@ def predict(
         raise InputError(f"file={str(file)!r} holds records of shape {tuple(inputs.shape[1:])}; allowed: {shape}")
     if not bool(torch.isfinite(inputs).all()):
         bad = int((~torch.isfinite(inputs)).flatten(1).any(dim=1).nonzero()[0])
-        raise InputError(f"file={str(file)!r}: record {bad} has a NaN or infinite value")
+        raise InputError(f"file={str(file)!r}: record {bad} has a NaN or infinite value; leave it out or fill it in")
     if not len(inputs):
         classes: list[int] = []
         confidence: list[float] = []
@@ -85,5 +86,10 @@ def predict(
 
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file."""
-    app.command()(evaluate)
-    app.command()(predict)
+    add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
+    add(
+        app,
+        predict,
+        "Predicts a class for each record of a file.",
+        "adadpigu predict runs/first new.npy",
+    )

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 
 LONGEST_NAME = 200
 """characters of a name that are shown"""
+LONGEST_SENTENCE = 1000
+"""characters of a caution or a refusal that are shown"""
 
 
 def visible(text: str, kept: str = "") -> str:
@@ -32,8 +34,16 @@ def name(text: str) -> str:
     >>> name("run"), name("x" * 300)[-21:]
     ('run', 'x… (300 characters)')
     """
-    shown = visible(text[: LONGEST_NAME + 1])
-    return shown if len(text) <= LONGEST_NAME else f"{visible(text[:LONGEST_NAME])}… ({len(text)} characters)"
+    return _shortened(text, LONGEST_NAME)
+
+
+def sentence(text: str) -> str:
+    """What is said of a run: visible, and shortened where the names in it make it longer than anybody reads."""
+    return _shortened(text, LONGEST_SENTENCE)
+
+
+def _shortened(text: str, most: int) -> str:
+    return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
 
 
 def block(text: str) -> str:

@@ -77,7 +77,7 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
     A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
     """
     text, facts = text_of(folder, "config.toml"), facts_of(folder)
-    stored = _inside(folder, "model.safetensors")
+    stored = file_of(folder, "model.safetensors")
     config = merge(parse(text, str(folder / "config.toml")))
     if not trust_code:
         refuse_code(config, folder)
@@ -107,7 +107,7 @@ def _is_code(config: RunConfig) -> bool:
     return config.model is not None and ":" in config.model
 
 
-def _inside(folder: Path, name: str) -> Path:
+def file_of(folder: Path, name: str) -> Path:
     """A file of the folder; one that a link leads out of it is not."""
     path = folder / name
     try:
@@ -122,13 +122,13 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def text_of(folder: Path, name: str) -> str:
-    """A text file of the folder, if it is one, within it and not too long."""
-    path = _inside(folder, name)
+def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
+    """A text file of the folder, if it is one, within it and of at most so many bytes."""
+    path = file_of(folder, name)
     try:
         size = path.stat().st_size
-        if size > MOST_TEXT:
-            raise InputError(f"run={str(folder)!r}: {name} has {size} bytes; allowed: up to {MOST_TEXT}")
+        if size > most:
+            raise InputError(f"run={str(folder)!r}: {name} has {size} bytes; allowed: up to {most}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"run={str(folder)!r}: {name} cannot be read: {error.strerror}") from None

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 DIGITS = 5
 """significant ones of a value that is drawn"""
 
+LEAST = 1e-12
+"""to which a smaller ε above 0 is rounded up"""
+
 Point = tuple[int, float]
 
 
@@ -63,5 +66,6 @@ def upwards(value: float) -> float:
     """
     if value <= 0:
         return 0.0
+    value = max(value, LEAST)
     unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.{DIGITS}g}")

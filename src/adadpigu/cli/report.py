@@ -1,0 +1,103 @@
+"""`adadpigu report`: runs, results and audits as one HTML page, written to a file or served while a run trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adadpigu.cli.helping import add
+from adadpigu.cli.output import Json, notes, print_json, screen
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from adadpigu.report.collecting import Collection
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN", help="Run folders, folders that hold some, results/, audits.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "--output", metavar="FILE", help="The page. [RUN/report.html; of several, report.html]"),
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it on this machine instead, and update it while a run trains.")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="With --watch: where it is served. [any that is free]")] = None,
+    as_json: Json = False,
+) -> int:
+    """Shows runs on one HTML page that opens from disk and makes no request. Exits 1 where something was left out."""
+    from adadpigu.report.page import check_out, write_page
+
+    if watch:
+        if out is not None:
+            raise InputError(f"out={str(out)!r} with --watch: a page that is served is not written; give one of them")
+        return _serve(runs, port, as_json)
+    if port is not None:
+        raise InputError(f"port={port} does nothing without --watch")
+    from adadpigu.report.collecting import collect
+
+    place = out or _place(runs)
+    check_out(place)
+    found = collect(runs)
+    size = write_page(found, place)
+    if as_json:
+        print_json({"out": str(place), "bytes": size, **_counts(found), "left_out": found.left_out})
+    else:
+        counted = ", ".join(f"{count} {what}" for what, count in _counts(found).items() if count)
+        screen().print(f"{place}: {counted}; {size:,} bytes", soft_wrap=True, markup=False)
+        _tell(found)
+    return 1 if found.left_out else 0
+
+
+def _place(runs: list[Path]) -> Path:
+    """Where a page stands that nobody has named a place for."""
+    from adadpigu.report.page import FILE
+    from adadpigu.report.run_reading import is_run_folder
+
+    return runs[0] / FILE if len(runs) == 1 and is_run_folder(runs[0]) else Path(FILE)
+
+
+def _counts(found: Collection) -> dict[str, int]:
+    audits = len(found.audits) + sum(len(run.audits) for run in found.runs)
+    return {"runs": len(found.runs), "audits": audits, "tables": len(found.tables)}
+
+
+def _tell(found: Collection) -> None:
+    from adadpigu.report.embedding import visible
+
+    for line in found.left_out:
+        notes().print(f"left out: {visible(line)}", soft_wrap=True, markup=False)
+
+
+def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
+    from adadpigu.report.watching import ReportServer, Watched
+
+    if port is not None and not 0 <= port <= 65535:
+        raise InputError(f"port={port} is not allowed; allowed: 0 to 65535, 0 for any that is free")
+    watched = Watched(runs)
+    with ReportServer(watched, port or 0) as server:
+        if as_json:
+            print_json({"url": server.url})
+        else:
+            _tell(watched.look()[1])
+            screen().print(f"{server.url}\nOpen it on this machine; Ctrl-C ends it.", soft_wrap=True, markup=False)
+        sys.stdout.flush()  # whoever reads it through a pipe waits for the address
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            notes().print("ended: the page is served no longer")
+    return 0
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command of this file."""
+    examples = "adadpigu report runs/first", "adadpigu report runs/ --out compared.html"
+    add(app, report, "Shows runs, results and audits on one HTML page.", *examples)

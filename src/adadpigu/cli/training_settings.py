@@ -1,0 +1,83 @@
+"""Defaults, preset, config file and flags become the settings of a run; or those of a run that goes on.
+
+Nothing here reads a record: settings are public, and so is what they are made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
+from adadpigu.data import is_named
+from adadpigu.data.own import is_own
+from adadpigu.errors import InputError
+
+
+def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:
+    """Defaults, preset, config file, flags, later ones winning. The preset of data and method is the default one."""
+    file = {} if config is None else read_config(config)
+    base: dict[str, object] = {}
+    if preset is None and config is None:
+        preset = default_preset(merge(flags))
+    if preset is not None:
+        base = read_preset(preset)
+    settings = merge(base, file, flags)
+    if settings.ledger is not None:
+        settings = replace(settings, ledger=str(Path(settings.ledger).resolve()))
+    if is_named(settings.dataset) or not is_own(settings.dataset):
+        return settings
+    found = None if settings.describe is None else str(Path(settings.describe).resolve())
+    # absolute, so that the run can be used from anywhere
+    return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
+
+
+def default_preset(asked: RunConfig) -> str | None:
+    """The preset for a data set and a method: of the ε asked for, or of the nearest there is."""
+    name = f"{'fashion' if asked.dataset == 'fashion-mnist' else asked.dataset}-{asked.method}"
+    near = "eps4" if asked.epsilon is None or asked.epsilon > 3 else "eps2"
+    return next((found for found in (name, f"{name}-{near}") if found in all_presets()), None)
+
+
+def method_options(pairs: list[str]) -> dict[str, object]:
+    """Options of a method as the command line gives them."""
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(
+                f"--set {pair!r} is not NAME=VALUE, e.g. --set clip_norm=0.5; `adadpigu methods` lists them"
+            )
+        found[name.strip().replace("-", "_")] = value
+    return found
+
+
+def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
+    """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
+    from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
+
+    for key, value in others.items():
+        if value is not None:
+            raise InputError(
+                f"{key}={str(value)!r} with --resume: a run goes on in its own folder, as it began; leave it out"
+            )
+    refuse_unfit(run)
+    stored = merge(read_config(run / "config.toml"))
+    settings = merge(read_config(run / "config.toml"), flags)
+    if settings.epsilon not in (None, stored.epsilon) and (settings.epsilon or 0.0) < (spent := spent_by(run)):
+        raise InputError(
+            f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({spent:.4g}); leave it out"
+        )
+    before, now = _by_key(stored), _by_key(settings)
+    for key in [*before, *now]:
+        if now.get(key) != before.get(key) and key not in FREE | {"randomness"}:
+            raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
+    return replace(settings, noise_multiplier=noise_of(run))
+
+
+def _by_key(settings: RunConfig) -> dict[str, object]:
+    """Every setting by its name, the method's options among them."""
+    from adadpigu.methods import make_method
+
+    values = {key: value for key, value in vars(settings).items() if key != "method_options"}
+    return values | make_method(settings.method, settings.method_options).options()

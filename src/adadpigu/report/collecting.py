@@ -1,0 +1,134 @@
+"""What a report is asked to show: run folders, results and audits, found in the folders and files that are named.
+
+A folder of a run is one entry. Any other folder is searched, links not followed, for run folders, files of JSON lines
+and audits. What cannot be shown is told in one line and costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adadpigu.errors import InputError
+from adadpigu.report.audits import StoredAudit, audit_of, is_audit
+from adadpigu.report.checking import Fields, fields_of
+from adadpigu.report.embedding import sentence
+from adadpigu.report.loading import text_of
+from adadpigu.report.results import MOST_RESULTS, OtherTable, read_results, table_of
+from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
+from adadpigu.report.shown_run import ShownRun
+
+MOST_RUNS = 5000
+"""on one page"""
+DEEPEST = 4
+"""folders within a folder that is searched"""
+MOST_POINTS = 200_000
+"""of all lines on one page, which keeps it under 5 MB"""
+FEWEST, ENOUGH = 24, 2000
+"""points of one line: at least, and at most"""
+
+
+@dataclass
+class Collection:
+    """What a page shows."""
+
+    runs: list[ShownRun] = field(default_factory=list)
+    audits: list[StoredAudit] = field(default_factory=list)
+    """that belong to no run folder"""
+    tables: list[OtherTable] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """a line for each thing that cannot be shown"""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.runs or self.audits or self.tables)
+
+    def to_json(self) -> dict[str, object]:
+        """For the page; long lines are thinned so that all of them together have a bounded number of points."""
+        lines = sum(run.curves.count for run in self.runs)
+        most = max(FEWEST, min(ENOUGH, MOST_POINTS // max(lines, 1)))
+        return {
+            "runs": [run.to_json(most) for run in self.runs],
+            "audits": [audit.to_json() for audit in self.audits],
+            "tables": [table.to_json() for table in self.tables],
+            "left_out": [sentence(line) for line in self.left_out],
+        }
+
+
+def collect(paths: Sequence[Path]) -> Collection:
+    """All that the given folders and files hold. Refused where one is not there, or where nothing can be shown."""
+    found = Collection()
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/")
+    for entry in entries(paths):
+        if len(found.runs) >= MOST_RUNS:
+            found.left_out.append(f"{entry} and what comes after it: a page has at most {MOST_RUNS} runs")
+            break
+        try:
+            _add(found, entry)
+        except InputError as error:
+            found.left_out.append(str(error))
+    if found.empty:
+        reason = found.left_out[0] if found.left_out else f"{', '.join(map(str, paths))}: no run, result or audit there"
+        raise InputError(f"{reason} (nothing can be shown)")
+    return found
+
+
+def entries(paths: Sequence[Path]) -> list[Path]:
+    """The run folders and files that a page of these paths is made from, each once."""
+    return list(dict.fromkeys(entry for path in paths for entry in _entries(path)))
+
+
+def _entries(path: Path) -> Iterator[Path]:
+    """The run folders and files at or below a path, in order of name."""
+    if path.is_file() or is_run_folder(path):
+        yield path
+        return
+    for place, folders, files in os.walk(path):
+        here = Path(place)
+        if is_run_folder(here):
+            folders.clear()
+            yield here
+            continue
+        deep = len(here.relative_to(path).parts) >= DEEPEST
+        folders[:] = [] if deep else sorted(folder for folder in folders if not folder.startswith("."))
+        yield from (here / file for file in sorted(files) if file.endswith((".jsonl", ".json")))
+
+
+def _add(found: Collection, path: Path) -> None:
+    if path.name == DIAGNOSTICS:
+        raise InputError(f"file={str(path)!r} holds un-noised values, which no page shows; allowed: its run folder")
+    if path.is_dir():
+        run = read_run(path)
+        found.runs.append(run)
+        found.left_out += run.missing
+    elif path.suffix == ".jsonl":
+        runs, table, odd = read_results(path)
+        found.runs += runs
+        found.tables += [] if table is None else [table]
+        found.left_out += odd
+    elif path.suffix == ".json":
+        _add_json(found, path)
+    else:
+        raise InputError(f"file={str(path)!r} cannot be shown; allowed: .jsonl of results, .json of audits")
+
+
+def _add_json(found: Collection, path: Path) -> None:
+    """An audit, a list of them, or another object's first list of rows, such as a benchmark's."""
+    stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), f"file={str(path)!r}")
+    if is_audit(stored):
+        found.audits.append(audit_of(stored, path.name))
+        return
+    for key, value in stored.values.items():
+        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+            rows = [Fields(row, f"{stored.where}: {key}") for row in value]
+            if all(map(is_audit, rows)):
+                found.audits += [audit_of(row, path.name) for row in rows]
+            else:
+                found.tables.append(table_of(path.stem, rows))
+            return
+    raise InputError(f"{stored.where} cannot be shown; allowed: audits, or an object with a list of rows")

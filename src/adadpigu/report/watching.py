@@ -1,0 +1,153 @@
+"""A page that grows while a run trains: served on loopback, to whoever knows its address, and to nobody else.
+
+    GET /TOKEN/            the page
+    GET /TOKEN/data.json   what it shows now; 304 where nothing has changed
+
+Read-only, and no other file is served. The token keeps other users of the machine out, as the run folder's mode does;
+the Host header is checked, so that a name which somebody else's server turns to 127.0.0.1 gets nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import sys
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+
+from adadpigu.errors import InputError
+from adadpigu.report.audits import FOLDER as AUDITS
+from adadpigu.report.collecting import Collection, collect, entries
+from adadpigu.report.embedding import script_json
+from adadpigu.report.page import data_of, page, policy
+from adadpigu.report.run_reading import LEFT
+
+HOST = "127.0.0.1"
+
+
+class Watched:
+    """What is shown, read again where files have changed."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._lock = Lock()
+        self._stamp = self._now()  # before the look: what changes amid it is seen at the next one
+        self._found = collect(paths)
+
+    def look(self) -> tuple[str, Collection]:
+        """What there is now, and a mark that is another one when that has changed."""
+        with self._lock:
+            stamp = self._now()
+            if stamp != self._stamp:
+                try:
+                    self._found = collect(self._paths)
+                    self._stamp = stamp
+                except (InputError, OSError):  # nothing is there for now: what was last seen stays
+                    pass
+            return self._stamp, self._found
+
+    def _now(self) -> str:
+        """Of all that a page would be made from now: a run that begins while others are watched is found too."""
+        found = entries(self._paths)
+        folders = [place for place in found if place.is_dir()]
+        return mark_of([*found, *(f / name for f in folders for name in LEFT), *(f / AUDITS for f in folders)])
+
+
+def mark_of(places: Sequence[Path]) -> str:
+    """A short mark of when each place has changed last, and how long it is."""
+    marks = []
+    for place in places:
+        try:
+            stat = place.stat()
+            marks.append(f"{place}:{stat.st_mtime_ns}:{stat.st_size}")
+        except OSError:
+            marks.append(f"{place}:-")
+    return hashlib.sha256("\n".join(marks).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+class ReportServer(ThreadingHTTPServer):
+    """Serves one page on loopback."""
+
+    daemon_threads = True
+
+    def __init__(self, watched: Watched, port: int = 0) -> None:
+        self.watched = watched
+        self.token = secrets.token_urlsafe(24)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise InputError(f"port={port} cannot be used: {error.strerror}; allowed: one that is free, or 0") from None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that leaves amid an answer is no error; anything else is told as servers do."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a browser on this machine calls the server."""
+        return f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ReportServer
+    timeout = (
+        30  # a request that never comes to its end; each has a connection of its own, so that none outlives the server
+    )
+    server_version, sys_version = "adadpigu", ""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host") not in self.server.names:
+            self._answer(421, b"wrong host\n", "text/plain")
+            return
+        token, slash, rest = self.path.removeprefix("/").partition("/")
+        known = hmac.compare_digest(token.encode(), self.server.token.encode())
+        if not known or not slash or rest not in ("", "data.json"):
+            self._answer(404, b"not found\n", "text/plain")
+            return
+        stamp, found = self.server.watched.look()
+        if not rest:
+            self._answer(200, page(found, live=True).encode(), "text/html; charset=utf-8")
+        elif self.headers.get("If-None-Match") == f'"{stamp}"':
+            self._answer(304, b"", "application/json", stamp)
+        else:
+            self._answer(200, script_json(data_of(found)).encode(), "application/json", stamp)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Another verb, or a request that cannot be read."""
+        self._answer(405 if code == 501 else code, b"allowed: GET, HEAD\n", "text/plain")
+
+    def _answer(self, code: int, body: bytes, kind: str, stamp: str = "") -> None:
+        self.send_response(code)
+        for name, value in (
+            ("Content-Type", kind),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("Content-Security-Policy", f"{policy(live=True)}; frame-ancestors 'none'"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Cross-Origin-Opener-Policy", "same-origin"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.send_header(name, value)
+        if stamp:
+            self.send_header("ETag", f'"{stamp}"')
+        if code == 405:
+            self.send_header("Allow", "GET, HEAD")
+        self.end_headers()
+        if self.command != "HEAD" and code != 304:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Nothing: a log would hold the token."""

@@ -1,0 +1,69 @@
+"""Run folders for tests of what reads them: a short real run, one whose process died and was resumed, and long curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+from adadpigu.cli.app import run as command
+
+SHORT = ("--model", "mlp", "--steps", "12", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0", "--json")
+_DYING = """
+import os, sys
+from adadpigu.training.run import RunFolder
+told = RunFolder.update
+def update(folder, metrics):
+    told(folder, metrics)
+    if metrics.step == 8:
+        os._exit(9)
+RunFolder.update = update
+from adadpigu.cli import main
+main(sys.argv[1:])
+"""
+
+
+def trained(folder: Path, *flags: str) -> Path:
+    """A run of twelve steps on the embedded digits."""
+    assert command(["train", *SHORT, *flags, "--out", str(folder)]) == 0
+    return folder
+
+
+def died(folder: Path) -> Path:
+    """The same, whose process ends without notice after its eighth step."""
+    flags = ["train", *SHORT, "--spare-steps", "8", "--checkpoint-every", "5", "--reserve", "1", "--out", str(folder)]
+    ended = subprocess.run([sys.executable, "-c", _DYING, *flags], capture_output=True, text=True, check=False)
+    assert ended.returncode == 9, ended.stderr
+    return folder
+
+
+def resumed(folder: Path) -> Path:
+    """That run, gone on with until its end."""
+    assert command(["train", "--resume", str(folder), "--json"]) == 0
+    return folder
+
+
+def lengthened(folder: Path, *, steps: int, layers: int, seed: int) -> Path:
+    """The same folder with curves of as many steps, as a run that looks at its test records after each would have."""
+    chance = random.Random(seed)
+    names = [f"features.{2 * number}" for number in range(layers)]
+    accuracy, shares = 0.1, [chance.uniform(0.3, 0.8) for _ in names]
+    lines = []
+    for step in range(1, steps + 1):
+        reached = 0.9 - 0.8 * math.exp(-6 * step / steps)
+        accuracy = min(1.0, max(0.0, 0.9 * accuracy + 0.1 * reached + chance.gauss(0, 0.004)))
+        mask = {name: min(1.0, share + step / steps * 0.5) for name, share in zip(names, shares, strict=True)}
+        stage = "importance" if step <= steps // 20 else "training"
+        values = {"step": step, "steps": steps, "stage": stage, "epsilon": 4 * math.sqrt(step / steps)}
+        lines.append(json.dumps({**values, "test_accuracy": accuracy, "active": 0.6, "mask": mask}))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def changed(folder: Path, name: str, **values: object) -> None:
+    """Other values in a JSON file of the folder."""
+    stored = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**stored, **values}))
