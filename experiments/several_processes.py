@@ -3,8 +3,9 @@
 python experiments/several_processes.py --processes 2 --rounds 3
 
 MNIST-shaped random records, mnist-cnn, DP-SGD, B = 1000; every process has one thread. Prints one JSON object: medians
-of milliseconds a step over the rounds, and how many times the records a second of one process. On a machine that does
-other work too the processor's time of rank 0 says more than the clock; both are printed, with the load before.
+of milliseconds a step over the rounds, and how many times the records a second of one process. `ceiling` is what as
+many processes reach that have nothing to do with each other, each with its share of the batch: what the machine has to
+give. Where it does other work too, the processor's time of rank 0 says more than the clock; the load before is printed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Stopwatch:
         return [1000 * (end - start) / steps for start, end in zip(self.times[WARM - 1], self.times[-1], strict=True)]
 
 
-def measure(steps: int) -> None:
+def measure(steps: int, batch: int) -> None:
     """One process's part of one round; the first one prints milliseconds a step."""
     torch.set_num_threads(1)
     chance = torch.Generator().manual_seed(0)
@@ -56,25 +57,38 @@ def measure(steps: int) -> None:
     watch = Stopwatch()
     with joined() as processes:
         model = ad.make_model("mnist-cnn", shape=(1, 28, 28), classes=10, seed=0)
-        options: dict[str, Any] = {"batch_size": BATCH, "steps": steps + WARM, "noise_multiplier": 1.0}
+        options: dict[str, Any] = {"batch_size": batch, "steps": steps + WARM, "noise_multiplier": 1.0}
         ad.train(model, (inputs, targets), records=RECORDS, method="dpsgd", observers=[watch], **options)
         if processes.rank == 0:
             print(json.dumps(watch.milliseconds()))
 
 
-def started(processes: int, steps: int) -> list[float]:
-    """A round in processes of its own."""
+def started(processes: int, steps: int, batch: int = BATCH) -> subprocess.Popen[str]:
+    """A job, or a process alone, of its own."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [sys.executable, *(launcher if processes > 1 else []), __file__, "--measure", "--steps", str(steps)],
+    work = [__file__, "--measure", "--steps", str(steps), "--batch", str(batch)]
+    return subprocess.Popen(
+        [sys.executable, *(launcher if processes > 1 else []), *work],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    if done.returncode:
-        sys.exit(done.stderr)
-    milliseconds: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return milliseconds
+
+
+def milliseconds(begun: subprocess.Popen[str]) -> list[float]:
+    """A step's, by the clock and by the processor."""
+    printed, told = begun.communicate()
+    if begun.returncode:
+        sys.exit(told)
+    found: list[float] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def apart(processes: int, steps: int) -> list[float]:
+    """Of processes at the same time, each alone with its share of the batch: the slowest one's."""
+    begun = [started(1, steps, BATCH // processes) for _ in range(processes)]
+    return max(milliseconds(each) for each in begun)
 
 
 def main() -> None:
@@ -83,16 +97,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--measure", action="store_true", help="be one of the processes")
+    parser.add_argument("--batch", type=int, default=BATCH, help="of one that measures")
     given = parser.parse_args()
     if given.measure:
-        measure(given.steps)
+        measure(given.steps, given.batch)
         return
     load = os.getloadavg()[0]
-    taken: dict[int, list[list[float]]] = {1: [], given.processes: []}
-    for _ in range(given.rounds):
-        for processes, times in taken.items():
-            times.append(started(processes, given.steps))
-    one, several = ([statistics.median(column) for column in zip(*times, strict=True)] for times in taken.values())
+    rounds = [
+        (
+            milliseconds(started(1, given.steps)),
+            milliseconds(started(given.processes, given.steps)),
+            apart(given.processes, given.steps),
+        )
+        for _ in range(given.rounds)
+    ]
+    one, several, free = (
+        [statistics.median(column) for column in zip(*times, strict=True)] for times in zip(*rounds, strict=True)
+    )
     print(
         json.dumps(
             {
@@ -102,6 +123,7 @@ def main() -> None:
                 "ms_one": round(one[0], 2),
                 "ms_several": round(several[0], 2),
                 "times_the_throughput": round(one[0] / several[0], 3),
+                "ceiling": round(one[0] / free[0], 3),
                 "processor_ms_one": round(one[1], 2),
                 "processor_ms_several": round(several[1], 2),
                 "times_by_the_processor": round(one[1] / several[1], 3),

@@ -1,4 +1,4 @@
-"""Run folders for tests of what reads them: a short real run, one whose process died and was resumed, and long curves."""
+"""Run folders for tests of what reads them: a short real run, one whose process died, that one resumed, long curves."""
 
 from __future__ import annotations
 

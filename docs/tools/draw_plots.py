@@ -5,6 +5,7 @@ Nothing is trained and no record is read. `python docs/tools/draw_plots.py` draw
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from matplotlib.axes import Axes
 from adadpigu.accounting import calibrate, epsilon, epsilon_curve, plan_for
 
 ROOT = Path(__file__).parents[2]
-IMAGES = ROOT / "docs" / "images"
 RECORDS, DELTA = 60_000, 1e-5
 
 
@@ -122,14 +122,18 @@ PLOTS: dict[str, Callable[[Axes, Axes], None]] = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images", help="folder for the plots")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
     for name, draw in PLOTS.items():
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
         for axes in (left, right):
             axes.grid(visible=True, alpha=0.3)
         draw(left, right)
-        figure.savefig(IMAGES / f"{name}.png", dpi=110, metadata={"Software": None})
+        figure.savefig(folder / f"{name}.png", dpi=110, metadata={"Software": None})
         plt.close(figure)
-        print(f"docs/images/{name}.png")
+        print(f"{name}.png")
 
 
 if __name__ == "__main__":

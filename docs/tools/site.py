@@ -91,4 +91,6 @@ def _mathml(match: re.Match[str], page: Page) -> str:
         mathml = convert(text, display="block" if kind == "div" else "inline")
     except Exception as error:
         raise PluginError(f"{page.file.src_uri}: the equation {text!r} cannot be read ({error!r})") from error
+    if "\\" in mathml or text.count("{") != text.count("}"):  # commands that it does not know are left as they are
+        raise PluginError(f"{page.file.src_uri}: the equation {text!r} holds an unknown command or a brace too many")
     return f'<div class="equation">{mathml}</div>' if kind == "div" else mathml

@@ -173,7 +173,7 @@ def test_every_chart_has_a_table_of_the_same_numbers(page: Chromium, runs: Path)
         ".map(row => [...row.children].map(cell => cell.textContent))"
     )
     stored = [json.loads(line) for line in (runs / "mask" / "metrics.jsonl").read_text().splitlines()]
-    expected = [[line["step"], line["active"], *line["mask"].values()] for line in stored]
+    expected = [[line["step"], *line["mask"].values(), line["active"]] for line in stored]
     assert len(cells) == len(expected)
     for row, (step, *shares) in zip(cells, expected, strict=True):
         assert int(row[0]) == step

@@ -28,7 +28,7 @@ def test_a_run_gets_its_page_in_its_folder(call: Call, run: Path) -> None:
     code, out, err = call("report", str(run))
     assert (code, err) == (0, "")
     size = (run / "report.html").stat().st_size
-    assert out == f"{run / 'report.html'}: 1 runs; {size:,} bytes\n"
+    assert out == f"{run / 'report.html'}: 1 run; {size:,} bytes\n"
 
 
 def test_several_runs_share_a_page_where_one_stands_or_where_it_is_asked_for(call: Call, run: Path) -> None:

@@ -109,7 +109,8 @@ def indented_blocks(path: Path) -> list[str]:
 
 
 def inline_commands(path: Path) -> list[str]:
-    """Commands of our program in the running text and in tables: `adadpigu …` between backticks."""
+    """Commands in the running text and in tables: `adadpigu …`, `python experiments/…` and so on, in backticks."""
     prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    spans = re.findall(r"`((?:python -m )?adadpigu [^`]+)`", prose)
+    starts = r"adadpigu\s|python -m adadpigu\s|python (?:experiments|tests|examples|docs)/|pytest tests/|make\s"
+    spans = re.findall(rf"`((?:[A-Z_]+=\S+ )?(?:{starts})[^`]+)`", prose)
     return [span.replace("\n", " ").replace("\\|", "|") for span in spans]

@@ -20,20 +20,42 @@ import adadpigu as ad
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+def build(config: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr, done.stderr
     return folder
+
+
+def test_a_strict_build_refuses_a_broken_link_anchor_and_equation(tmp_path: Path) -> None:
+    """Under the settings of our own site; each fault by itself, and none without one."""
+    faults = {
+        "[a](no.md)": "no.md",
+        "[a](#no)": "no",
+        "$\\fraction{1}$": "equation",
+        "[a](../no/file.py)": "no/file.py",
+    }
+    for text, named in {"[a](#words)": "", **faults}.items():
+        (tmp_path / "docs").mkdir(exist_ok=True)
+        (tmp_path / "docs" / "index.md").write_text(f"# Words\n\n{text}\n")
+        settings = f"INHERIT: {ROOT}/mkdocs.yml\ndocs_dir: docs\nnav: [index.md, CONTRIBUTING.md]\nextra_css: []\n"
+        (tmp_path / "mkdocs.yml").write_text(f"{settings}hooks: ['{ROOT}/docs/tools/site.py']\n")
+        done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+        assert (done.returncode != 0) == bool(named), (text, done.stderr)
+        assert named in done.stderr
 
 
 class Read(HTMLParser):

@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
-from adadpigu.methods import DPSGD, AdaDPIGU
+from adadpigu.methods import DPSGD, AdaCliP, AdaDPIGU, Method
 from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.training import Facts, Metrics, Run
-from trials import SHORT, arrays, other_arrays, run_small, small_net, weights
+from adadpigu.training import Facts, Metrics, Run, train_prepared
+from trials import SHORT, arrays, other_arrays, prepare_small, run_small, small_net, weights
 
 
 def test_physical_batch_size_changes_nothing_but_memory() -> None:
@@ -140,6 +140,52 @@ def test_looking_at_the_test_set_changes_nothing(options: dict[str, Any], mode: 
     third = often.metrics[2]
     assert sum(third.mask[k] * n for k, n in layers.items()) == pytest.approx(size // 2)
     assert third.active == pytest.approx((size // 2) / size)
+
+
+@pytest.mark.parametrize(
+    ("method", "parts"),
+    [
+        (
+            AdaDPIGU(importance_steps=2, retention=0.5, mean_decay=0.9, variance_decay=0.9, floor=1e-6),
+            {"alpha", "beta"},
+        ),
+        (AdaDPIGU(importance_steps=2, retention=0.5), set()),
+        (AdaCliP(), {"alpha", "beta"}),
+        (DPSGD(), set()),
+    ],
+)
+def test_alpha_and_beta_are_told_as_means_over_each_layers_active_coordinates(
+    method: Method, parts: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a loop over coordinates in Python, at every step, of the state that the method has then."""
+    begin, running = type(method).begin, list[Any]()
+
+    def watched(*given: Any) -> Any:
+        running.append(begin(*given))
+        return running[-1]
+
+    monkeypatch.setattr(type(method), "begin", watched)
+    layers, checked = {"1": slice(0, 780), "3": slice(780, 910)}, list[int]()
+
+    class Comparing(StopAfter):
+        def update(self, metrics: Metrics) -> None:
+            told = {"alpha": metrics.alpha, "beta": metrics.beta}
+            if metrics.stage == "importance":
+                assert told == {"alpha": {}, "beta": {}}
+                return
+            assert {name for name, means in told.items() if means} == parts
+            for name in parts:
+                values = getattr(running[-1]._statistics, {"alpha": "mean", "beta": "variance"}[name]).tolist()
+                active = [True] * 910 if running[-1].active is None else running[-1].active.tolist()
+                for layer, where in layers.items():
+                    kept = [v for v, on in zip(values[where], active[where], strict=True) if on]
+                    assert told[name][layer] == pytest.approx(sum(kept) / len(kept), rel=1e-6, abs=1e-12)
+                    checked.append(metrics.step)
+
+    randomness = ReproducibleRandomness(7)
+    train_prepared(prepare_small(method, evaluate_every=1), randomness=randomness, observers=[Comparing(99)])
+    first = 3 if isinstance(method, AdaDPIGU) else 1
+    assert set(checked) == (set(range(first, 9)) if parts else set())
 
 
 def test_a_failure_mid_run_is_reported_and_leaves_the_initial_weights(tmp_path: Path) -> None:

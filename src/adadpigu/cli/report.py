@@ -51,7 +51,9 @@ def report(
     if as_json:
         print_json({"out": str(place), "bytes": size, **_counts(found), "left_out": found.left_out})
     else:
-        counted = ", ".join(f"{count} {what}" for what, count in _counts(found).items() if count)
+        counted = ", ".join(
+            f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(found).items() if count
+        )
         screen().print(f"{place}: {counted}; {size:,} bytes", soft_wrap=True, markup=False)
         _tell(found)
     return 1 if found.left_out else 0

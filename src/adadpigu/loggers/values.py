@@ -63,14 +63,16 @@ def beginning(facts: Facts) -> Beginning:
 def scalars(metrics: Metrics) -> Mapping[str, float]:
     """The numbers of a step at which the test set was looked at; none for any other step.
 
-    >>> dict(scalars(Metrics(step=2, steps=9, stage="train", epsilon=1.5, active=0.5, mask={"fc": 0.5})))
-    {'epsilon': 1.5, 'active': 0.5, 'mask/fc': 0.5}
+    >>> dict(scalars(Metrics(step=2, steps=9, stage="train", active=0.5, mask={"fc": 0.5}, beta={"fc": 2.0})))
+    {'active': 0.5, 'mask/fc': 0.5, 'beta/fc': 2.0}
     """
     if metrics.test_accuracy is None and not metrics.mask:
         return MappingProxyType({})
     told = {"epsilon": metrics.epsilon, "test_accuracy": metrics.test_accuracy, "active": metrics.active}
     numbers = {name: value for name, value in told.items() if value is not None}
-    return MappingProxyType({**numbers, **{f"mask/{layer}": share for layer, share in metrics.mask.items()}})
+    layered = {"mask": metrics.mask, "alpha": metrics.alpha, "beta": metrics.beta}
+    by_layer = {f"{name}/{layer}": value for name, layers in layered.items() for layer, value in layers.items()}
+    return MappingProxyType({**numbers, **by_layer})
 
 
 def ending(run: Run) -> Ending:

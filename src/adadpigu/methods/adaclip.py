@@ -94,6 +94,10 @@ class _Running(Running):
     def record(self, stage: Stage) -> Hashable:
         return stage.name
 
+    @property
+    def standardising(self) -> tuple[Tensor | None, Tensor | None]:
+        return self._statistics.mean, self._statistics.variance
+
     def state(self) -> State:
         return self._statistics.state()
 

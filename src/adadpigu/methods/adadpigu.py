@@ -128,6 +128,13 @@ class _Running(Running):
         return self._mask.active
 
     @property
+    def standardising(self) -> tuple[Tensor | None, Tensor | None]:
+        used = self._statistics
+        if used is None:
+            return None, None
+        return None if used.mean_held else used.mean, None if used.plain else used.variance
+
+    @property
     def active_share(self) -> float:
         return self._mask.count / self._mask.size
 

@@ -125,6 +125,11 @@ class Running(ABC):
         return None
 
     @property
+    def standardising(self) -> tuple[Tensor | None, Tensor | None]:
+        """α and β by which gradients are standardised now, [d] each, functions of releases; None for one unused."""
+        return None, None
+
+    @property
     def active_share(self) -> float:
         """How many of all coordinates that are, as a share."""
         return 1.0 if self.active is None else int(self.active.sum()) / len(self.active)

@@ -31,7 +31,7 @@ def _spelled(code: int) -> str:
 def name(text: str) -> str:
     """A name for one line: visible, and shortened where it is very long.
 
-    >>> name("run"), name("x" * 300)[-21:]
+    >>> name("run"), name("x" * 300)[-19:]
     ('run', 'x… (300 characters)')
     """
     return _shortened(text, LONGEST_NAME)

@@ -38,6 +38,10 @@ class Metrics:
     """share of coordinates that may change"""
     mask: dict[str, float] = field(default_factory=dict)
     """that share for each layer"""
+    alpha: dict[str, float] = field(default_factory=dict)
+    """mean of α over each layer's active coordinates; nothing where it is held at 0"""
+    beta: dict[str, float] = field(default_factory=dict)
+    """mean of β, likewise; nothing where gradients are not scaled"""
 
 
 @dataclass(frozen=True, kw_only=True)

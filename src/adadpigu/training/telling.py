@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from adadpigu.accounting import Ledger, epsilon_curve
 from adadpigu.accounting.accountants import quick_epsilon
@@ -63,6 +64,7 @@ class Telling:
     def step(self, done: int, stage: str, accuracy: Callable[[], float | None]) -> None:
         """Metrics after a step; at some steps the test set is looked at."""
         look = done in self._looks
+        mean, variance = self._running.standardising if look else (None, None)
         metrics = Metrics(
             step=done,
             steps=self._p.plan.steps,
@@ -71,11 +73,14 @@ class Telling:
             test_accuracy=accuracy() if look else None,
             active=self._running.active_share,
             mask=self._mask_by_layer() if look else {},
+            alpha=self._mean_by_layer(mean),
+            beta=self._mean_by_layer(variance),
         )
         if look:
             self.metrics.append(metrics)
         for observer in self._observers:
-            observer.update(replace(metrics, mask=dict(metrics.mask)))  # its own, to do with as it likes
+            mask, alpha, beta = dict(metrics.mask), dict(metrics.alpha), dict(metrics.beta)
+            observer.update(replace(metrics, mask=mask, alpha=alpha, beta=beta))  # its own, to do with as it likes
 
     def end(self, run: Run) -> None:
         """The run, finished or interrupted. The error of one observer is raised once all others were told.
@@ -106,6 +111,18 @@ class Telling:
         if not self._resumed or planned is None:
             return planned
         return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])
+
+    def _mean_by_layer(self, values: Tensor | None) -> dict[str, float]:
+        """Means over each layer's active coordinates; a layer without any has none."""
+        if values is None:
+            return {}
+        layout, active = self._p.engine.layout, self._running.active
+        index, values = layout.layer_index(), values.detach().cpu().double()
+        kept = torch.ones(len(index), dtype=torch.float64) if active is None else active.cpu().double()
+        count = torch.bincount(index, kept)
+        means = torch.bincount(index, torch.where(kept > 0, values, 0.0)) / count
+        named = zip(layout.layers(), means, count, strict=True)
+        return {layer or "model": float(mean) for layer, mean, of in named if of > 0 and bool(torch.isfinite(mean))}
 
     def _mask_by_layer(self) -> dict[str, float]:
         layout, active = self._p.engine.layout, self._running.active

@@ -96,7 +96,7 @@ function layersOf(run) {
 function linesOf(run, key) {
   const layers = run.curves[key] || [];
   const { active } = run.curves;
-  return key === "mask" && active && layers.length !== 1 ? [["all layers", active], ...layers] : layers;
+  return key === "mask" && active && layers.length !== 1 ? [...layers, ["all layers", active]] : layers;
 }
 
 function stagesNote(run) {
