@@ -63,8 +63,9 @@ def beginning(facts: Facts) -> Beginning:
 def scalars(metrics: Metrics) -> Mapping[str, float]:
     """The numbers of a step at which the test set was looked at; none for any other step.
 
-    >>> dict(scalars(Metrics(step=2, steps=9, stage="train", active=0.5, mask={"fc": 0.5}, beta={"fc": 2.0})))
-    {'active': 0.5, 'mask/fc': 0.5, 'beta/fc': 2.0}
+    >>> layers = {"mask": {"fc": 0.5}, "beta": {"fc": 2.0}}
+    >>> dict(scalars(Metrics(step=2, steps=9, stage="train", epsilon=1.5, active=0.5, **layers)))
+    {'epsilon': 1.5, 'active': 0.5, 'mask/fc': 0.5, 'beta/fc': 2.0}
     """
     if metrics.test_accuracy is None and not metrics.mask:
         return MappingProxyType({})
