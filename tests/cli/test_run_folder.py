@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def test_own_data_trains_without_a_further_flag_and_the_folder_says_what_was_cho
     assert config.method_options["retention"] == 0.6
     assert Path("run/description.toml").read_text() == FACTS
     assert "figures/mask.png" in out
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    monkeypatch.setattr("adadpigu.cli.training_run.datetime", Stopped)
+    for _ in range(3):
+        assert call("train", "--method", "sgd", "--steps", "2", "--json")[0] == 0
+    stem = "digits-sgd-20260102T030405Z"
+    assert {path.name for path in Path("runs").iterdir()} == {stem, f"{stem}-2", f"{stem}-3"}
 
 
 def test_a_model_predicts_without_the_records_it_was_trained_on(call: Any) -> None:

@@ -151,7 +151,12 @@ READINGS: dict[str, Reading] = {
             "--preset mnist-quick": "--method dpsgd --steps 5 --epsilon 1",
         },
     ),
-    "memory": Reading(smaller={"--preset mnist-dpsgd-eps4": "--steps 5", "--preset cifar10-dpsgd-eps4": "--steps 5"}),
+    "memory": Reading(
+        smaller={
+            "--preset mnist-dpsgd-eps4": "--steps 5 --out limited",
+            "--preset cifar10-dpsgd-eps4": "--steps 5 --out fitted",
+        }
+    ),
     "methods": Reading(names=results),
     "new-method": Reading(
         names=lambda folder: {"steps": 5, "method": "dpsgd"},

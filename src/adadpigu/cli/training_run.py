@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Sequence
@@ -33,7 +34,10 @@ def trained(planned: PlannedRun, processes: Processes, *, silent: bool, log: lis
 
 
 def _new_folder(prepared: Preparation, settings: RunConfig) -> Path:
-    return Path("runs") / f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    """Named by what is trained and when; the second one of a second is numbered."""
+    name = f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(path for path in map(Path("runs").joinpath, itertools.chain([name], numbered)) if not path.exists())
 
 
 def _execute(
