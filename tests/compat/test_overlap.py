@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 import adadpigu as ad
-from adadpigu.compat.overlap import refuse_shared_records
+from adadpigu.compat.overlap import refuse_repeated, refuse_shared_records
 
 ROWS = torch.arange(20.0).reshape(10, 2)
 WHOLE = TensorDataset(ROWS, torch.arange(10))
 LISTED: Any = [{"input_ids": [number]} for number in range(10)]
+LABELS, ARRAY = torch.arange(10), np.arange(30.0).reshape(10, 3)
 TRAIN, REST = random_split(WHOLE, [7, 3], generator=torch.Generator().manual_seed(0))
 
 
@@ -48,6 +50,23 @@ class Some(Doubled):
         return 2
 
 
+class Held(Dataset[Any]):
+    """Arrays of its own."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.name = "held"
+        for number, array in enumerate(arrays):
+            setattr(self, f"part{number}", array)
+
+    def __len__(self) -> int:
+        return len(self.part0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.part0[index]
+
+    part0: Any
+
+
 class Stream(IterableDataset[int]):
     """No positions."""
 
@@ -78,6 +97,13 @@ NUMBERED, STREAM = Numbered(), Stream()
         (LISTED, LISTED[4:5]),
         (LISTED, [*({"input_ids": [number]} for number in range(3)), LISTED[0]]),
         (STREAM, STREAM),
+        (Held(ROWS, LABELS), Held(ROWS, LABELS)),
+        (Held(ROWS, LABELS), Held(ROWS[4:5], LABELS[4:5].clone())),
+        (Held(LABELS.clone(), ROWS), Held(ROWS)),
+        (WHOLE, Held(ROWS)),
+        (Held(ROWS), Subset(WHOLE, [9])),
+        (Held(ARRAY), Held(ARRAY[::3])),
+        (Held(ARRAY), TensorDataset(torch.from_numpy(ARRAY))),
     ],
 )
 def test_a_part_of_the_training_records_is_refused(train: Any, other: Any) -> None:
@@ -100,6 +126,10 @@ def test_a_part_of_the_training_records_is_refused(train: Any, other: Any) -> No
         (STREAM, Stream()),
         (WHOLE, None),
         (WHOLE, []),
+        (Held(ROWS[:7]), Held(ROWS[7:])),
+        (Held(ROWS), Held(ROWS.clone())),
+        (Held(ARRAY[:5]), Held(ARRAY[5:])),
+        (Held(ROWS[:7], torch.ones(3)), Held(ROWS[7:], ROWS)),
     ],
 )
 def test_other_records_are_allowed(train: Any, other: Any) -> None:
@@ -112,3 +142,43 @@ def test_rows_of_a_tensor_that_is_one_row_again_and_again_are_told_by_their_set(
     refuse_shared_records(train, other, "val")
     with pytest.raises(ad.InputError, match="val: "):
         refuse_shared_records(train, Subset(train, [1]), "val")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "one", "two"),
+    [
+        (Subset(WHOLE, [0, 7, 3, 7]), 1, 3),
+        (Subset(WHOLE, [2, -8]), 0, 1),
+        (ConcatDataset([REST, REST]), 0, 3),
+        (ConcatDataset([NUMBERED, Subset(NUMBERED, [4])]), 4, 10),
+        (ConcatDataset([WHOLE, TensorDataset(ROWS[9:])]), 9, 10),
+        (Subset(Subset(WHOLE, [5, 6, 5]), [0, 2]), 0, 1),
+        (Doubled(Subset(NUMBERED, [1, 1])), 0, 1),
+        (ConcatDataset([Held(ROWS), Held(ROWS)]), 0, 10),
+        ([*LISTED, LISTED[2]], 2, 10),
+    ],
+)
+def test_a_record_that_is_there_twice_is_named(dataset: Any, one: int, two: int) -> None:
+    with pytest.raises(ad.InputError, match=f"mine: its items {one} and {two} are the same record.*each record once"):
+        refuse_repeated(dataset, "mine")
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        WHOLE,
+        TRAIN,
+        ConcatDataset([TRAIN, REST]),
+        NUMBERED,
+        LISTED,
+        [1, 1, 2],
+        ["a", "a"],
+        STREAM,
+        Held(ROWS, ROWS),
+        Held(ROWS[:-1], ROWS[1:]),
+        TensorDataset(torch.zeros(1, 2).expand(4, 2)),
+    ],
+)
+def test_records_that_are_there_once_are_taken(dataset: Any) -> None:
+    """Also equal ones, and those whose input is another one's target."""
+    refuse_repeated(dataset, "mine")

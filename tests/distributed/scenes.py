@@ -157,6 +157,7 @@ def refusals(folder: Path) -> dict[str, str]:
         "one record less": lambda: jobs.train(source=(inputs[rank:], targets[rank:])),
         "other items": lambda: jobs.train(source=Rows()),
         "other noise": lambda: jobs.train(noise_multiplier=1.0 + rank),
+        "known noise": lambda: jobs.train(randomness=ReproducibleRandomness(5) if rank else "secure"),
         "other net": lambda: jobs.train(model=nn.Linear(6, 3, bias=rank == 0)),
         "diagnostics": lambda: jobs.train(diagnostics=True),
         "taken folder": lambda: jobs.train(out=folder),

@@ -16,6 +16,8 @@ import adadpigu as ad
 from adadpigu.accounting.accountants import epsilons
 from adadpigu.accounting.statement import PrivacyReport
 from adadpigu.export import Synthetic, export_onnx, export_program, facts_of_run, subject_of, write_card
+from adadpigu.methods import all_methods, make_method
+from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.report.loading import load_run
 from adadpigu.tensors import read_tensors, write_tensors
 
@@ -200,6 +202,10 @@ def test_a_statement_needs_its_ledger_whole(folder: Path, tmp_path: Path) -> Non
         facts_of_run(run)
 
 
+FITTING: dict[str, dict[str, Any]] = {"dpsur": {"test_batch_size": 6}, "quantile": {"count_noise": 1.0}}
+"""options of methods whose defaults are for more records"""
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -207,8 +213,29 @@ def test_a_statement_needs_its_ledger_whole(folder: Path, tmp_path: Path) -> Non
         {"diagnostics": True},
         {"method": ad.AdaDPIGU(importance_steps=2)},
         {"spare_steps": 3},
+        {"reserve": 4},
+        {"delta": 0.1},
+        {"randomness": ReproducibleRandomness(1)},
+        *({"method": make_method(name, FITTING.get(name))} for name in all_methods() if name != "sgd"),
     ],
 )
 def test_every_kind_of_run_agrees_with_its_own_ledger(options: dict[str, Any], tmp_path: Path) -> None:
     run = trained(tmp_path / "run", **options)
     assert facts_of_run(tmp_path / "run").privacy == run.privacy
+
+
+def test_a_loop_of_the_users_own_agrees_with_its_ledger_also_where_it_is_left_early(tmp_path: Path) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(24, 4), torch.arange(24) % 3
+    loop = ad.PrivateLoop(
+        model, optimizer, data, records=24, noise_multiplier=1.0, batch_size=6, steps=8, out=tmp_path / "run"
+    )
+    with loop:
+        for batch in loop:
+            batch.backward()
+            optimizer.step()
+            if loop.done == 4:
+                break
+    assert loop.run.interrupted
+    assert facts_of_run(tmp_path / "run").privacy == loop.run.privacy

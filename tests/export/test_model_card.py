@@ -52,6 +52,7 @@ def test_hugging_face_reads_licence_tags_metrics_and_result(facts: CardFacts) ->
     assert card.data.pipeline_tag == "tabular-classification"
     (result,) = card.data.eval_results
     assert (result.metric_type, result.metric_value, result.dataset_name) == ("accuracy", facts.accuracy, "clinic")
+    assert result.verified is False
     assert card.text.lstrip().startswith("# dpsgd on clinic")
 
 
@@ -173,7 +174,7 @@ def edited(folder: Path, name: str, **changes: Any) -> None:
         ("privacy.json", {"format": "other"}, "cannot be read"),
         ("summary.json", {"test_accuracy": 1.5}, "test_accuracy is odd"),
         ("summary.json", {"test_accuracy": "high"}, "test_accuracy is odd"),
-        ("summary.json", {"dataset": ["a"]}, "dataset is odd"),
+        ("summary.json", {"dataset": ["a"]}, "other dataset than ledger.log"),
     ],
 )
 def test_a_folder_that_lies_has_no_card(name: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from adadpigu.distributed.job import JobError
 from adadpigu.distributed.processes import Processes
 from adadpigu.errors import InputError
 from adadpigu.isolation import isolated
-from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.sampling import Population
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.resuming import settings_of
@@ -32,7 +32,7 @@ _LOOKED_AT = 256
 _AT_ONCE = 4096
 
 
-def met(prepared: Preparation, processes: Processes) -> Preparation:
+def met(prepared: Preparation, processes: Processes, randomness: Randomness) -> Preparation:
     """The run as all processes will train it; refuses by name where they could not train it together."""
     if processes.size == 1:
         return prepared
@@ -41,7 +41,8 @@ def met(prepared: Preparation, processes: Processes) -> Preparation:
             f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone; "
             "allowed: in one process"
         )
-    _compare_facts(_facts(prepared), processes)
+    drawn_by = {"randomness": randomness.description, "secret noise": randomness.private}  # of each owner's own noise
+    _compare_facts({**_facts(prepared), **drawn_by}, processes)
     _compare_records(prepared, processes)
     for module in (prepared.model, prepared.front):
         if module is not None:

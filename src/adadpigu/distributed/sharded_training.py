@@ -104,7 +104,7 @@ def _trained(
     prepared: Preparation, optimizer: Optimiser, how: Shard, source: Randomness, clip_norm: float, out: Path | None
 ) -> ShardedRun:
     processes = current()
-    prepared = met(prepared, processes)
+    prepared = met(prepared, processes, source)
     facts = {"randomness": source.description, "secret": source.private, "processes": processes.size, "shared": False}
     with begun_by_first(prepared, processes, out, facts) as begun:
         prepared, ledger = begun.prepared, begun.ledger

@@ -84,7 +84,12 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
         matter["datasets"] = [facts.dataset]
     if facts.accuracy is not None:
         matter["metrics"] = ["accuracy"]
-        measured: Tree = {"type": "accuracy", "name": "test accuracy, outside the guarantee", "value": facts.accuracy}
+        measured: Tree = {
+            "type": "accuracy",
+            "name": "test accuracy, outside the guarantee",
+            "value": facts.accuracy,
+            "verified": False,
+        }
         result: Tree = {
             "task": {"type": task},
             "dataset": {"name": facts.dataset, "type": facts.dataset},
@@ -144,6 +149,7 @@ def _guarantee(facts: CardFacts) -> list[tuple[str, str]]:
 def _training(facts: CardFacts) -> list[tuple[str, str]]:
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
+    last = "versions" if len(privacy.lives) < 2 else "versions, of the last process, as it recorded them, not verified"
     return [
         ("data set", facts.dataset),
         ("records (declared)", f"{privacy.records}"),
@@ -154,7 +160,7 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
         ("steps", ", ".join(f"{stage.name}: {stage.done} of {stage.planned}" for stage in privacy.stages)),
         *([("trained parameters", f"{max(sizes)}")] if sizes else []),
         *((key, str(value)) for key, value in facts.settings.items()),
-        ("versions", ", ".join(f"{package} {version}" for package, version in privacy.versions.items())),
+        (last, ", ".join(f"{package} {version}" for package, version in privacy.versions.items())),
     ]
 
 
@@ -167,8 +173,8 @@ def _evaluation(facts: CardFacts) -> str:
     if facts.accuracy is None:
         return "No test records were given, so nothing was measured."
     return (
-        f"Test accuracy: {facts.accuracy:.2%}. It is exact, without noise: test records are outside the guarantee, and "
-        "if settings were chosen by this number it is too good."
+        f"Test accuracy: {facts.accuracy:.2%}, as the run recorded it, not verified. It is exact, without noise: test "
+        "records are outside the guarantee, and if settings were chosen by this number it is too good."
     )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import InputError, first_line
-from adadpigu.export.evidence import check_folder, check_run, summary_of
-from adadpigu.export.subject import verified_privacy
+from adadpigu.export.evidence import check_folder, check_run, named_dataset, summary_of
+from adadpigu.export.subject import verified
 from adadpigu.report.loading import FACTS, facts_of, file_of, text_of
 from adadpigu.tensors import digest, read_tensors
 from adadpigu.training.run import SUMMARY, Run
@@ -33,7 +33,7 @@ class CardFacts:
     privacy: PrivacyReport
     dataset: str
     accuracy: float | None
-    """on test records, 0 to 1"""
+    """on test records, 0 to 1: the run's own word, which no other file of its folder bears out"""
     shape: tuple[int, ...] | None
     """of a record"""
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -62,16 +62,19 @@ def facts_of_run(run: Run | CardFacts | Path | str) -> CardFacts:
 
 def _facts_of_folder(folder: Path) -> CardFacts:
     refusal, summary = f"run={str(folder)!r}: {SUMMARY}", summary_of(folder)
-    privacy = verified_privacy(folder)
+    privacy, record = verified(folder)
     check_folder(folder, digest(sorted(read_tensors(file_of(folder, "model.safetensors"), "model").items())))
-    accuracy, dataset = summary.get("test_accuracy"), summary.get("dataset")
+    accuracy = summary.get("test_accuracy")
     if accuracy is not None and not (type(accuracy) in (int, float) and 0 <= accuracy <= 1):
         raise InputError(f"{refusal}: test_accuracy is odd; allowed: null, or a number from 0 to 1")
-    if not isinstance(dataset, str):
-        raise InputError(f"{refusal}: dataset is odd; allowed: a name")
     settings, shape, loadable = _known(folder)
     return CardFacts(
-        privacy=privacy, dataset=dataset, accuracy=accuracy, shape=shape, settings=settings, loadable=loadable
+        privacy=privacy,
+        dataset=named_dataset(record, folder),
+        accuracy=accuracy,
+        shape=shape,
+        settings=settings,
+        loadable=loadable,
     )
 
 

@@ -1,23 +1,24 @@
-"""What a statement rests on, asked before it is handed out: the ledger's plan, and the weights that training left.
+"""What a statement rests on, asked before it is handed out: the ledger's record, and the weights that training left.
 
-A report that was edited tells other events than the ledger; a model that was trained on, merged or cast since is not
-the one that the statement was made for. Neither check stops who rewrites all files together: they find mistakes, and
-changes of one file.
+Every field of a report must be the one that the ledger gives (`rebuilding`), the config and the summary's data set
+those that it names; a model that was trained on, merged or cast since is not the one that the statement was made for.
+None of this stops who rewrites all files together: mistakes are found, and changes of one file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.accountants import epsilon
-from adadpigu.accounting.events import leaves
 from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
 from adadpigu.errors import InputError, LedgerError, ModelError, first_line
+from adadpigu.export.rebuilding import rebuilt
 from adadpigu.report.loading import file_of, text_of
 from adadpigu.report.timeline import MOST_LEDGER
 from adadpigu.training.run import SUMMARY, Run, weights_digest
@@ -26,45 +27,48 @@ SLACK = 1e-3
 """by which accountants of different versions may differ, as a share of ε"""
 
 
-def check_ledger(privacy: PrivacyReport, folder: Path) -> None:
-    """Refuses a report that tells anything else than the ledger beside it, which held the run to its plan."""
+def check_ledger(privacy: PrivacyReport, folder: Path) -> LedgerRecord:
+    """The ledger of a folder; refuses a report that tells anything else, and a config that the run did not have."""
     record = _record(folder)
     try:
-        agreed = _agreed(privacy, record)
+        odd, config = contradicted(privacy, record), record.header["facts"]["config"]
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"run={str(folder)!r}: privacy.json or {NAME} holds what no run has written: {type(error).__name__}"
         ) from None
-    for name, agrees in agreed.items():
-        if not agrees:
-            raise InputError(
-                f"run={str(folder)!r}: privacy.json tells other {name} than {NAME}; allowed: both as the run wrote them"
-            )
+    if odd is not None:
+        raise InputError(
+            f"run={str(folder)!r}: privacy.json tells other {odd} than {NAME}; allowed: both as the run wrote them, "
+            "and the version of adadpigu that it had"
+        )
+    with file_of(folder, "config.toml").open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != config:
+            raise InputError(f"run={str(folder)!r}: its config.toml was edited; allowed: as the run began")
+    return record
 
 
-def _agreed(privacy: PrivacyReport, record: LedgerRecord) -> dict[str, bool]:
-    """For each claim of a report whether the ledger bears it out."""
-    facts, lives = record.header["facts"], record.lives()
-    settings = facts["settings"]
-    planned = [(stage.name, stage.steps) for stage in record.plan.stages]
-    return {
-        "events": leaves(privacy.event()) == leaves(record.plan.event()),
-        "delta": privacy.delta == record.delta,
-        "stages": [(stage.name, stage.planned) for stage in privacy.stages] == planned,
-        "lives": privacy.lives == lives,
-        "randomness_private": privacy.randomness_private is all(life.secret for life in lives),
-        "epsilon_spent": privacy.epsilon_spent >= epsilon(record.events(), record.delta) * (1 - SLACK),
-        "method": privacy.method == facts["method"],
-        "records": privacy.records == settings["records"],
-        "expected_batch_size": privacy.expected_batch_size == settings["batch_size"],
-        "noise_multiplier": privacy.noise_multiplier == float(settings["noise_multiplier"]),
-        "relation": privacy.relation == PrivacyReport.relation,
-        "unit_of_privacy": privacy.unit_of_privacy == PrivacyReport.unit_of_privacy,
-        "sampler": privacy.sampler == PrivacyReport.sampler,
-        "diagnostics_exposed": privacy.diagnostics_exposed is True or settings["diagnostics"] is False,
-        "shared": (privacy.shared is not None) == facts["shared"],
-        "not_covered": set(record.confessed) <= set(privacy.not_covered),
-    }
+def contradicted(privacy: PrivacyReport, record: LedgerRecord) -> str | None:
+    """The first claim of a report that its ledger does not bear out, if any; what ε follows from comes before it."""
+    if (privacy.shared is not None) is not record.header["facts"]["shared"]:
+        return "shared"
+    wanted = rebuilt(record, privacy)
+    names = sorted((field.name for field in fields(privacy)), key=lambda name: name.startswith("epsilon"))
+    return next((name for name in names if not _agrees(name, getattr(privacy, name), getattr(wanted, name))), None)
+
+
+def _agrees(name: str, claim: Any, wanted: Any) -> bool:
+    """An ε may be larger than what the events cost: that promises less."""
+    return bool(claim >= wanted * (1 - SLACK) if name.startswith("epsilon") else claim == wanted)
+
+
+def named_dataset(record: LedgerRecord, folder: Path) -> str:
+    """What the run's ledger calls its data set; refused where summary.json calls it otherwise."""
+    named = record.header["facts"].get("dataset")
+    if not isinstance(named, str) or named != summary_of(folder).get("dataset"):
+        raise InputError(
+            f"run={str(folder)!r}: {SUMMARY} tells other dataset than {NAME}; allowed: both as the run wrote them"
+        )
+    return named
 
 
 def _record(folder: Path) -> LedgerRecord:

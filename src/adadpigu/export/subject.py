@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.accountants import epsilons
+from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.errors import AdaDPIGUError, InputError, first_line
 from adadpigu.export.evidence import SLACK, check_folder, check_ledger, check_run
 from adadpigu.export.synthetic import Synthetic
 from adadpigu.report.loading import FACTS, LoadedRun, facts_of, load_run, text_of
 from adadpigu.training.run import Run, weights_digest
+
+OTHERS = (
+    "other runs on the same records: they share a ledger with this one, whose total is left out here because the run's "
+    "folder does not prove it; whoever keeps that ledger can tell it, by `adadpigu ledger show FILE`"
+)
+"""what a folder leaves open of a run on a shared ledger"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +80,19 @@ def _described(folder: Path | None) -> Synthetic | None:
 
 def verified_privacy(folder: Path) -> PrivacyReport:
     """The privacy report in a run folder, compared with the ledger: what may be handed out beside a model."""
+    return verified(folder)[0]
+
+
+def verified(folder: Path) -> tuple[PrivacyReport, LedgerRecord]:
+    """`verified_privacy`, and the ledger that bears it out.
+
+    The total of a shared ledger is left out, and that is said: its file is elsewhere, so nothing here vouches for it.
+    """
     report = read_privacy(folder)
-    check_ledger(report, folder)
-    return report
+    record = check_ledger(report, folder)
+    if report.shared is not None:
+        report = replace(report, shared=None, not_covered=(*report.not_covered, OTHERS))
+    return report, record
 
 
 def read_privacy(folder: Path) -> PrivacyReport:

@@ -98,6 +98,10 @@ class Draws:
         self._pending: _Paid | None = None
         self._made: list[RecordedDraw] | None = None
 
+    def process_at_once(self, records: int) -> None:
+        """Bounds so many records at a time."""
+        self._micro_batches.process_at_once(records)
+
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
         self._stage, self._step, self._planned = stage, step, dict(planned)

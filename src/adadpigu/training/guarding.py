@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from adadpigu.errors import InputError, ModelError, PrivacyLineError
+from adadpigu.training.hooked import hooks_of
 
 _guarded: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """modules that an open loop trains"""
+_held: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
+"""their parameters, which other modules may hold too"""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -29,17 +33,21 @@ _INTERNAL = frozenset(vars(nn.Module()))
 class Guard:
     """Watches one model and one optimiser until it is taken off."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, trained: set[str]) -> None:
-        if any(module in _guarded for module in model.modules()):
-            raise InputError("the model is in another private loop that has not ended: end that one first (finish())")
-        self._model, self._optimizer, self._trained = model, optimizer, trained
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, trained: set[str], loss: object = None
+    ) -> None:
+        _refuse_guarded(model)
+        self._model, self._optimizer, self._trained, self._loss = model, optimizer, trained, loss
         self._named = dict(model.named_parameters())
         self._state = _anatomy(model)
+        self.hooks = hooks_of(model, loss)
+        """of the user's own, as they were when the loop was made"""
         self._release: dict[str, Tensor] | None = None
         self._stepping = False
         _check_optimizer(self._named, trained, optimizer)
         for module in model.modules():
             _guarded.add(module)
+        _held.update(dict.fromkeys(self._named.values()))
         watched: list[Any] = [p for p in self._named.values() if p.requires_grad]
         self._handles = [p.register_post_accumulate_grad_hook(_refuse_backward) for p in watched]
         self._waits = True
@@ -66,6 +74,7 @@ class Guard:
         for module in self._model.modules():
             _guarded.discard(module)
         for parameter in self._named.values():
+            _held.pop(parameter, None)
             parameter.grad = None
 
     def check_model(self) -> None:
@@ -80,6 +89,14 @@ class Guard:
                     "the loop with all that will be trained, and freeze later"
                 )
         self._compare(_anatomy(self._model))
+        now, before = (
+            {(where, id(hook)) for where, hook in each} for each in (hooks_of(self._model, self._loss), self.hooks)
+        )
+        for where, _ in now ^ before:
+            raise ModelError(
+                f"a {where} was put on or taken off since the loop began, and the statement names those that were "
+                "there; allowed: hooks as they were, or another loop"
+            )
 
     def _compare(self, now: dict[str, object]) -> None:
         for place in sorted(self._state.keys() | now.keys()):
@@ -138,6 +155,24 @@ class Guard:
             raise PrivacyLineError("optimizer.step() without the loop's check before it: its hook was taken away")
         self._stepping, self._release = False, None
         self._used()
+
+
+def _refuse_guarded(model: nn.Module) -> None:
+    """A module, or the memory of a parameter, is in one open loop at a time."""
+    if any(module in _guarded for module in model.modules()):
+        raise InputError("the model is in another private loop that has not ended: end that one first (finish())")
+    held = {_memory(parameter) for parameter in _held} - {0}
+    for name, parameter in model.named_parameters():
+        if _memory(parameter) in held:
+            raise InputError(
+                f"parameter {name!r} is trained by another private loop, through another module, and that loop has not "
+                "ended: end that one first (finish())"
+            )
+
+
+def _memory(parameter: Tensor) -> int:
+    """Where its values lie; 0 where it has none."""
+    return parameter.untyped_storage().data_ptr() if parameter.layout is torch.strided else 0
 
 
 def _given(tensor: Tensor | None) -> Tensor:

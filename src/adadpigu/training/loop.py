@@ -226,6 +226,10 @@ class Session:
         with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
             self._ledger.note(kind, steps_done=self._done, **facts)
 
+    def process_at_once(self, records: int) -> None:
+        """Differentiates so many records at a time from here on; it changes nothing but memory."""
+        self._draws.process_at_once(records)
+
     def _train(self) -> None:
         for step in self.steps():
             self._take(step)

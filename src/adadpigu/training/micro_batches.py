@@ -113,6 +113,11 @@ class MicroBatches:
             self._sizes[kind] = self._first_size(queries)
         return _least(self._sizes[kind], self._most)
 
+    def process_at_once(self, records: int) -> None:
+        """From here on so many: it changes nothing but memory."""
+        self._at_once = records
+        self._sizes.clear()
+
     def sums(
         self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int | None
     ) -> list[BoundedSum]:

@@ -32,6 +32,7 @@ from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.records import Records
 from adadpigu.training.guarding import Guard
+from adadpigu.training.hooked import told
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Observer, Run
 from adadpigu.training.train import prepared_for, session
@@ -107,6 +108,11 @@ class PrivateBatch:
             self._loop._fail(error)
             raise
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the run by an error of what was to be released: the weights go back to where they started."""
+        self._state = "failed"
+        self._loop._fail(error)
+
     def drop(self) -> bool:
         """Gives up a batch of which nothing was released: it stays charged. False where something was, or it failed."""
         if self._state != "drawn":
@@ -171,6 +177,7 @@ class PrivateLoop:
         )
         self._start(
             optimizer,
+            loss,
             out=None if out is None else Path(out),
             observers=observers,
             randomness=randomness,
@@ -198,17 +205,20 @@ class PrivateLoop:
         loop._start(optimizer, out=out, observers=observers, randomness=randomness, tape=tape)
         return loop
 
-    def _start(self, optimizer: torch.optim.Optimizer, **how: Any) -> None:
+    def _start(self, optimizer: torch.optim.Optimizer, loss: object = None, **how: Any) -> None:
         """Puts the guard on and opens the ledger; nothing is charged yet."""
         self._batch: PrivateBatch | None = None
         self._run: Run | None = None
         self._begun = self._entered = self._over = False
         with contextlib.ExitStack() as opening:
             trained = {slot.name for slot in self._prepared.engine.layout.slots}
-            self._guard = Guard(self._prepared.model, optimizer, trained)
+            self._guard = Guard(self._prepared.model, optimizer, trained, loss)
             opening.callback(self._guard.take_off)
             self._session = opening.enter_context(session(self._prepared, **how))
             self._session.confess(_OWN_CODE)
+            if hooks := self._guard.hooks:
+                warnings.warn(f"{told(hooks)}; the statement says that it is not covered", stacklevel=3)
+                self._session.confess(told(hooks))
             self._ending = opening.pop_all()
 
     def __len__(self) -> int:
@@ -267,6 +277,10 @@ class PrivateLoop:
     def confess(self, text: str) -> None:
         """Has the statement name something that the guarantee does not cover."""
         self._session.confess(text)
+
+    def process_at_once(self, records: int) -> None:
+        """Differentiates so many records at a time from here on; it changes nothing but memory."""
+        self._session.process_at_once(records)
 
     def abandon(self) -> None:
         """Gives up a loop of which no batch was drawn; nothing was charged."""

@@ -203,7 +203,7 @@ def session(
     if shared is not None and prepared.options.diagnostics:
         raise InputError("diagnostics=True on a shared ledger: no total could cover them; allowed: one or the other")
     processes = current()
-    prepared = met(prepared, processes)
+    prepared = met(prepared, processes, source)
     drawn_by: dict[str, object] = {"randomness": source.description, "secret": source.private}
     if processes.size > 1:
         drawn_by["processes"] = processes.size

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 from lightning_cases import Classifier, N, loader, net, records, same, strategy, trainer
+from torch.utils._pytree import SequenceKey
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import adadpigu as ad
+from adadpigu.compat.lightning.loading import refuse_copies
+from adadpigu.compat.lightning.tracing import Leaf
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TRAIN = TensorDataset(*records())
@@ -29,6 +32,19 @@ class Wrapped(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.inner[index]
+
+
+class Own(Dataset[Any]):
+    """Tensors in a class of the user's own."""
+
+    def __init__(self, inputs: Any, targets: Any) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
 
 
 class Several(Classifier):
@@ -54,6 +70,10 @@ def loaded(data: Any) -> DataLoader[Any]:
         (TensorDataset(TRAIN.tensors[0][3:5], torch.zeros(2, dtype=torch.long)), SHARED),
         (TensorDataset(*(part.clone() for part in TRAIN.tensors)), COPIES),
         (TensorDataset(*(part[:20].clone() for part in TRAIN.tensors)), COPIES),
+        (Own(*TRAIN.tensors), SHARED),
+        (Own(*(part[5:6] for part in TRAIN.tensors)), SHARED),
+        (Own(*(part.clone() for part in TRAIN.tensors)), COPIES),
+        ([(TRAIN.tensors[0][5].clone(), TRAIN.tensors[1][5])], COPIES),
     ],
 )
 def test_validation_on_training_records_is_refused(evaluated: Any, told: str, sanity: int) -> None:
@@ -61,6 +81,30 @@ def test_validation_on_training_records_is_refused(evaluated: Any, told: str, sa
     with pytest.raises(ad.InputError, match=told):
         trainer(strategy(), num_sanity_val_steps=sanity).fit(module, loaded(TRAIN), loaded(evaluated))
     assert same(module.net, net())
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_training_records_in_a_class_of_the_users_own_are_found_in_another_of_its_objects(copy: bool) -> None:
+    parts = [part.clone() if copy else part for part in TRAIN.tensors]
+    with pytest.raises(ad.InputError, match=COPIES if copy else SHARED):
+        trainer(strategy()).fit(Classifier(), loaded(Own(*TRAIN.tensors)), loaded(Own(*parts)))
+
+
+@pytest.mark.parametrize("other", [Own(*OTHER.tensors), [*OTHER], Own(*TRAIN.tensors[:1] * 2)])
+def test_reading_records_to_compare_them_moves_no_generator_and_refuses_no_others(other: Any) -> None:
+    train = Own(TRAIN.tensors[0] + 1, TRAIN.tensors[1])
+    inputs = Leaf(node=None, path=(SequenceKey(0),), label="x", like=torch.zeros(1, 5))  # type: ignore[arg-type]
+    state = torch.get_rng_state()
+    refuse_copies(train, other, inputs)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_of_records_in_another_form_none_is_a_copy() -> None:
+    inputs = Leaf(node=None, path=(SequenceKey(0),), label="x", like=torch.zeros(1, 5))  # type: ignore[arg-type]
+    for other in ([{"x": 1}], [(torch.zeros(2), 0)], [("text", 0)], [5], []):
+        refuse_copies(TRAIN, other, inputs)
+    with pytest.raises(ad.InputError, match=COPIES):
+        refuse_copies(TRAIN, [*TRAIN.tensors[0].clone()], inputs)  # inputs alone, as for prediction
 
 
 def test_of_several_validation_sets_each_is_looked_at() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -111,8 +112,8 @@ class Reversed(torch.autograd.Function):
 reverse: Any = Reversed.apply
 REFUSED: dict[str, tuple[LossOf, str]] = {
     "loss.item()": (by_item, "number taken out of the batch"),
-    "float(loss)": (by_float, "number of a private batch"),
-    "times the size": (lambda m, d, t: F.cross_entropy(m(d), t) * len(d) / 7, "number of a private batch"),
+    "float(loss)": (by_float, "may come from there"),
+    "times the size": (lambda m, d, t: F.cross_entropy(m(d), t) * len(d) / 7, "may come from there"),
     "times its size": (lambda m, d, t: F.cross_entropy(m(d), t) * d.size(0) / 7, "not the mean"),
     "largest value": (lambda m, d, t: F.cross_entropy(m(d / d.abs().max().item()), t), "number taken out"),
     "spread": (
@@ -189,12 +190,70 @@ def test_constants_and_functions_are_the_same_in_every_step() -> None:
         loss = F.cross_entropy(m(d), t)
         return loss * 0.01 if next(count) else loss
 
-    with pytest.raises(InputError, match="another than in the first step"):
+    with pytest.raises(InputError, match="may come from there"):
         released(centre, records(True), steps=2)
+    factors = iter((1.0, 0.5))
+    with pytest.raises(InputError, match="another than in the first step"):
+        released(lambda m, d, t: F.cross_entropy(m(d), t) * next(factors), records(True), steps=2)
     with pytest.raises(InputError, match="in another way than in its first step"):
         released(sometimes, records(True), steps=2)
     steps = iter((1.0, 0.5))
     released(lambda m, d, t: F.cross_entropy(m(d), t) * public(next(steps)), records(True), steps=2)
+
+
+def first_weights(m: Any, d: Any, t: Any) -> Any:
+    weight = torch.from_numpy(1.0 + np.bincount(t.numpy(), minlength=2)).float()
+    return F.cross_entropy(m(d), t, weight=weight, reduction="none").mean()
+
+
+REMEMBERED: dict[str, LossOf] = {
+    "class weights": first_weights,
+    "a tensor of a number": lambda m, d, t: F.cross_entropy(m(d) / torch.full((1,), d.abs().max().item()), t),
+    "through a logarithm": lambda m, d, t: F.cross_entropy(m(d), t) * -math.log(1 / float(2 + d.abs().max())),
+    "smoothed": lambda m, d, t: F.cross_entropy(m(d), t, label_smoothing=1 / float(2 + d.abs().max())),
+    "scaled inputs": lambda m, d, t: F.cross_entropy(m(d / float(d.abs().max())), t),
+}
+
+
+@pytest.mark.parametrize("name", REMEMBERED)
+def test_a_constant_of_the_first_step_was_there_before_its_batch(name: str) -> None:
+    with pytest.raises(InputError, match="may come from there"):
+        released(REMEMBERED[name], records(True))
+
+
+def test_numbers_that_are_only_looked_at_decide_nothing() -> None:
+    def talkative(m: Any, d: Any, t: Any) -> Any:
+        assert len(d)
+        assert float(d.abs().max()) > 0
+        assert not bool(d.isnan().any())
+        loss = F.cross_entropy(m(d), t)
+        loss.item(), (m._module(torch.zeros(1, 6)) > 0).numpy()
+        return loss
+
+    assert moved(talkative) <= C + 0.05
+
+    def halved(m: Any, d: Any, t: Any) -> Any:
+        loss = 0.5 * F.cross_entropy(m(d), t)
+        assert float(0 * loss + 0.5) == 0.5  # an accuracy that is the constant by chance
+        return loss
+
+    assert moved(halved, steps=3) <= C + 0.05
+    with pytest.raises(InputError, match="not public"):
+        released(lambda m, d, t: F.cross_entropy(m(d), t) * public(d.max().item()), records(True))
+
+
+def test_a_loss_that_turns_round_with_its_batch_is_refused() -> None:
+    """The same functions of the same things, in another order."""
+    one = torch.ones(2)
+    for pair in (lambda out, t: (out, t.float()[:, None]), lambda out, t: (out, one)):
+        steps = iter(range(9))
+
+        def turning(m: Any, d: Any, t: Any, pair: Any = pair, steps: Any = steps) -> Any:
+            first, second = pair(m(d), t)
+            return (torch.sub(second, first) if next(steps) else torch.sub(first, second)).mean()
+
+        with pytest.raises(InputError, match="in another way"):
+            released(turning, records(True), steps=2)
 
 
 def test_a_layer_outside_of_the_model_keeps_nothing() -> None:

@@ -150,3 +150,58 @@ def test_evaluation_pads_as_training_does_and_metrics_are_the_users(tmp_path: Pa
     predicted = private.predict(records(9, seed=8))
     assert found["eval_accuracy"] == predicted.metrics["test_accuracy"]
     assert predicted.predictions.shape == (9, 3)
+
+
+def _hooked(say: Any) -> tuple[Any, list[PrivateTrainer]]:
+    """A model whose hook speaks by its trainer, which is put into the list."""
+    model, speaking = classifier(), list[PrivateTrainer]()
+
+    def look(module: Any, _: Any, output: Any) -> None:
+        if speaking and module.training:
+            say(speaking[0], 12345.0 + float(output.detach().mean()))
+
+    model.classifier.register_forward_hook(look)
+    return model, speaking
+
+
+@pytest.mark.parametrize(
+    ("say", "told"),
+    [
+        (lambda trainer, value: trainer.log({"seen": value}), r"PrivateTrainer\.log "),
+        (lambda trainer, value: trainer.save_metrics("train", {"seen": value}), r"PrivateTrainer\.save_metrics "),
+        (
+            lambda trainer, value: trainer.callback_handler.on_log(
+                trainer.args, trainer.state, trainer.control, {"seen": value}
+            ),
+            r"CallbackHandler\.call_event ",
+        ),
+    ],
+)
+@pytest.mark.parametrize("probed", [True, False])
+def test_what_a_hook_logs_is_refused(say: Any, told: str, probed: bool, tmp_path: Path) -> None:
+    """Also by one that holds its tongue while the model is probed."""
+    listening = _Listening()
+    model, speaking = _hooked(lambda who, value: say(who, value) if probed or who.state.global_step else None)
+    private = trainer(model, arguments(tmp_path), callbacks=[listening])
+    speaking.append(private)
+    with pytest.raises(ad.PrivacyLineError, match=f"^{told}amid private records.*on_step_end.*diagnostics"):
+        private.train()
+    assert not [line for line in (*listening.told, *private.state.log_history) if "seen" in line]
+    assert not [path for path in tmp_path.rglob("*.json*") if "12345" in path.read_text()]
+
+
+def test_what_a_hook_leaves_in_the_state_is_taken_out_again(tmp_path: Path) -> None:
+    def leave(who: PrivateTrainer, value: float) -> None:
+        who.state.best_metric = value
+        who.state.log_history.append({"seen": value})
+
+    model, speaking = _hooked(leave)
+    private = trainer(model, arguments(tmp_path, save_strategy="steps", save_steps=2))
+    speaking.append(private)
+    with pytest.warns(UserWarning, match="hooks of the user's own.*forward hook look on 'model.classifier'"):
+        private.train()
+    assert private.state.best_metric is None
+    states = [json.loads(path.read_text()) for path in tmp_path.rglob("trainer_state.json")]
+    assert states
+    assert not [state for state in states if "12345" in json.dumps(state)]
+    assert [text for text in private.run.privacy.not_covered if "forward hook look on 'model.classifier'" in text]

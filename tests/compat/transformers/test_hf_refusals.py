@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from small_models import LENGTH, WORDS, arguments, classifier, records, trainer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from transformers import Trainer, TrainerCallback
 
 import adadpigu as ad
@@ -294,3 +294,23 @@ def test_a_backward_pass_of_a_callback_ends_the_run(tmp_path: Path) -> None:
         trainer(model, arguments(tmp_path), callbacks=[Peeking()]).train()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert (tmp_path / "private" / "privacy.json").exists()
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_step_begin", "on_step_end", "on_train_end"])
+def test_a_run_with_another_model_in_its_place_cannot_end_well(event: str, tmp_path: Path) -> None:
+    def swap(*_: Any, **__: Any) -> None:
+        private.model = classifier()
+
+    callback = TrainerCallback()
+    setattr(callback, event, swap)
+    private = trainer(classifier(), arguments(tmp_path), callbacks=[callback])
+    with pytest.raises(ad.AdaDPIGUError, match=r"trainer\.model is another BertForSequenceClassification"):
+        private.train()
+
+
+def test_a_record_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    data = records()
+    with pytest.raises(ad.InputError, match="train_dataset: its items 3 and 4 are the same record"):
+        trainer(classifier(), arguments(tmp_path), train_dataset=Subset(data, [0, 1, 2, 3, 3]))  # type: ignore[arg-type]
+    with pytest.raises(ad.InputError, match="train_dataset: its items 0 and 48 are the same record"):
+        trainer(classifier(), arguments(tmp_path), train_dataset=data * 2)

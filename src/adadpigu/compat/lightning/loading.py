@@ -6,20 +6,26 @@ What a loader would decide by itself is judged by `compat.loaders`; what several
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from adadpigu.compat.lightning.tracing import Leaf
 from adadpigu.compat.loaders import DROP_LAST, judged, tell_ignored
 from adadpigu.data.datasets import Source, TensorRecords, refuse_unfit_test
 from adadpigu.errors import InputError, PrivacyLineError, first_line
+from adadpigu.isolation import isolated
+from adadpigu.randomness import SystemRandomness
+from adadpigu.sampling import Population
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 
 _NAME = "train_dataloader"
+_LOOKED_AT = 1000
+"""evaluation records that are compared with training records, by their values"""
 
 
 class PrivateLoader:
@@ -98,17 +104,52 @@ def _held(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
 
 
 def refuse_copies(train: Dataset[Any], other: Any, inputs: Leaf) -> None:
-    """Refuses tensors to be evaluated on of which most are rows of the training tensors."""
-    held, found = _held(train), _held(other)
-    if held is None or found is None:
+    """Refuses records to be evaluated on of which most have the values of training records, however they are held.
+
+    Where they are not held as tensors, items are read: all of the training set, and up to 1000 of the other.
+    """
+    if not isinstance(other, Sized) or isinstance(other, IterableDataset):
         return
-    try:
-        rows = inputs.take(found)
-    except (IndexError, KeyError, TypeError):  # records of another form
-        return
-    known = inputs.take(held)
-    if len(rows) and rows.dtype == known.dtype and rows.shape[1:] == known.shape[1:]:
-        refuse_unfit_test(TensorRecords(known, known), TensorRecords(rows, rows))
+    with isolated(SystemRandomness(), torch.device("cpu")):  # a data set may draw at random when a record is read
+        refuse_unfit_test(_inputs_of(train, inputs, most=None), _inputs_of(other, inputs, most=_LOOKED_AT))
+
+
+def _inputs_of(dataset: Any, inputs: Leaf, most: int | None) -> Population:
+    """What the model takes of records: all of those that are held as tensors, else at most so many."""
+    held, like = _held(dataset), inputs.like
+    assert like is not None
+    with contextlib.suppress(IndexError, KeyError, TypeError):  # records of another form
+        rows = None if held is None else inputs.take(held)
+        if isinstance(rows, torch.Tensor) and (rows.dtype, rows.shape[1:]) == (like.dtype, like.shape[1:]):
+            return TensorRecords(rows, rows)
+    return _Inputs(dataset, inputs, like[0], len(dataset) if most is None else most)
+
+
+class _Inputs:
+    """What the model takes of the records of a data set; those of another form are left out."""
+
+    def __init__(self, dataset: Any, inputs: Leaf, like: torch.Tensor, most: int) -> None:
+        self._dataset, self._inputs, self._like = dataset, inputs, like
+        spread = torch.linspace(0, len(dataset) - 1, min(most, len(dataset)), dtype=torch.float64)
+        self._places = spread.round().long()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = [self._row(int(place)) for place in self._places[indices]]
+        rows = [self._like[None][:0], *(row[None] for row in found if row is not None)]
+        return torch.cat(rows), torch.zeros(len(indices))
+
+    def _row(self, place: int) -> torch.Tensor | None:
+        item = self._dataset[place]
+        try:
+            part = item if isinstance(item, torch.Tensor) else self._inputs.take(item)
+            row = part if isinstance(part, torch.Tensor) else default_collate([part])[0]
+        except (IndexError, KeyError, TypeError, AttributeError):  # a record of another form
+            return None
+        alike = isinstance(row, torch.Tensor) and (row.dtype, row.shape) == (self._like.dtype, self._like.shape)
+        return row.cpu() if alike else None
 
 
 class _Pairs(Dataset[Any]):

@@ -29,18 +29,23 @@ _OWN = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 """tables of hooks and the like, which every module has"""
 _CLOSED = (Tensor, nn.Module, pl.Trainer, type, types.ModuleType, types.FunctionType, types.MethodType, fx.Proxy)
 """neither containers nor things with attributes to be looked at"""
+_MACHINERY = frozenset({"adadpigu", "lightning", "torch"})
+"""packages whose objects move on by themselves during a step: optimisers, loops, strategies"""
 
 
 class Memory:
     """Attributes of all modules of a LightningModule, and what lies in them, as they are now."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, besides: dict[str, Any] | None = None) -> None:
+        """`besides`: other attributes that are to be put back, as `vars` gives them."""
         self._seen: dict[int, tuple[str, Any, Any]] = {}
         """by identity: its name, itself, and a copy of it as it was"""
         self._attributes = [vars(part) for part in module.modules()]
         for path, part in module.named_modules():
             if not isinstance(part, torchmetrics.Metric | torchmetrics.MetricCollection):
                 self._visit(path, vars(part), 0)
+        if besides is not None:
+            self._visit("trainer", besides, 0)
         tensors = [*module.named_parameters(), *module.named_buffers(), *self._plain_tensors()]
         self._versions = [(name, tensor, tensor._version) for name, tensor in tensors if not tensor.is_inference()]
 
@@ -53,11 +58,12 @@ class Memory:
                         f"{where} puts a value of the batch in place of the tensor {_below(label, key)!r}, which would "
                         "carry it from step to step; allowed: tensors that stay as they are"
                     )
-        for name, tensor, version in self._versions:
-            if tensor._version != version:
-                raise ModelError(
-                    f"{where} changes the tensor {name!r} in place; allowed: tensors that stay as they are"
-                )
+        for name in self.rewritten():
+            raise ModelError(f"{where} changes the tensor {name!r} in place; allowed: tensors that stay as they are")
+
+    def rewritten(self) -> list[str]:
+        """Names of the tensors that were changed in place."""
+        return [name for name, tensor, version in self._versions if tensor._version != version]
 
     def kept(self) -> tuple[str, ...]:
         """What has changed, by its name, besides attributes in which training_step counts."""
@@ -93,6 +99,8 @@ class Memory:
         if id(value) in self._seen or depth > _REACH or isinstance(value, _CLOSED):
             return
         if not isinstance(value, _CONTAINERS):
+            if type(value).__module__.partition(".")[0] in _MACHINERY:
+                return
             if isinstance(attributes := getattr(value, "__dict__", None), dict):
                 self._visit(label, attributes, depth + 1)
             return

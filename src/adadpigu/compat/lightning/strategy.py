@@ -34,6 +34,7 @@ from adadpigu.compat.lightning.settings import (
     check_trainer,
     planned_steps,
 )
+from adadpigu.compat.lightning.silence import silenced
 from adadpigu.compat.lightning.splitting import PrivateStep, split
 from adadpigu.compat.lightning.tracing import Traced, follow, trace
 from adadpigu.compat.options import check_options
@@ -209,17 +210,18 @@ class PrivateStrategy(SingleDeviceStrategy):
         check_readers(trainer, module)
         check_kept(module, self._traced.kept)
         _tell_unlogged(step.logged)
-        self._loop = PrivateLoop(
-            step.model,
-            self.optimizers[0],
-            source_of(loader.source, step.inputs, step.targets),
-            records=self._records,
-            loss=step.loss,
-            batch_size=loader.batch_size,
-            steps=steps,
-            device=str(self.root_device),
-            **self._settings,
-        )
+        with silenced(module):  # the model is probed
+            self._loop = PrivateLoop(
+                step.model,
+                self.optimizers[0],
+                source_of(loader.source, step.inputs, step.targets),
+                records=self._records,
+                loss=step.loss,
+                batch_size=loader.batch_size,
+                steps=steps,
+                device=str(self.root_device),
+                **self._settings,
+            )
         self._loop.__enter__()
         if trainer.enable_validation:
             self._loop.confess(_VALIDATION)
@@ -269,7 +271,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*training_step. returned .None.")
             closure()
-        batch.backward()
+        with silenced(self.lightning_module):
+            batch.backward()
         self.precision_plugin.post_backward(torch.zeros(()), self.lightning_module)  # on_after_backward
         self.precision_plugin._after_closure(self.lightning_module, optimizer)  # on_before_optimizer_step
         return optimizer.step(**kwargs)
@@ -343,7 +346,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         assert self.lightning_module is not None
         assert self._step is not None
         trained_models.update(self._step.model.modules())
-        self._run = replace(run, model=self.lightning_module)
+        self._run = replace(run, model=self.lightning_module, weights=None)
         rank_zero_info(run.privacy.statement().splitlines()[0])
 
 

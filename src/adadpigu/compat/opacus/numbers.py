@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from adadpigu.errors import InputError
+
 _TWO = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 
 
@@ -73,3 +75,10 @@ def marked(number: Any, recipe: Any) -> Any:
 
 class public(float):  # noqa: N801 - read as a function: public(0.5)
     """A number of the user's own that may change from step to step, such as a weight that follows a public schedule."""
+
+    def __new__(cls, number: float) -> public:
+        if isinstance(number, FromBatch):
+            raise InputError(
+                f"public({number:.4g}): a number that was taken out of a batch is not public; allowed: your own"
+            )
+        return super().__new__(cls, number)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.bounding import GradientSum
+from adadpigu.compat.opacus.shapes import Shape, draws_at_random
 from adadpigu.compat.opacus.tracing import (
     INPUT,
     OUTPUT,
@@ -25,9 +26,7 @@ from adadpigu.compat.opacus.tracing import (
     TARGET,
     Leaf,
     ScriptLoss,
-    Shape,
     Traced,
-    draws_at_random,
     leaves,
     shown_inputs,
 )
@@ -40,8 +39,8 @@ from adadpigu.sensitive import unseal
 from adadpigu.training.own_loop import PrivateBatch
 
 SEEN = (
-    "the records, outputs and losses that the training script sees, may print, and may decide by: they are not noised; "
-    "weights and p.grad are"
+    "the records, outputs and losses that the training script sees, and what it makes of them: what it prints, when it "
+    "stops, learning rates and constants of its loss that it takes from them"
 )
 
 
@@ -88,7 +87,7 @@ class ScriptBatch:
     """One batch that a script is working on."""
 
     def __init__(self, batch: PrivateBatch, records: HeldRecords, engine: SealedEngine, loss: ScriptLoss) -> None:
-        self._batch, self._records, self._engine, self._loss = batch, records, engine, loss
+        self._batch, self._records, self._engine, self.loss = batch, records, engine, loss
 
     def shown(self, query: GradientSum) -> tuple[Traced, Traced]:
         """Charges and draws; what the script is given."""
@@ -112,21 +111,21 @@ class ScriptBatch:
         self._fit(loss, outputs[0])
         self._records.show_as(outputs[0])
         self._batch.backward()
-        self._loss.recipe = None
+        self.loss.recipe = None
 
     def _fit(self, loss: Traced, output: Leaf) -> None:
         """Has the engine follow the script's loss, after it was seen to be the mean of its records' losses."""
         outputs, targets = output.value, _targets(loss, output.value)
         shape = Shape.of(loss.recipe, output.made_from)
-        shape.refuse_told()
-        self._loss.recipe = loss.recipe
-        if self._loss.shape is not None:
-            shape.refuse_other(self._loss.shape)
+        self.loss.recipe = loss.recipe
+        if self.loss.shape is not None:
+            self._compare(shape, self.loss.shape)
         else:
+            shape.refuse_doubtful()
             size = (4, *outputs.shape[1:])
             example = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(outputs)
             blank = torch.zeros((4, *targets.shape[1:]), dtype=targets.dtype, device=targets.device)
-            self._engine.loss, self._loss.shape = RecordLoss.of(self._loss, example, blank), shape
+            self._engine.loss, self.loss.shape = RecordLoss.of(self.loss, example, blank), shape
         if len(outputs) == 0:
             return
         with torch.no_grad():
@@ -139,6 +138,14 @@ class ScriptBatch:
                 "statistics, or a tensor that is not from the batch); allowed: the mean of losses that each depend on "
                 "one record"
             )
+
+    def _compare(self, shape: Shape, first: Shape) -> None:
+        """A loss that is another in a later step may have been another in the first, so nothing of the run is kept."""
+        try:
+            shape.refuse_other(first)
+        except InputError as error:
+            self._batch.fail(error)
+            raise
 
 
 def _targets(loss: Traced, outputs: Tensor) -> Tensor:

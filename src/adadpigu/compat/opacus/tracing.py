@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from adadpigu.compat.opacus.numbers import FromBatch, bare, marked, public
+from adadpigu.compat.opacus.numbers import FromBatch, bare, marked
 from adadpigu.errors import InputError, PrivacyLineError
+
+if TYPE_CHECKING:
+    from adadpigu.compat.opacus.shapes import Shape
 
 INPUT, TARGET, OUTPUT, RECORDS = "input", "target", "output", "records"
 _SMALL = 10**6
@@ -50,6 +52,8 @@ class Made:
     kwargs: Mapping[str, Any]
     part: int | None = None
     """which of several results"""
+    told: bool = False
+    """whether the script knew values of a batch when it was made: its constants may come from there"""
 
 
 Recipe = Leaf | Made
@@ -68,6 +72,11 @@ class Traced(Tensor):
         traced.recipe, traced.alias = recipe, alias
         return traced
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Stored as the plain value it is, without the batch that its recipe holds."""
+        plain: Any = self.as_subclass(Tensor)
+        return plain.__reduce_ex__(protocol)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -77,33 +86,35 @@ class Traced(Tensor):
             return _backward(*args, **kwargs)
         _refuse_odd(func, kwargs)
         into = _written(func, args)
-        plain = [found for found in _within((args, kwargs)) if isinstance(found, Tensor) and type(found) is not Traced]
+        plain = [found for found in within((args, kwargs)) if isinstance(found, Tensor) and type(found) is not Traced]
         before = [found.clone() for found in plain if found.numel() <= _SMALL]
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             result = func(*_mapped(bare, args), **_mapped(bare, dict(kwargs)))
         small = [found for found in plain if found.numel() <= _SMALL]
-        if not all(map(_same, before, small)):  # some functions write without a trace in the version counter
+        if not all(map(same, before, small)):  # some functions write without a trace in the version counter
             raise InputError(
-                f"{_name(func)} has written what depends on a private batch into a tensor that keeps it, such as a "
+                f"{name_of(func)} has written what depends on a private batch into a tensor that keeps it, such as a "
                 "layer's running statistics; allowed: functions that keep nothing"
             )
-        made = Made(_on_a_copy(func) if into is not None else func, _recipes(args), _recipes(kwargs))
+        function = _on_a_copy(func) if into is not None else func
+        made = Made(
+            function, _recipes(args), _recipes(kwargs), told=any(told(batch) for batch in _batches(args, kwargs))
+        )
         if into is not None:
             into.recipe = made
             return into
-        return _answer(func, result, made, [found for found in _within((args, kwargs)) if isinstance(found, Tensor)])
+        return _answer(func, result, made, [found for found in within((args, kwargs)) if isinstance(found, Tensor)])
 
 
 _SIZES = ("size", "numel", "nelement")
 _VALUES = ("item", "tolist")
-_told: deque[float] = deque(maxlen=1024)
-"""numbers that scripts were told of a batch as plain ones, since Python takes a mark off: float(loss), len(data)"""
-_ARITHMETIC = ("mul", "div", "truediv", "multiply", "divide", "true_divide", "add", "sub", "pow", "__rdiv__")
+_FORM = ("__get__", "dim", "ndimension", "stride", "is_floating_point", "is_complex", "is_contiguous", "element_size")
+"""what they tell is of a tensor's form, not of its values"""
 
 
 def _answer(func: Any, result: Any, made: Made, given: list[Tensor]) -> Any:
     """What a script gets for what it asked: tensors with their recipe, numbers with the mark of their batch."""
-    name = _name(func)
+    name = name_of(func)
     if isinstance(result, Tensor):
         if any(result is each for each in given):  # such as `to` where nothing is to be done
             return result
@@ -113,17 +124,16 @@ def _answer(func: Any, result: Any, made: Made, given: list[Tensor]) -> Any:
             first = [_length(size, _part(made, 0)) for size in result[:1]]
             return torch.Size([*first, *result[1:]])
         return _length(result, made) if name != "size" or made.args[1:] in ((0,), ()) else result
-    if name in _VALUES:
-        return _mapped(lambda value: marked(value, None), result)
-    if isinstance(result, float) or name == "__len__":
-        _told.append(result)
-    if isinstance(result, np.ndarray):
-        return result.copy()
     if isinstance(result, tuple | list) and any(isinstance(part, Tensor) for part in result):
         return type(result)(
             [_own(each, _part(made, n), given) if isinstance(each, Tensor) else each for n, each in enumerate(result)]
         )
-    return result
+    if name not in _FORM:
+        for leaf in leaves(made):
+            tell(leaf.batch)
+    if name in _VALUES:
+        return _mapped(lambda value: marked(value, None), result)
+    return result.copy() if isinstance(result, np.ndarray) else result
 
 
 def _length(size: int, made: Made) -> Any:
@@ -136,8 +146,9 @@ def _length(size: int, made: Made) -> Any:
 
 def _own(result: Tensor, made: Made, given: list[Tensor]) -> Traced:
     """The result in memory of its own; where torch shares memory, neither may be written to from here on."""
-    here = result.untyped_storage().data_ptr()
-    shared = [each for each in given if each.untyped_storage().data_ptr() == here and result.numel()]
+    with torch._C.DisableTorchFunctionSubclass():  # nobody is told anything
+        here = result.untyped_storage().data_ptr()
+        shared = [each for each in given if each.untyped_storage().data_ptr() == here and result.numel()]
     for each in shared:
         if isinstance(each, Traced):
             each.alias = True
@@ -145,12 +156,29 @@ def _own(result: Tensor, made: Made, given: list[Tensor]) -> Traced:
 
 
 def _part(made: Made, number: int) -> Made:
-    return Made(made.function, made.args, made.kwargs, part=number)
+    return replace(made, part=number)
+
+
+def _batches(*given: Any) -> list[Any]:
+    """The batches that tensors and sizes come from."""
+    marked_ones = [found for found in within(given) if isinstance(found, Traced | FromBatch)]
+    return [leaf.batch for found in marked_ones if found.recipe is not None for leaf in leaves(found.recipe)]
+
+
+def tell(batch: Any) -> None:
+    """The script of this batch knows values of it from here on."""
+    if isinstance(loss := getattr(batch, "loss", None), ScriptLoss):
+        loss.told = True
+
+
+def told(batch: Any) -> bool:
+    """Whether it does."""
+    return isinstance(loss := getattr(batch, "loss", None), ScriptLoss) and loss.told
 
 
 def _refuse_odd(func: Any, kwargs: Mapping[str, Any]) -> None:
     if kwargs.get("out") is not None:
-        raise InputError(f"{_name(func)}(out=...) on what depends on a private batch; allowed: without out")
+        raise InputError(f"{name_of(func)}(out=...) on what depends on a private batch; allowed: without out")
     frame = sys._getframe(2)
     for _ in range(6):
         if frame.f_code.co_name == "apply" and frame.f_code.co_filename.endswith(_FUNCTION):
@@ -167,7 +195,7 @@ _FUNCTION = str(Path("torch", "autograd", "function.py"))
 
 def _written(func: Any, args: tuple[Any, ...]) -> Traced | None:
     """The tensor that a function writes to, if it has a recipe."""
-    name = _name(func)
+    name = name_of(func)
     in_place = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
     in_place = in_place or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
     if not (in_place and args and isinstance(args[0], Tensor)):
@@ -197,7 +225,7 @@ def _on_a_copy(func: Callable[..., Any]) -> Callable[..., Tensor]:
     return made
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
     return str(getattr(func, "__name__", func))
 
 
@@ -256,16 +284,16 @@ def leaves(recipe: Recipe) -> list[Leaf]:
             found[id(item)] = item
         elif isinstance(item, Made) and id(item) not in seen:
             seen.add(id(item))
-            waiting += [part for value in (item.args, item.kwargs) for part in _within(value)]
+            waiting += [part for value in (item.args, item.kwargs) for part in within(value)]
     return list(found.values())
 
 
-def _within(value: Any) -> Iterator[Any]:
+def within(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         value = tuple(value.values())
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _within(item)
+            yield from within(item)
     else:
         yield value
 
@@ -288,68 +316,13 @@ def remade(recipe: Recipe, given: Mapping[str, Tensor]) -> Tensor:
     return made
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a recipe is made of besides the batch: its functions in order, and the constants they were given."""
-
-    functions: tuple[str, ...]
-    constants: tuple[Any, ...]
-    factors: tuple[float, ...]
-    """the numbers among them that go into arithmetic"""
-
-    @staticmethod
-    def of(*recipes: Recipe | None) -> Shape:
-        functions: list[str] = []
-        constants: list[Any] = []
-        factors: list[float] = []
-        waiting: list[Any] = list(recipes)
-        while waiting:
-            item = waiting.pop()
-            if isinstance(item, Made):
-                functions.append(f"{_name(item.function)} {item.part}")
-                waiting += _within((item.args, dict(item.kwargs)))
-                if _name(item.function).strip("_") in _ARITHMETIC:
-                    factors += [each for each in _within(item.args) if isinstance(each, int | float)]
-            elif not isinstance(item, Leaf):
-                constants.append(0.0 if isinstance(item, public) else item)
-        return Shape(tuple(functions), tuple(constants), tuple(factors))
-
-    def refuse_told(self) -> None:
-        """A number that the script was told of a batch must not come back."""
-        for factor in self.factors:
-            if not isinstance(factor, public) and factor not in (0, 1) and factor in _told:
-                raise InputError(
-                    "a number of a private batch (float(...), len(...)) is part of the loss, where it would tie "
-                    "records together; allowed: tensors of the batch, and its size(0)"
-                )
-
-    def refuse_other(self, first: Shape) -> None:
-        """What is public is the same in every step."""
-        if self.functions != first.functions:
-            raise InputError(
-                "the script computes its loss in another way than in its first step, which may tell of a batch; "
-                "allowed: the same functions in every step"
-            )
-        for before, now in zip(first.constants, self.constants, strict=True):
-            if not _same(before, now):
-                raise InputError(
-                    "a number or tensor in the loss that is not of the batch is another than in the first step, so it "
-                    "may have been taken from one; allowed: constants, or adadpigu.compat.opacus.public(number)"
-                )
-
-
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Whether two constants are alike."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, float) and isinstance(other, float) and one != one and other != other:
         return True
     return type(one) is type(other) and bool(one == other)
-
-
-def draws_at_random(recipe: Recipe | None) -> bool:
-    """Whether following a recipe twice gives different numbers."""
-    names = " ".join(Shape.of(recipe).functions)
-    return any(word in names for word in ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform"))
 
 
 class ScriptLoss:
@@ -359,6 +332,8 @@ class ScriptLoss:
         self.recipe: Recipe | None = None
         self.shape: Shape | None = None
         """of the first one: all others have the same"""
+        self.told = False
+        """whether the script knows values of a batch, such as loss.item()"""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.recipe is None:  # until a script has computed one: to see what a model does to its records

@@ -15,9 +15,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from adadpigu.bounding import GradientSum
+from adadpigu.compat.opacus.numbers import FromBatch
 from adadpigu.compat.opacus.script import SEEN, HeldRecords, PrivateModule, ScriptBatch
 from adadpigu.compat.opacus.tracing import ScriptLoss, Traced
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients.interface import SealedEngine
 from adadpigu.gradients.state import untouched
 from adadpigu.methods import DPSGD
@@ -65,6 +66,7 @@ class Training:
         """`how`: where and with what the runs are made, as `PrivateLoop.of` takes it."""
         self.prepared, self.length = prepared, length
         self._optimizer, self._loss = optimizer, loss
+        optimizer.register_step_pre_hook(_refuse_told_settings)
         self._open_ended = open_ended
         self._how = how
         self.ended: list[PrivateLoop] = []
@@ -91,16 +93,10 @@ class Training:
         return PrivateModule(model, (output.shape, output.dtype), engine.arranged, lambda: self.loop.ended)
 
     def process_at_once(self, records: int) -> None:
-        """Takes effect with the next run: where none has begun, at once."""
-        if self.prepared.options.physical_batch_size == records:
-            return
+        """Of this run and of all that follow."""
         options = dataclasses.replace(self.prepared.options, physical_batch_size=records, memory_limit=None)
         self.prepared = dataclasses.replace(self.prepared, options=options)
-        if self._batches is None:
-            self.loop.abandon()
-            self._begin()
-        else:
-            warnings.warn(f"max_physical_batch_size={records} takes effect with the next run only", stacklevel=3)
+        self.loop.process_at_once(records)
 
     def one_pass(self) -> Iterator[tuple[Traced, Traced]]:
         """The batches of one pass; one that was left is ended by the next."""
@@ -164,3 +160,14 @@ class Training:
     def loops(self) -> list[PrivateLoop]:
         """All runs, the one that is open last."""
         return [*self.ended, self.loop]
+
+
+def _refuse_told_settings(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """A number of a batch as a learning rate would stand in the weights as it is."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if isinstance(value, FromBatch):
+                raise PrivacyLineError(
+                    f"{name} of the optimizer is a number of a private batch (item(), a size), which the weights would "
+                    "show; allowed: constants and public schedules"
+                )

@@ -1,14 +1,19 @@
 """What Trainer says on its own, less what tells of private batches: losses, their gradients, and how long they took.
 
-A step over more records takes longer, so its duration tells how many were drawn. Public values pass.
+A step over more records takes longer, so its duration tells how many were drawn. Public values pass. While a batch is
+looked at, nothing is said at all: it would come from a hook of the user's, un-noised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import ProgressCallback
+from transformers import ProgressCallback, Trainer, TrainerState
+from transformers.trainer_callback import CallbackHandler
+
+from adadpigu.compat.silence import Writes, named, refusing
 
 UNSAID = frozenset(
     {
@@ -17,6 +22,28 @@ UNSAID = frozenset(
     }
 )
 """what Trainer logs of training batches"""
+
+_FAMILIES: dict[type, Writes] = {
+    Trainer: named("log", "log_metrics", "save_metrics", "save_state", "save_model", "evaluate", "predict"),
+    CallbackHandler: named("call_event"),
+}
+"""what says or writes something, and by which of its methods"""
+
+
+@contextlib.contextmanager
+def silenced(state: TrainerState) -> Iterator[None]:
+    """Within, Trainer and its callbacks say nothing; afterwards its state, which is written to files, is as it was."""
+    before, history = dict(vars(state)), list(state.log_history)
+    remedy = (
+        "allowed: to log in a callback's on_step_end what follows from weights and p.grad, which are releases, or "
+        "diagnostics=True, which keeps losses in a file of its own, outside the guarantee"
+    )
+    try:
+        with refusing(_FAMILIES, remedy):
+            yield
+    finally:
+        vars(state).update(before)
+        state.log_history[:] = history
 
 
 def sayable(logs: Mapping[str, float]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from transformers.trainer_utils import TrainOutput
 
 from adadpigu.accounting import Budget
 from adadpigu.compat.options import check_options
-from adadpigu.compat.overlap import refuse_shared_records
+from adadpigu.compat.overlap import refuse_repeated, refuse_shared_records
 from adadpigu.compat.transformers.batches import PrivateBatches, steps_an_epoch
 from adadpigu.compat.transformers.encoding import encoding_for
 from adadpigu.compat.transformers.layers import known_layers
@@ -40,7 +40,7 @@ from adadpigu.compat.transformers.settings import (
     refuse_settings,
 )
 from adadpigu.compat.transformers.tasks import task_of
-from adadpigu.compat.transformers.telling import StepBar, sayable
+from adadpigu.compat.transformers.telling import StepBar, sayable, silenced
 from adadpigu.data.datasets import DataSet, refuse_unfit_test
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import Loss, choose_engine
@@ -134,6 +134,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         refuse_accelerator(self.accelerator)
         self._packing = self._packing_for(train_dataset, max_length, loss)
         self.data_collator = self._packing
+        refuse_repeated(train_dataset, "train_dataset")
         packed = self._packing.packed(train_dataset, "train_dataset")
         self._evaluated: list[Any] = []
         """found to be other records than those that are trained on"""
@@ -197,7 +198,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         self.create_optimizer()
         optimiser: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # under accelerate's
         steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * self._each)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), silenced(self.state):  # the model is probed
             warnings.filterwarnings("ignore", message="the run goes on with its weights")  # schedules go on here
             loop = PrivateLoop(
                 self._adapter,
@@ -229,10 +230,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
                 f"training_step was given a {type(inputs).__name__}: records that were not drawn and charged"
             )
         refuse_model(self.model)  # callbacks may have changed it since it was drawn
+        self._require_model()
         self._adapter.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        inputs.backward()
+        with silenced(self.state):
+            inputs.backward()
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
@@ -289,8 +292,16 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         output = super()._finalize_training(trial, num_train_samples, start_time)
         return TrainOutput(output.global_step, None, sayable(output.metrics))  # type: ignore[arg-type, unused-ignore]
 
+    def _require_model(self) -> None:
+        if self.model is not self._adapter.model:
+            raise PrivacyLineError(
+                f"trainer.model is another {type(self.model).__name__} than the one that was made private: what it has "
+                "seen is not known; allowed: the model that the trainer was made with"
+            )
+
     def _require_charged(self) -> None:
-        """No run ends well of which the ledger does not hold every step."""
+        """No run ends well of which the ledger does not hold every step, or with another model in its place."""
+        self._require_model()
         done = 0 if self._run is None else self._run.steps_done
         if done == 0 or done != self.state.global_step:
             raise PrivacyLineError(

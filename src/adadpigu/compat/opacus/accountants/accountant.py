@@ -90,6 +90,9 @@ class Accountant:
             ),
             events=tuple(EventCount(event=event_to_json(event), count=count) for event, count in planned.items()),
             lives=(dataclasses.replace(reports[-1].lives[-1], steps=sum(report.steps_charged for report in reports)),),
+            interrupted=any(report.interrupted for report in reports),
+            randomness_private=all(report.randomness_private for report in reports),
+            not_covered=tuple(dict.fromkeys(told for report in reports for told in report.not_covered)),
             warnings=(
                 *dict.fromkeys(told for report in reports for told in report.warnings if told not in between),
                 f"{len(begun)} passes over the loader, each a run of its own, are taken together here",
