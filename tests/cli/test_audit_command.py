@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.audit import white_box
 from adadpigu.cli.app import run as command
 from adadpigu.cli.audit_kinds import KINDS
+from adadpigu.cli.audit_output import claimed
 from adadpigu.randomness import ReproducibleRandomness
 from conftest import Call
 
@@ -60,6 +62,20 @@ def test_a_finished_run_is_audited_by_its_own_claim_and_noise(call: Any, finishe
     assert facts["noise_multiplier"] == privacy["noise_multiplier"]
     assert facts["steps"] == 20
     assert (finished / "audits" / "white-box.json").is_file()
+
+
+@pytest.mark.parametrize("epsilon", [3.99412, 0.0123449, 7.0001, 2.0, 1234.51])
+def test_a_claim_is_never_told_below_what_it_is(epsilon: float) -> None:
+    assert epsilon <= float(claimed(epsilon)) <= epsilon * 1.001
+    assert claimed(float("inf")) == "∞"
+
+
+def test_an_audit_tells_the_claim_of_a_run_rounded_up(call: Any, finished: Path) -> None:
+    code, out, _ = call("audit", "noise", str(finished), "--numbers", "10000")
+    told = re.search(r"ε claimed +(\S+) at", out)
+    assert code == 0
+    assert told is not None
+    assert float(told[1]) >= json.loads((finished / "privacy.json").read_text())["epsilon_pld"]
 
 
 def tampered(finished: Path, tmp_path: Path, **changes: object) -> Path:

@@ -124,3 +124,51 @@ def test_a_data_set_by_name_takes_the_preset_of_its_method() -> None:
     assert default_preset(RunConfig(dataset="cifar10", method="sgd")) == "cifar10-sgd"
     assert default_preset(RunConfig(dataset="mnist", method="adaclip")) is None
     assert {"fashion-dpsgd-eps2", "mnist-adadpigu-eps4", "cifar10-sgd"} <= all_presets().keys()
+
+
+def test_a_folder_whose_name_looks_like_markup_costs_no_table(call: Any) -> None:
+    code, out, err = call("train", "--method", "dpsgd", "--steps", "4", "--out", "c[/x]")
+    assert code == 0, err
+    assert "The run is in c[/x]. Look next at" in out
+    assert "evaluate 'c[/x]'" in out  # as a shell wants it
+    for command in (["ledger", "verify"], ["ledger", "show"], ["evaluate"], ["audit", "replay"]):
+        code, out, err = call(*command, "c[/x]")
+        assert code == 0, err
+    assert "c[/x]/audits/replay.json" in out
+
+
+@pytest.mark.parametrize(("fails", "name"), [("figures.draw_figures", "figures"), ("page.write_run_page", "report")])
+def test_a_picture_that_fails_costs_neither_the_other_one_nor_the_table(
+    call: Any, monkeypatch: pytest.MonkeyPatch, fails: str, name: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr(f"adadpigu.report.{fails}", broken)
+    code, out, err = call("train", "--method", "dpsgd", "--steps", "4", "--out", "run")
+    assert code == 0, err
+    assert f"{name} could not be drawn: RuntimeError: no ink" in err
+    assert "noise multiplier σ" in out
+    assert Path("run/report.html").is_file() == (name != "report")
+    assert Path("run/figures/progress.png").is_file() == (name != "figures")
+
+
+def test_without_test_records_the_next_step_is_to_predict(call: Any) -> None:
+    _people()
+    Path("people.toml").write_text(FACTS.replace('test = "people.csv"\n', ""))
+    code, out, err = call("train", "--dataset", "people.csv", "--method", "dpsgd", "--steps", "4", "--out", "run")
+    assert code == 0, err
+    assert "predict run FILE" in out
+    assert "evaluate run" not in out
+    code, _, err = call("evaluate", "run")
+    assert code == 2
+    assert "declare test = … in the description" in err
+
+
+@pytest.mark.parametrize("name", ["mnist", "nothing-like-any"])
+def test_an_unknown_preset_names_near_ones_and_where_all_are_listed(call: Any, name: str) -> None:
+    code, _, err = call("train", "--preset", name)
+    assert code == 2
+    assert f"`adadpigu presets` lists all {len(all_presets())}" in err
+    assert ("did you mean 'mnist-" in err) == (name == "mnist")
+    assert len(err) < 200

@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from adadpigu.cli import bench, progress
-from adadpigu.cli.output import table
+from adadpigu.cli.output import print_prose, table
 
 ESCAPE = b"\x1b"
 STYLE = re.compile(rb"\x1b\[[0-9;]*m")
@@ -128,7 +128,7 @@ def test_a_pipe_gets_tables_of_80_columns_and_no_escape(call: Any, monkeypatch: 
 
 
 def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prose and paths are not wrapped, so that they can be copied; rows of tables are told by their gaps."""
+    """Paths are not broken, so that they can be copied; rows of tables are told by their gaps."""
     monkeypatch.setenv("COLUMNS", "80")
     shared = ["ledger", "create", "all.log", "--epsilon", "9", "--dataset", "digits", "--records", "1437"]
     assert call(*shared)[0] == 0
@@ -144,6 +144,38 @@ def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monke
         rows = [line for line in out.splitlines() if re.search(r"\S {2,}\S", line) and not line.startswith("  ")]
         assert len(rows) > 1
         assert [line for line in rows if cell_len(line) > 80] == [], command
+
+
+def test_what_a_run_its_ledger_and_its_audit_say_fits_80_columns(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, said in (
+        (["train", "--steps", "6", "--out", "run"], "per-sample gradients by"),
+        (["ledger", "verify", "run"], "\ndigest "),
+        (["ledger", "show", "run"], "\ndigest "),
+        (["audit", "replay", "run"], "Assumed"),
+    ):
+        code, out, err = call(*command)
+        assert code == 0, err
+        assert said in out + err
+        assert [line for line in (out + err).splitlines() if cell_len(line) > 80] == [], command
+
+
+def test_prose_breaks_between_words_and_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    text = f"a claim of ε = 3.995 [/at] δ = 1e-05 :smile: in {LONG} and " + "more words " * 20
+    print_prose(text, Console(file=screen, width=30), indent="  ")
+    lines = screen.getvalue().splitlines()
+    assert screen.getvalue().split() == text.split()
+    assert [line for line in lines if cell_len(line) > 30] == [f"    {LONG}"]
+    assert any("ε = 3.995" in line for line in lines)
+    assert any("δ = 1e-05" in line for line in lines)
+
+
+def test_a_warning_is_told_once_however_often_it_comes(call: Any) -> None:
+    """The Rényi accountant is asked at the start, at the end and for the statement."""
+    code, _, err = call("train", "--method", "dpsgd", "--steps", "20", "--delta", "0.5", "--out", "run")
+    assert code == 0
+    assert err.count("did not converge") == 1
 
 
 def test_a_cell_that_is_too_long_goes_on_below() -> None:

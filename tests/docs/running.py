@@ -182,10 +182,11 @@ def check_data(block: Block) -> None:
 
 
 def compare(expected: str, actual: str, *, words_only: bool) -> None:
-    """Every line that a page shows is printed; a line of … stands for others."""
-    lines = {_plain(line, words_only) for line in actual.splitlines()}
+    """Every line that a page shows is printed, wherever a screen broke it; a line of … stands for others."""
+    printed = f" {_plain(actual, words_only)} "
     for line in _lines(expected):
-        assert _plain(line, words_only) in lines, f"not printed: {line!r}; what was printed: {actual[-1500:]}"
+        shown = f" {_plain(line, words_only)} "
+        assert shown in printed, f"not printed: {line!r}; what was printed: {actual[-1500:]}"
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -195,7 +196,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _plain(line: str, words_only: bool) -> str:
-    """A line without its spacing, and, where figures differ from run to run, without them."""
+    """Words without their spacing, and, where figures differ from run to run, without them."""
     if words_only:
         line = re.sub(r"\S*\d\S*", "0", line)
     return " ".join(line.replace(".venv/bin/", "").split())

@@ -7,7 +7,6 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,4 +96,3 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 def test_the_example_is_about_a_hundred_lines() -> None:
     assert 80 <= len(EXAMPLE.read_text().splitlines()) <= 120
     assert not re.search(r"adadpigu\.(records|sensitive|gradients|sampling)", EXAMPLE.read_text())
-    assert Path(EXAMPLE).is_file()

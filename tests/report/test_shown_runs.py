@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rewriting import rewritten
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.cli.app import run as command
@@ -114,16 +115,36 @@ def test_diagnostics_are_warned_of_and_never_shown(tmp_path: Path) -> None:
             assert f"{row[key]:.5g}" not in text
 
 
-@pytest.mark.parametrize("clue", ["config", "file", "report"])
+@pytest.mark.parametrize("clue", ["config", "file", "report", "ledger"])
 def test_any_trace_of_diagnostics_is_enough_for_the_warning(run: Path, clue: str) -> None:
     if clue == "config":
         config = run / "config.toml"
         config.write_text(config.read_text().replace("diagnostics = false", "diagnostics = true"))
     elif clue == "file":
         (run / "diagnostics.jsonl").write_text("")
+    elif clue == "ledger":
+        rewritten(run, lambda header: header["facts"]["settings"].update(diagnostics=True))
     else:
         changed(run, "privacy.json", diagnostics_exposed=True)
-    assert any(line.startswith("Diagnostics were on") for line in shown(run).warnings)
+    assert any(line.startswith("Diagnostics were on") for line in read_run(run).warnings)
+
+
+@pytest.mark.parametrize("clue", ["config", "report", "ledger"])
+def test_any_trace_of_noise_that_can_be_repeated_takes_the_epsilon_away(run: Path, clue: str) -> None:
+    if clue == "config":
+        config = run / "config.toml"
+        config.write_text(config.read_text().replace("reproducible_noise = false", "reproducible_noise = true"))
+    elif clue == "ledger":
+        rewritten(run, lambda header: header["facts"].update(secret=False))
+    else:
+        changed(run, "privacy.json", randomness_private=False)
+    for _ in ("claimed", "unclaimed"):
+        found = read_run(run)
+        assert (found.private, found.epsilon, found.to_json(9)["epsilon_text"]) == (False, None, "∞")
+        assert found.warnings[0].startswith("NOT PRIVATE: the noise was reproducible")
+        if clue == "report":
+            break
+        (run / "privacy.json").unlink(missing_ok=True)
 
 
 def test_noise_that_can_be_repeated_makes_a_run_not_private(tmp_path: Path) -> None:
@@ -137,8 +158,8 @@ def test_noise_that_can_be_repeated_makes_a_run_not_private(tmp_path: Path) -> N
 def test_a_method_without_a_guarantee_is_called_not_private_at_its_end_and_before(tmp_path: Path) -> None:
     flags = ("--method", "sgd", "--model", "mlp", "--steps", "3", "--batch-size", "64", "--json")
     assert command(["train", *flags, "--out", str(tmp_path / "run")]) == 0
-    for _ in ("ended", "open"):
-        found = shown(tmp_path / "run")
+    for _ in ("ended", "unclaimed"):
+        found = read_run(tmp_path / "run")
         assert found.private is False
         assert found.warnings[0].startswith("NOT PRIVATE")
         for file in ("summary.json", "privacy.json"):
@@ -202,19 +223,13 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
         "allowed: what its events cost",
         "privacy",
     ),
-    "no claim": (lambda run: (run / "privacy.json").unlink(), "has no privacy.json", "privacy"),
-    "a config that is no TOML": (
-        lambda run: (run / "config.toml").write_text("= 3"),
-        "config.toml cannot be read",
-        "config",
+    "no claim": (lambda run: (run / "privacy.json").unlink(), "has no privacy.json, and has ended", "privacy"),
+    "no config": (lambda run: (run / "config.toml").unlink(), "has no config.toml", "config privacy"),
+    "a ledger of another kind": (
+        lambda run: (run / "ledger.log").write_text("nothing\n"),
+        "ledger.log",
+        "ledger privacy",
     ),
-    "a config too long to show": (
-        lambda run: (run / "config.toml").write_text("x = 1\n" * 20_000),
-        "config.toml has 120000 bytes",
-        "config",
-    ),
-    "no config": (lambda run: (run / "config.toml").unlink(), "has no config.toml", "config"),
-    "a ledger of another kind": (lambda run: (run / "ledger.log").write_text("nothing\n"), "ledger.log", "ledger"),
 }
 
 
@@ -228,13 +243,26 @@ def test_a_broken_part_is_told_in_one_line_and_costs_the_other_parts_nothing(run
     assert len(seen.missing) == 1
     assert words in seen.missing[0]
     assert len(seen.missing[0].splitlines()) == 1
-    assert (seen.curves.count == 0) is (part == "curves")
-    assert (seen.privacy is None) is (part == "privacy")
-    assert (seen.timeline is None) is (part == "ledger")
-    assert (seen.config == "") is (part == "config")
-    assert (seen.seconds is None) is (part == "summary")
+    assert (seen.curves.count == 0) is ("curves" in part)
+    assert (seen.privacy is None) is ("privacy" in part)
+    assert (seen.timeline is None) is ("ledger" in part)
+    assert (seen.config == "") is ("config" in part)
+    assert (seen.seconds is None) is ("summary" in part)
     assert (seen.method, seen.dataset, seen.state) == ("adadpigu", "digits", "finished")
     assert len(page(found)) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("= 3", "config.toml cannot be read"), ("x = 1\n" * 3000, "config.toml has 18000 bytes")]
+)
+def test_settings_that_cannot_be_shown_are_told_beside_the_claim_that_they_no_longer_bear(
+    run: Path, text: str, words: str
+) -> None:
+    (run / "config.toml").write_text(text)
+    found = read_run(run)
+    assert words in found.missing[0]
+    assert "config.toml was edited" in found.missing[1]
+    assert (found.config, found.epsilon, len(found.missing)) == ("", None, 2)
 
 
 def test_curves_end_before_the_line_that_cannot_be_read(run: Path) -> None:
@@ -276,23 +304,28 @@ def test_a_folder_is_known_by_any_two_files_of_a_run_and_by_no_single_one(kept: 
 
 def test_values_of_diagnostics_are_refused_under_any_name(tmp_path: Path, kept: Path) -> None:
     row = {"step": 1, "draw": "gradient", "batch_size": 61, "non_finite": 0, "loss_mean": 2.34567, "norm_max": 3.0}
-    for name in ("diagnostics.jsonl", "copied.jsonl"):
-        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    for name in ("diagnostics.jsonl", "copied.jsonl", "copied.json"):
+        (tmp_path / name).write_text(json.dumps({"rows": [row]} if name.endswith(".json") else row) + "\n")
         with pytest.raises(InputError, match="un-noised values"):
             collect([tmp_path / name])
     found = collect([tmp_path, kept])
     assert not found.tables
     assert "2.34567" not in page(found)
     assert len(found.left_out) == 2
+    assert found.passed_over == 1
 
 
 def test_a_damaged_ledger_is_shown_as_damaged(run: Path) -> None:
     whole = (run / "ledger.log").read_bytes().splitlines(keepends=True)
     (run / "ledger.log").write_bytes(b"".join(whole[:-1]))
-    found = shown(run)
+    found = read_run(run)
     assert found.timeline is not None
     assert "the file was cut" in found.timeline.damage
-    assert any("cannot be trusted" in line for line in found.warnings)
+    assert any("what was charged cannot be trusted" in line for line in found.warnings)
+    assert (found.epsilon, found.marks) == (None, ("claim not trusted", "ledger damaged"))
+    (run / "privacy.json").unlink()
+    found = read_run(run)
+    assert (found.epsilon, found.to_json(9)["epsilon_text"]) == (None, "—")
 
 
 def test_a_line_that_is_still_being_written_is_left_for_the_next_look(run: Path) -> None:
@@ -332,6 +365,6 @@ def test_an_infinite_epsilon_is_not_taken_for_a_claim(run: Path) -> None:
     stored = PrivacyReport.from_json(json.loads((run / "privacy.json").read_text()))
     assert math.isfinite(stored.epsilon_pld)
     changed(run, "privacy.json", epsilon_pld=None, private=False)
-    found = shown(run)
+    found = read_run(run)
     assert found.epsilon is None
     assert found.private is False

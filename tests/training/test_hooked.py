@@ -47,12 +47,16 @@ def loop_for(model: nn.Module, **changes: Any) -> tuple[ad.PrivateLoop, torch.op
     return ad.PrivateLoop(model, optimizer, data, **{**settings, **changes}), optimizer
 
 
+def _parameter(model: nn.Sequential) -> Any:
+    return model[0].weight
+
+
 PUT: dict[str, Callable[[nn.Sequential], Any]] = {
     "forward hook look on '0'": lambda model: model[0].register_forward_hook(look),
     "forward pre-hook look on '2'": lambda model: model[2].register_forward_pre_hook(functools.partial(look, 1)),
     "forward hook Looking on the model": lambda model: model.register_forward_hook(Looking()),
     "backward hook look on '1'": lambda model: model[1].register_full_backward_hook(look),
-    "gradient hook look on '0.weight'": lambda model: model[0].weight.register_hook(look),
+    "gradient hook look on '0.weight'": lambda model: _parameter(model).register_hook(look),
     "forward hook look on all modules": lambda model: register_module_forward_hook(look),
 }
 
@@ -116,3 +120,14 @@ def test_parameters_are_in_one_loop_at_a_time_whatever_module_holds_them(share: 
         loop_for(second)
     loop.finish()
     loop_for(second)[0].finish()
+
+
+def test_train_names_hooks_in_its_statement_too() -> None:
+    model = net()
+    model[0].register_forward_hook(look)
+    data = torch.randn(32, 5), torch.randint(3, (32,))
+    with pytest.warns(UserWarning, match="forward hook look on '0'"):
+        run = ad.train(model, data, records=32, batch_size=8, steps=2, method="dpsgd", noise_multiplier=1.0)
+    assert any("forward hook look on '0'" in line for line in run.privacy.not_covered)
+    plain = ad.train(net(), data, records=32, batch_size=8, steps=2, method="dpsgd", noise_multiplier=1.0)
+    assert not any("hook" in line for line in plain.privacy.not_covered)

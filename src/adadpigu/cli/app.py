@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -44,7 +45,7 @@ def _root(
 
 def run(arguments: list[str]) -> int:
     """Runs a command line and returns its exit code; every error is one line."""
-    warnings.showwarning = _one_line_warning
+    warnings.showwarning = _one_line_warnings()
     try:
         code: Any = app(arguments or ["--help"], standalone_mode=False, prog_name="adadpigu")
         if code == 130 and not isinstance(code, Interrupted):
@@ -65,8 +66,17 @@ def run(arguments: list[str]) -> int:
         return 2
 
 
-def _one_line_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write("adadpigu: warning: " + " ".join(str(message).split()) + "\n")
+def _one_line_warnings() -> Callable[..., None]:
+    """Every warning of a command in one line, once, however often it comes."""
+    told: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        line = " ".join(str(message).split())
+        if line not in told:
+            told.add(line)
+            sys.stderr.write(f"adadpigu: warning: {line}\n")
+
+    return show
 
 
 def _parser_message(error: Exception, arguments: list[str]) -> str | None:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadpigu.cli.audit_kinds import KINDS, MOST, Kind
-from adadpigu.cli.audit_output import check_folder, show, shown, write
+from adadpigu.cli.audit_output import check_folder, claimed, show, shown, write
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, notes, print_json, screen, table
+from adadpigu.cli.output import Json, notes, print_json, print_prose, screen, table
 from adadpigu.cli.progress import Counter, counted
 from adadpigu.cli.training_settings import configure, method_options
 from adadpigu.config import RunConfig
@@ -205,7 +205,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
             [
                 r.subject,
                 r.audit,
-                f"{r.epsilon_claimed:.4g}",
+                claimed(r.epsilon_claimed),
                 shown(r.epsilon_lower),
                 "not refuted" if r.passed else "REFUTED",
             ]
@@ -214,7 +214,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
         screen().print(table(["audited", "audit", "ε claimed", "ε shown (95 %)", "verdict"], rows))
         for result in results:
             for line in result.findings:
-                screen().print(f"{result.subject}, {result.audit}: {line}", soft_wrap=True, markup=False)
+                print_prose(f"{result.subject}, {result.audit}: {line}")
     return 0 if passed else 1
 
 

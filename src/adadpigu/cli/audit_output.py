@@ -9,8 +9,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.audit_kinds import KINDS
-from adadpigu.cli.output import print_warning, screen, table
+from adadpigu.cli.output import print_line, print_prose, print_warning, screen, table
 from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def show(result: AuditResult, written: list[Path]) -> None:
     kind = KINDS[result.audit]
     rows = [
         ["audited", result.subject],
-        ["ε claimed", f"{result.epsilon_claimed:.4g} at δ = {result.delta:g}"],
+        ["ε claimed", f"{claimed(result.epsilon_claimed)} at δ = {result.delta:g}"],
         [f"ε shown, confidence {result.confidence:g}", shown(result.epsilon_lower)],
         ["ε shown, confidence 1 − 1e-6", shown(result.epsilon_certain)],
         ["observations", f"{result.observations:,} ({kind.counts})"],
@@ -64,21 +65,27 @@ def show(result: AuditResult, written: list[Path]) -> None:
     if result.reach is not None:
         rows.insert(4, ["most that could be shown at 1 − 1e-6", shown(result.reach)])
     screen().print(table(["", ""], rows))
-    screen().print(f"\nε shown is {kind.means}.", soft_wrap=True, markup=False)
+    screen().print()
+    print_prose(f"ε shown is {kind.means}.")
     exposed = ("un-noised values of your records were looked at: what is shown here is OUTSIDE their guarantee",)
     told = (("Findings", result.findings), ("Assumed", result.assumed), ("Exposed", exposed if result.exposed else ()))
     for title, lines in told:
         if lines:
             screen().print(f"\n{title}")
         for line in lines:
-            screen().print(f"  {line}", soft_wrap=True, markup=False)
-    screen().print("\n" + "\n".join(map(str, written)), soft_wrap=True, markup=False)
+            print_prose(line, indent="  ")
+    print_line("\n" + "\n".join(map(str, written)))
 
 
 def _verdict(result: AuditResult) -> str:
     if result.passed and result.powerless:
         return "not refuted (too few to refute)"
     return "not refuted" if result.passed else "REFUTED"
+
+
+def claimed(epsilon: float) -> str:
+    """An ε that is claimed, for people: rounded up, as the statement rounds it."""
+    return "∞" if math.isinf(epsilon) else rounded_up(epsilon)
 
 
 def shown(epsilon: float) -> str:

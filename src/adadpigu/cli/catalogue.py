@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import typer
 
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, screen, table
+from adadpigu.cli.output import Json, print_json, print_prose, screen, table
 
 RECIPES = (
     {
@@ -56,7 +56,8 @@ def methods(as_json: Json = False) -> None:
         hints = get_type_hints(m)
         options = ", ".join(f"{f.name}={_word(f.default)}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
         if options:
-            screen().print(f"\n{m.name} takes --set NAME=VALUE with {options}")
+            screen().print()
+            print_prose(f"{m.name} takes --set NAME=VALUE with {options}")
 
 
 def _choices(hint: object) -> str:

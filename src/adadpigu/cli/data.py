@@ -10,7 +10,7 @@ import typer
 
 from adadpigu.cli import own_data
 from adadpigu.cli.helping import add, example
-from adadpigu.cli.output import Interrupted, Json, print_error, print_json, screen, table
+from adadpigu.cli.output import Interrupted, Json, print_error, print_json, print_line, screen, table
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def get(
         print_json({"datasets": rows})
         return 0
     for row, published in zip(rows, wanted, strict=True):
-        screen().print(f"{row['name']}: {published.size / 1e6:.0f} MB, verified, in {row['folder']}", soft_wrap=True)
+        print_line(f"{row['name']}: {published.size / 1e6:.0f} MB, verified, in {row['folder']}")
     return 0
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.helping import add, example
-from adadpigu.cli.output import Json, print_error, print_json, screen, table
+from adadpigu.cli.output import Json, print_error, print_json, print_line, print_prose, screen, table
 from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def verify(run: Where, as_json: Json = False) -> int:
     elif record.damage:
         print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}")
     else:
-        screen().print(f"whole: {_in_words(record)}", soft_wrap=True, markup=False)
+        _tell(record, "whole: ")
     return 1 if record.damage else 0
 
 
@@ -50,11 +49,11 @@ def show(run: Where, as_json: Json = False) -> int:
     if as_json:
         print_json({**_facts(record), "lines": lines})
         return 1 if record.damage else 0
-    screen().print(_in_words(record), soft_wrap=True, markup=False)
+    _tell(record)
     for title, rows in _tables(record):
         screen().print(f"\n{title}")
         columns, cells = rows
-        screen().print(table(columns, [[escape(cell) for cell in row] for row in cells]))
+        screen().print(table(columns, cells))
     if record.damage:
         print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}; nothing after that is shown")
     return 1 if record.damage else 0
@@ -80,7 +79,7 @@ def create(
     if as_json:
         print_json(_facts(record))
     else:
-        screen().print(_in_words(record), soft_wrap=True, markup=False)
+        _tell(record)
 
 
 def _read(where: Path, as_json: bool) -> LedgerRecord | SharedRecord:
@@ -137,6 +136,15 @@ def _facts(record: LedgerRecord | SharedRecord) -> dict[str, object]:
     }
 
 
+def _tell(record: LedgerRecord | SharedRecord, verdict: str = "") -> None:
+    """What was spent, in words; the digest has a line of its own, to be copied elsewhere."""
+    from adadpigu.accounting.shared import SharedRecord
+
+    print_prose(verdict + _in_words(record))
+    if not isinstance(record, SharedRecord):
+        print_line(f"digest {record.digest}")
+
+
 def _in_words(record: LedgerRecord | SharedRecord) -> str:
     from adadpigu.accounting.shared import SharedRecord
 
@@ -153,7 +161,7 @@ def _in_words(record: LedgerRecord | SharedRecord) -> str:
     spent = f"ε = {rounded_up(epsilon)} at δ = {record.delta:g}" if math.isfinite(epsilon) else "NOT PRIVATE"
     return (
         f"{spent}, {record.steps} steps charged of {record.plan.steps} planned{spare}{torn}; "
-        f"{len(record.lines) + 1} records, digest {record.digest}"
+        f"{len(record.lines) + 1} records"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 """the option that every command takes"""
@@ -51,13 +53,32 @@ def print_warning(message: str) -> None:
     notes().print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
 
 
+def print_line(text: str, console: Console | None = None) -> None:
+    """One line as it is, for paths and commands that are copied: no markup, and the terminal alone breaks it."""
+    (console or screen()).print(text, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_prose(text: str, console: Console | None = None, *, indent: str = "", style: str | None = None) -> None:
+    """Sentences, broken between words at the width of the screen; a word that is wider stands alone."""
+    to = console or screen()
+    wrapped = textwrap.fill(
+        text.replace(" = ", "\0=\0"),  # a value stays with its name
+        to.width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    to.print(wrapped.replace("\0", " "), markup=False, emoji=False, soft_wrap=True, style=style)
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A plain table."""
+    """A plain table; brackets in its cells stay brackets."""
     made = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     return made
 
 

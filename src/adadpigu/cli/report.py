@@ -34,6 +34,7 @@ def report(
     as_json: Json = False,
 ) -> int:
     """Shows runs on one HTML page that opens from disk and makes no request. Exits 1 where something was left out."""
+    from adadpigu.report.embedding import visible
     from adadpigu.report.page import check_out, write_page
 
     if watch:
@@ -54,7 +55,7 @@ def report(
         counted = ", ".join(
             f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(found).items() if count
         )
-        screen().print(f"{place}: {counted}; {size:,} bytes", soft_wrap=True, markup=False)
+        screen().print(f"{visible(str(place))}: {counted}; {size:,} bytes", soft_wrap=True, markup=False)
         _tell(found)
     return 1 if found.left_out else 0
 
@@ -73,10 +74,13 @@ def _counts(found: Collection) -> dict[str, int]:
 
 
 def _tell(found: Collection) -> None:
-    from adadpigu.report.embedding import visible
+    from adadpigu.report.embedding import listed, visible
 
-    for line in found.left_out:
-        notes().print(f"left out: {visible(line)}", soft_wrap=True, markup=False)
+    for line in listed(found.left_out, visible):
+        notes().print(f"left out: {line}", soft_wrap=True, markup=False)
+    if found.passed_over:
+        files = "1 file" if found.passed_over == 1 else f"{found.passed_over:,} files"
+        notes().print(f"passed over: {files} of no known kind; name a file to show it as a table", soft_wrap=True)
 
 
 def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
@@ -89,7 +93,10 @@ def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
         if as_json:
             print_json({"url": server.url})
         else:
-            _tell(watched.look()[1])
+            found = watched.look()[1]
+            _tell(found)
+            if found.empty:
+                notes().print("no run yet: the page fills by itself when one begins there", soft_wrap=True)
             screen().print(f"{server.url}\nOpen it on this machine; Ctrl-C ends it.", soft_wrap=True, markup=False)
         sys.stdout.flush()  # whoever reads it through a pipe waits for the address
         try:

@@ -12,7 +12,7 @@ import typer
 from rich.markdown import Markdown
 
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Interrupted, Json, notes, print_error, print_json, screen
+from adadpigu.cli.output import Interrupted, Json, notes, print_error, print_json, print_warning, screen
 from adadpigu.cli.progress import counted
 from adadpigu.errors import InputError, unknown
 
@@ -75,7 +75,7 @@ def reproduce(
                 print_error(f"interrupted: what was measured is in {rows}; the same command goes on there")
                 return Interrupted(130)
         if not rows.exists() and (name == "all" or source is None):
-            notes().print(f"[yellow]warning:[/] {artefact.name} is not drawn: there is no {rows}", soft_wrap=True)
+            print_warning(f"{artefact.name} is not drawn: there is no {rows}")
             lost += source is not None
             continue
         drawn = artefact.draw(rows_of(artefact, folder))
@@ -122,10 +122,9 @@ def _measure(artefact: Artefact, scale: Scale, folder: Path, crew: Crew) -> int:
         lost = measure(artefact, scale, folder, crew, progress)
     failed: Sequence[Row] = [row for row in lost if "failed" in row]
     if failed:
-        notes().print(f"[yellow]warning:[/] {len(failed)} runs failed; the first, {failed[0]['name']}: ", end="")
-        notes().print(failed[0]["failed"], markup=False, soft_wrap=True)
+        print_warning(f"{len(failed)} runs failed; the first, {failed[0]['name']}: {failed[0]['failed']}")
     if len(lost) > len(failed):
-        notes().print(f"[yellow]warning:[/] {len(lost) - len(failed)} runs were not begun: no time left")
+        print_warning(f"{len(lost) - len(failed)} runs were not begun: no time left")
     return len(lost)
 
 

@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import number
+from adadpigu.cli.output import number, print_line, print_prose
 from adadpigu.cli.progress import bar, moves, wide
 from adadpigu.training.run import Facts, Metrics, Run
 
@@ -62,18 +62,17 @@ class Progress:
         """What is trained, how, and under which budget."""
         private = facts.epsilon is not None and facts.secret
         budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
-        self._console.print(
+        print_prose(
             f"{facts.method} on {facts.dataset}: {facts.parameters:,} parameters, {facts.steps} steps, {budget}, "
             f"σ = {number(facts.noise_multiplier)}, q = {number(facts.sample_rate, 3)}",
-            soft_wrap=True,
-            markup=False,
+            self._console,
         )
         if self._preset is not None:
             self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
-        self._console.print(f"per-sample gradients by {facts.engine}", style="dim", soft_wrap=True)
+        print_prose(f"per-sample gradients by {facts.engine}", self._console, style="dim")
         if facts.steps_charged:
             told = f"goes on after step {facts.steps_done} of {facts.steps}; {facts.steps_charged} steps charged so far"
-            self._console.print(told, soft_wrap=True)
+            print_prose(told, self._console)
             for warning in facts.warnings:
                 self._console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 
@@ -86,7 +85,7 @@ class Progress:
             self._bar.update(self._task, completed=metrics.step, description=metrics.stage, **self._fields)
         elif metrics.mask:
             words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
-            self._console.print("  " + "  ".join(words), soft_wrap=True)
+            print_line("  " + "  ".join(words), self._console)
 
     def end(self, run: Run) -> None:
         if self._bar is not None:

@@ -73,14 +73,23 @@ def _execute(
 
 
 def _draw(run: Run, folder: Path) -> None:
+    for name, draw in (("figures", _draw_figures), ("report", _write_report)):
+        try:
+            draw(run, folder)
+        except Exception as error:  # a picture must cost a run neither its report nor its table
+            print_warning(f"{name} could not be drawn: {type(error).__name__}: {error}")
+
+
+def _draw_figures(run: Run, folder: Path) -> None:
     from adadpigu.report.figures import draw_figures
+
+    draw_figures(run, folder / "figures")
+
+
+def _write_report(_: Run, folder: Path) -> None:
     from adadpigu.report.page import write_run_page
 
-    try:
-        draw_figures(run, folder / "figures")
-        write_run_page(folder)
-    except Exception as error:  # a picture must not cost a run its table
-        print_warning(f"figures or report could not be drawn: {type(error).__name__}: {error}")
+    write_run_page(folder)
 
 
 def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:

@@ -5,9 +5,11 @@ Nothing here reads a record: settings are public, and so is what they are made o
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import replace
 from pathlib import Path
 
+from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
@@ -21,6 +23,7 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     if preset is None and config is None:
         preset = default_preset(merge(flags))
     if preset is not None:
+        _refuse_unknown(preset)
         base = read_preset(preset)
     settings = merge(base, file, flags)
     if settings.ledger is not None:
@@ -30,6 +33,15 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     found = None if settings.describe is None else str(Path(settings.describe).resolve())
     # absolute, so that the run can be used from anywhere
     return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
+
+
+def _refuse_unknown(preset: str) -> None:
+    """A name that no preset has: the nearest are told, and where all of them are listed."""
+    known = all_presets()
+    if preset not in known:
+        near = difflib.get_close_matches(preset.lower(), known, n=3, cutoff=0.5)
+        meant = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise InputError(f"unknown preset {preset!r};{meant} `adadpigu presets` lists all {len(known)}")
 
 
 def default_preset(asked: RunConfig) -> str | None:
@@ -66,7 +78,8 @@ def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunCon
     settings = merge(read_config(run / "config.toml"), flags)
     if settings.epsilon not in (None, stored.epsilon) and (settings.epsilon or 0.0) < (spent := spent_by(run)):
         raise InputError(
-            f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({spent:.4g}); leave it out"
+            f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({rounded_up(spent)}); "
+            "leave it out"
         )
     before, now = _by_key(stored), _by_key(settings)
     for key in [*before, *now]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import number, screen, table
+from adadpigu.cli.output import number, print_line, screen, table
 
 if TYPE_CHECKING:
     from adadpigu.training import Run
@@ -32,13 +33,14 @@ def conclude(run: Run) -> None:
         rows.insert(1, ["INTERRUPTED: ε spent so far (the claim stays the plan's)", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
     screen().print(table(["", ""], rows))
+    quoted = shlex.quote(str(folder))  # commands are copied into a shell
     program = "adadpigu" if shutil.which("adadpigu") else sys.argv[0]
     for line in (
         f"\nThe run is in {folder}. Look next at",
         f"  {folder}/statement.txt  what the model gives away, in plain words",
         *(f"  {path}  all of it, in a browser" for path in (folder or Path()).glob("report.html")),
         *(f"  {path}" for path in sorted((folder or Path()).glob("figures/*.png"))),
-        f"  {program} evaluate {folder}",
-        *([f"  {program} train --resume {folder}  to go on"] if run.interrupted else []),
+        f"  {program} predict {quoted} FILE" if run.accuracy is None else f"  {program} evaluate {quoted}",
+        *([f"  {program} train --resume {quoted}  to go on"] if run.interrupted else []),
     ):
-        screen().print(line, soft_wrap=True)
+        print_line(line)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, screen
+from adadpigu.cli.output import Json, print_json, print_line
 from adadpigu.errors import InputError
 
 Folder = Annotated[
@@ -32,12 +32,15 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
     loaded = load_run(run, trust_code=trust_model_code)
     data = loaded.data()
     if data.test is None:
-        raise InputError(f"run={str(run)!r}: its data set {data.name!r} has no test records; allowed: one that has")
+        raise InputError(
+            f"run={str(run)!r}: its data set {data.name!r} has no test records; allowed: one that has (for data of "
+            "your own declare test = … in the description and train again); `adadpigu predict RUN FILE` needs none"
+        )
     share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:
         print_json({"run": str(run), "dataset": data.name, "test_accuracy": share, "test_records": count})
     else:
-        screen().print(f"test accuracy {share:.2%} on {count:,} records of {data.name}")
+        print_line(f"test accuracy {share:.2%} on {count:,} records of {data.name}")
 
 
 def predict(

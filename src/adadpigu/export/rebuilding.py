@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from adadpigu.accounting import PrivacyReport, ReleaseSummary, privacy_report
 from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.distributed.mirror import MirrorLedger
-from adadpigu.training.reporting import _COMPARED, _FAILED
+from adadpigu.training.reporting import COMPARED, FAILED
 
 _WELL = ("finished", "exhausted")
 """ends of a run that nobody interrupted"""
@@ -43,8 +43,8 @@ def rebuilt(record: LedgerRecord, told: PrivacyReport) -> PrivacyReport:
         lives=lives,
         shared=told.shared if facts["shared"] is True else None,
         not_covered=[
-            *([_COMPARED] if facts["shared"] is True else []),
-            *([_FAILED] if any(life.end == "failed" for life in lives) else []),
+            *([COMPARED] if facts["shared"] is True else []),
+            *([FAILED] if any(life.end == "failed" for life in lives) else []),
             *record.confessed,
         ],
         warnings=record.warnings,

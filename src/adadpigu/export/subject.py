@@ -16,6 +16,7 @@ from torch import nn
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.accountants import epsilons
 from adadpigu.accounting.ledger_reading import LedgerRecord
+from adadpigu.accounting.wording import number
 from adadpigu.errors import AdaDPIGUError, InputError, first_line
 from adadpigu.export.evidence import SLACK, check_folder, check_ledger, check_run
 from adadpigu.export.synthetic import Synthetic
@@ -113,7 +114,7 @@ def read_privacy(folder: Path) -> PrivacyReport:
     for name, cost in costs.items():
         claim = getattr(report, f"epsilon_{name}")
         if not (isinstance(claim, float | int) and claim >= cost * (1 - SLACK)):  # a NaN is refused, too
-            raise InputError(f"{refusal} claims epsilon_{name}={claim}; allowed: what its events cost, {cost:.4g}")
+            raise InputError(f"{refusal} claims epsilon_{name}={claim}; allowed: what its events cost, {number(cost)}")
     if report.private and not (math.isfinite(report.epsilon_pld) and report.randomness_private):
         raise InputError(f"{refusal} says private=true; allowed: with a finite epsilon and secret noise alone")
     return report

@@ -12,7 +12,7 @@ from pathlib import Path
 from adadpigu.audit.result import AuditResult
 from adadpigu.errors import InputError
 from adadpigu.report.checking import Fields, fields_of
-from adadpigu.report.embedding import name
+from adadpigu.report.embedding import listed, name
 from adadpigu.report.loading import text_of
 
 FOLDER = "audits"
@@ -45,8 +45,8 @@ class StoredAudit:
             "observations": result.observations,
             "verdict": verdict(result),
             "refuted": not result.passed,
-            "findings": [name(line) for line in result.findings],
-            "assumed": [name(line) for line in result.assumed],
+            "findings": listed(result.findings, name),
+            "assumed": listed(result.assumed, name),
             "exposed": result.exposed,
         }
 
@@ -90,11 +90,15 @@ def audit_of(stored: Fields, file: str) -> StoredAudit:
 def audits_of_run(folder: Path) -> tuple[tuple[StoredAudit, ...], tuple[str, ...]]:
     """What is in a run's folder of audits, and a line for each file that cannot be shown."""
     within = folder / FOLDER
-    if within.is_symlink() or not within.is_dir():
+    if within.is_symlink():
+        return (), (f"run={str(folder)!r}: {FOLDER} is a link, which is not followed; allowed: a folder of audits",)
+    if not within.is_dir():
         return (), ()
     found: list[StoredAudit] = []
-    odd: list[str] = []
-    for path in sorted(within.glob("*.json"))[:MOST_AUDITS]:
+    paths = sorted(within.glob("*.json"))
+    most = f"run={str(folder)!r}: {FOLDER} has {len(paths)} files, of which {MOST_AUDITS} are shown"
+    odd = [f"{most}; what the others tell is not known"] if len(paths) > MOST_AUDITS else []
+    for path in paths[:MOST_AUDITS]:
         where = f"{FOLDER}/{path.name}"
         try:
             found.append(audit_of(fields_of(text_of(folder, where), f"run={str(folder)!r}: {where}"), path.name))

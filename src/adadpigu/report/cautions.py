@@ -26,7 +26,11 @@ UNKNOWN = (
     "Neither its settings nor its claim can be read: nobody can tell from the folder whether Diagnostics were on, or "
     "whether the noise was secret."
 )
-UNSTATED = "The run has ended, and its privacy.json is missing or cannot be trusted: no ε is shown for it."
+UNSTATED = "Its privacy.json cannot be trusted: no ε is shown for it."
+UNCLAIMED = (
+    "The run has ended and there is no privacy.json: nothing is claimed for it. An ε beside it is what its ledger has "
+    "charged."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,13 @@ class Doubts:
     unknown: bool
     """no file tells whether Diagnostics were on, or whether the noise was secret"""
     unstated: bool
-    """it has ended, and its claim is not there or cannot be trusted"""
+    """its claim cannot be trusted"""
+    unclaimed: bool
+    """it has ended without a claim"""
+    exceeded: tuple[str, ...] = ()
+    """audits that are certain of more than the run's ε"""
+    confessed: tuple[str, ...] = ()
+    """what was confessed in the ledger; a statement tells it, where there is one"""
 
 
 def cautions_of(
@@ -58,9 +68,12 @@ def cautions_of(
         DIAGNOSTICS if exposed else "",
         UNKNOWN if doubts.unknown and not exposed else "",
         UNSTATED if doubts.unstated else "",
+        UNCLAIMED if doubts.unclaimed else "",
         f"An audit has REFUTED the claim: {', '.join(refuted)}." if refuted else "",
+        f"An audit is certain of more than the ε of this run: {', '.join(doubts.exceeded)}." if doubts.exceeded else "",
         UNSAID if doubts.unsaid and not doubts.unstated else "",
         *_ledger(timeline, begun=privacy is not None),
+        *((f"Not covered: {line}." for line in doubts.confessed) if privacy is None else ()),
         *((f"{warning}." for warning in privacy.warnings) if privacy is not None else ()),
     ]
     return tuple(line for line in found if line)

@@ -1,7 +1,8 @@
 """What a report is asked to show: run folders, results and audits, found in the folders and files that are named.
 
-A folder of a run is one entry. Any other folder is searched, links not followed, for run folders, files of JSON lines
-and audits. What cannot be shown is told in one line and costs the others nothing.
+A folder of a run is one entry. Any other folder is searched, links not followed, for run folders, results, audits and
+tables of ours; a file of another kind may hold records, and is shown only where it is named itself. What cannot be
+shown is told in one line and costs the others nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 from adadpigu.errors import InputError
 from adadpigu.report.audits import StoredAudit, audit_of, is_audit
 from adadpigu.report.checking import Fields, fields_of
-from adadpigu.report.embedding import sentence
+from adadpigu.report.embedding import listed
 from adadpigu.report.loading import text_of
-from adadpigu.report.results import MOST_RESULTS, OtherTable, read_results, table_of
+from adadpigu.report.results import MOST_RESULTS, read_results
 from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
+from adadpigu.report.tables import OtherTable, is_own, refuse_unnoised, table_of
 
 MOST_RUNS = 5000
 """on one page"""
@@ -40,6 +42,8 @@ class Collection:
     tables: list[OtherTable] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """a line for each thing that cannot be shown"""
+    passed_over: int = 0
+    """files in the folders that were searched, of no known kind"""
 
     @property
     def empty(self) -> bool:
@@ -54,27 +58,36 @@ class Collection:
             "runs": [run.to_json(most) for run in self.runs],
             "audits": [audit.to_json() for audit in self.audits],
             "tables": [table.to_json() for table in self.tables],
-            "left_out": [sentence(line) for line in self.left_out],
+            "left_out": listed(self.left_out),
         }
 
 
 def collect(paths: Sequence[Path]) -> Collection:
     """All that the given folders and files hold. Refused where one is not there, or where nothing can be shown."""
-    found = Collection()
     for path in paths:
         if not path.exists():
-            raise InputError(f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/")
+            raise InputError(
+                f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/ "
+                "(`adadpigu train --out FOLDER` makes a run)"
+            )
+    found = gather(paths)
+    if found.empty:
+        none = f"{', '.join(map(str, paths))}: no run, result or audit there; `adadpigu train --out FOLDER` makes a run"
+        raise InputError(f"{found.left_out[0] if found.left_out else none} (nothing can be shown)")
+    return found
+
+
+def gather(paths: Sequence[Path]) -> Collection:
+    """All that the given folders and files hold now, which may be nothing."""
+    found, named = Collection(), set(paths)
     for entry in entries(paths):
         if len(found.runs) >= MOST_RUNS:
             found.left_out.append(f"{entry} and what comes after it: a page has at most {MOST_RUNS} runs")
             break
         try:
-            _add(found, entry)
+            _add(found, entry, named=entry in named)
         except InputError as error:
             found.left_out.append(str(error))
-    if found.empty:
-        reason = found.left_out[0] if found.left_out else f"{', '.join(map(str, paths))}: no run, result or audit there"
-        raise InputError(f"{reason} (nothing can be shown)")
     return found
 
 
@@ -99,7 +112,7 @@ def _entries(path: Path) -> Iterator[Path]:
         yield from (here / file for file in sorted(files) if file.endswith((".jsonl", ".json")))
 
 
-def _add(found: Collection, path: Path) -> None:
+def _add(found: Collection, path: Path, *, named: bool) -> None:
     if path.name == DIAGNOSTICS:
         raise InputError(f"file={str(path)!r} holds un-noised values, which no page shows; allowed: its run folder")
     if path.is_dir():
@@ -107,28 +120,44 @@ def _add(found: Collection, path: Path) -> None:
         found.runs.append(run)
         found.left_out += run.missing
     elif path.suffix == ".jsonl":
-        runs, table, odd = read_results(path)
-        found.runs += runs
-        found.tables += [] if table is None else [table]
-        found.left_out += odd
+        results = read_results(path, named=named, most=MOST_RUNS - len(found.runs))
+        if results is None:
+            found.passed_over += 1
+            return
+        found.runs += results.runs
+        found.tables += [] if results.table is None else [results.table]
+        found.left_out += results.odd
     elif path.suffix == ".json":
-        _add_json(found, path)
+        _add_json(found, path, named=named)
     else:
         raise InputError(f"file={str(path)!r} cannot be shown; allowed: .jsonl of results, .json of audits")
 
 
-def _add_json(found: Collection, path: Path) -> None:
+def _add_json(found: Collection, path: Path, *, named: bool) -> None:
     """An audit, a list of them, or another object's first list of rows, such as a benchmark's."""
-    stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), f"file={str(path)!r}")
-    if is_audit(stored):
-        found.audits.append(audit_of(stored, path.name))
-        return
+    refusal = f"file={str(path)!r}"
+    try:
+        stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), refusal)
+        rows = _rows(stored)
+        if is_audit(stored):
+            found.audits.append(audit_of(stored, path.name))
+        elif rows and all(map(is_audit, rows)):
+            found.audits += [audit_of(row, path.name) for row in rows]
+        elif rows and (named or all(map(is_own, rows))):
+            for row in rows:
+                refuse_unnoised(row)
+            found.tables.append(table_of(path.stem, rows))
+        elif named:
+            raise InputError(f"{refusal} cannot be shown; allowed: audits, or an object with a list of rows")
+        else:
+            found.passed_over += 1
+    except RecursionError:
+        raise InputError(f"{refusal} cannot be read: it nests too deep") from None
+
+
+def _rows(stored: Fields) -> list[Fields]:
+    """The first list of objects in an object; none where there is none."""
     for key, value in stored.values.items():
         if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            rows = [Fields(row, f"{stored.where}: {key}") for row in value]
-            if all(map(is_audit, rows)):
-                found.audits += [audit_of(row, path.name) for row in rows]
-            else:
-                found.tables.append(table_of(path.stem, rows))
-            return
-    raise InputError(f"{stored.where} cannot be shown; allowed: audits, or an object with a list of rows")
+            return [Fields(row, f"{stored.where}: {key}") for row in value]
+    return []

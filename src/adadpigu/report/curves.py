@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adadpigu.errors import InputError
 from adadpigu.report.checking import Fields, fields_of
-from adadpigu.report.embedding import name
+from adadpigu.report.embedding import MOST_LISTED, name
 from adadpigu.report.loading import text_of
 from adadpigu.report.series import Point, thinned, to_nearest, upwards
 
@@ -58,7 +58,8 @@ class Curves:
         for key, lines in self.layered.items():
             if lines:
                 drawn[key] = [[name(to), thinned(at, most).to_json(to_nearest)] for to, at in lines.items()]
-        return {**drawn, "stages": [[step, name(stage)] for step, stage in self.stages]}
+        stages = [[step, name(stage)] for step, stage in self.stages[:MOST_LISTED]]
+        return {**drawn, "stages": stages, "more_stages": len(self.stages) - len(stages)}
 
 
 def _rounding(key: str) -> Callable[[float], float]:

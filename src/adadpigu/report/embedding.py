@@ -7,12 +7,14 @@ nothing hides in a name; and data stand in the page as JSON in which no characte
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 LONGEST_NAME = 200
 """characters of a name that are shown"""
 LONGEST_SENTENCE = 1000
 """characters of a caution or a refusal that are shown"""
+MOST_LISTED = 100
+"""entries of a list that are shown"""
 
 
 def visible(text: str, kept: str = "") -> str:
@@ -44,6 +46,16 @@ def sentence(text: str) -> str:
 
 def _shortened(text: str, most: int) -> str:
     return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
+
+
+def listed(lines: Sequence[str], shown: Callable[[str], str] = sentence) -> list[str]:
+    """A list as far as anybody reads it, and how much longer it is.
+
+    >>> listed(["a"] * 3), listed(["a"] * 102)[99:]
+    (['a', 'a', 'a'], ['a', 'and 2 more'])
+    """
+    rest = len(lines) - MOST_LISTED
+    return [*map(shown, lines[:MOST_LISTED]), *([f"and {rest:,} more"] if rest > 0 else [])]
 
 
 def block(text: str) -> str:

@@ -84,9 +84,13 @@ def check_out(out: Path) -> None:
     """Refuses a place where a page cannot stand, or where something else does."""
     if out.is_dir():
         raise InputError(f"out={str(out)!r} is a folder; allowed: a new file, or an earlier report")
+    if out.suffix != ".html":
+        raise InputError(f"out={str(out)!r} is not the name of a page; allowed: one that ends in .html")
     if not out.parent.is_dir():
         raise InputError(f"out={str(out)!r} cannot be written: {str(out.parent)!r} is no folder")
     if out.exists():
+        if not out.is_file():  # to open a pipe would wait for ever
+            raise InputError(f"out={str(out)!r} is there and no file; allowed: a new file, or an earlier report")
         with out.open("rb") as file:
             if file.read(len(MARK)) != MARK.encode():
                 raise InputError(f"out={str(out)!r} is there and no report; allowed: a new file, or an earlier report")

@@ -1,12 +1,10 @@
-"""What `results/` holds: rows of measured runs, and tables of other kinds, as JSON lines. Shown as they stand.
+"""What `results/` holds: rows of measured runs as JSON lines, shown as they stand; other rows go to `tables`.
 
-A row is a run where it tells a method and an accuracy; any other row goes into a table named after its file.
+A row is a run where it tells a method and an accuracy.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,51 +13,63 @@ from adadpigu.errors import InputError
 from adadpigu.report.cautions import DIAGNOSTICS, UNPROTECTED, unprotected
 from adadpigu.report.checking import Fields, fields_of
 from adadpigu.report.curves import Curves
-from adadpigu.report.embedding import name
 from adadpigu.report.loading import text_of
 from adadpigu.report.series import Point, upwards
 from adadpigu.report.shown_run import ShownRun
+from adadpigu.report.tables import OtherTable, is_own, refuse_unnoised, table_of
 
 MOST_RESULTS = 1 << 25
 """bytes of a file"""
-MOST_COLUMNS = 24
-"""of a table that is no table of runs"""
-UNNOISED = {"step", "draw", "batch_size", "non_finite"}
-"""keys by which a row of Diagnostics is known, under whatever name its file was put away"""
+_EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
+"""flags by which a row, or its settings, tells that Diagnostics were on"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherTable:
-    """Rows that are no runs."""
+class Results:
+    """What a file of JSON lines holds."""
 
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-
-    def to_json(self) -> dict[str, object]:
-        """For the page."""
-        return {"name": name(self.name), "columns": [name(c) for c in self.columns], "rows": [*map(list, self.rows)]}
+    runs: tuple[ShownRun, ...]
+    table: OtherTable | None
+    odd: tuple[str, ...]
+    """a line for each thing that cannot be shown"""
 
 
-def read_results(path: Path) -> tuple[tuple[ShownRun, ...], OtherTable | None, tuple[str, ...]]:
-    """The runs and other rows of a file of JSON lines, and a line for each row that cannot be shown."""
+def read_results(path: Path, *, named: bool, most: int) -> Results | None:
+    """At most so many runs, and rows of tables of ours; any other row only of a file that was `named`.
+
+    None where nothing in it is of a known kind: then it is somebody's file, maybe of records, and none of it is shown.
+    """
     runs: list[ShownRun] = []
     others: list[Fields] = []
     odd: list[str] = []
+    strange = beyond = 0
     text = text_of(path.parent, path.name, MOST_RESULTS)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 row = fields_of(line, f"results={str(path)!r}, line {number}")
-                if row.values.keys() >= UNNOISED:
-                    raise InputError(f"{row.where} is a row of Diagnostics: un-noised values, which no page shows")
-                if _is_run(row):
+                if not _is_run(row):
+                    refuse_unnoised(row)
+                    others += [row] if named or is_own(row) else []
+                    strange += not (named or is_own(row))
+                elif len(runs) < most:
                     runs.append(_run(row, path, number))
                 else:
-                    others.append(row)
-            except InputError as error:
-                odd.append(str(error))
-    return tuple(runs), table_of(path.stem, others) if others else None, tuple(odd)
+                    beyond += 1
+            except (InputError, RecursionError) as error:
+                odd.append(_told(error, path, number))
+    if not (named or runs or others or beyond or any("un-noised" in line for line in odd)):
+        return None
+    if strange:
+        odd.append(f"results={str(path)!r}: {strange:,} rows are no runs; name the file itself to see them as a table")
+    if beyond:
+        odd.append(f"results={str(path)!r}: {beyond:,} runs more than a page has room for; ask for fewer files")
+    return Results(runs=tuple(runs), table=table_of(path.stem, others) if others else None, odd=tuple(odd))
+
+
+def _told(error: Exception, path: Path, number: int) -> str:
+    deep = f"results={str(path)!r}, line {number} cannot be read: it nests too deep"
+    return deep if isinstance(error, RecursionError) else str(error)
 
 
 def _is_run(row: Fields) -> bool:
@@ -74,10 +84,10 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
     config = Fields(stored if isinstance(stored, dict) else {}, f"{row.where}: config")
     holder = row if "method" in row.values else config
     method = holder.text("method") if "method" in holder.values else "adadpigu"
+    refuse_unnoised(row, setting="batch_size")
     epsilon = row.number("epsilon", 0, 1e30)
-    private = row.flag("private") if "private" in row.values else epsilon is not None
-    private = private and epsilon is not None and not config.flag("reproducible_noise") and not unprotected(method)
-    exposed = row.flag("exposed") or config.flag("diagnostics")
+    private = epsilon is not None and not unprotected(method) and not _says_no(row) and not _says_no(config)
+    exposed = any(fields.flag(key) for fields in (row, config) for key in _EXPOSED)
     steps = row.values.get("steps", config.values.get("steps"))
     seed = row.values.get("seed")
     return ShownRun(
@@ -104,6 +114,12 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         warnings=(*(() if private else (UNPROTECTED,)), *((DIAGNOSTICS,) if exposed else ())),
         facts={key: str(row.values[key]) for key in ("device", "commit", "torch", "source") if key in row.values},
     )
+
+
+def _says_no(fields: Fields) -> bool:
+    """Whether a row or its settings speak against a guarantee."""
+    said = {key: fields.flag(key) for key in ("private", "randomness_private") if key in fields.values}
+    return not all(said.values()) or fields.flag("reproducible_noise")
 
 
 def _toml(config: Fields) -> str:
@@ -135,19 +151,3 @@ def _curves(row: Fields) -> Curves:
             if value is not None:
                 single[key].append((step, value))
     return Curves(single=single, layered={}, last_step=max(last, 0))
-
-
-def table_of(stem: str, rows: Sequence[Fields]) -> OtherTable:
-    """Rows of any kind as a table, in the order of their keys."""
-    columns = tuple(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
-    cells = tuple(tuple(_cell(row.values.get(column)) for column in columns) for row in rows)
-    return OtherTable(name=stem, columns=columns, rows=cells)
-
-
-def _cell(value: object) -> object:
-    """Numbers as they are, anything else as words."""
-    if value is None or type(value) in (bool, float):
-        return value
-    if type(value) is int and abs(value) < 2**53:
-        return value
-    return name(value if isinstance(value, str) else json.dumps(value))

@@ -13,7 +13,7 @@ from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves
-from adadpigu.report.embedding import block, name, sentence
+from adadpigu.report.embedding import block, listed, name, visible
 from adadpigu.report.statement import paragraphs
 from adadpigu.report.timeline import Timeline
 
@@ -40,7 +40,7 @@ class ShownRun:
     score: str = "test"
     """which records accuracy was measured on"""
     epsilon: float | None = None
-    """that is claimed, or spent until now while `private` is None; None where there is no guarantee or none is told"""
+    """that is claimed, or charged while `private` is None; None where there is no guarantee or none is told"""
     delta: float | None = None
     noise_multiplier: float | None = None
     steps: int | None = None
@@ -55,6 +55,8 @@ class ShownRun:
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """a line for each part that cannot be shown"""
+    marks: tuple[str, ...] = ()
+    """in two or three words each, why its row is not to be trusted or not whole"""
     facts: Mapping[str, str] = field(default_factory=dict)
     """what else is worth a line"""
 
@@ -78,19 +80,22 @@ class ShownRun:
             "seconds": self.seconds,
             "seed": self.seed,
             "private": self.private,
-            "warnings": [sentence(text) for text in self.warnings],
-            "missing": [sentence(text) for text in self.missing],
+            "warnings": listed(self.warnings),
+            "missing": listed(self.missing),
+            "marks": list(self.marks),
             "statement": None if self.privacy is None else paragraphs(self.privacy),
             "curves": self.curves.to_json(most),
             "ledger": None if self.timeline is None else self.timeline.to_json(over=self.state != OPEN),
             "audits": [audit.to_json() for audit in self.audits],
             "config": block(self.config),
-            "rerun": [[block(command), words] for command, words in self.rerun],
+            "rerun": [[block(command), visible(words)] for command, words in self.rerun],
             "facts": {key: name(value) for key, value in self.facts.items()},
         }
 
     def _epsilon_text(self) -> str:
         if self.private is False:
             return "∞"
-        so_far = " so far" if self.private is None else ""
-        return "—" if self.epsilon is None else f"{rounded_up(self.epsilon)}{so_far}"
+        if self.epsilon is None:
+            return "—"
+        unclaimed = " so far" if self.state == OPEN else " charged"
+        return f"{rounded_up(self.epsilon)}{unclaimed if self.private is None else ''}"

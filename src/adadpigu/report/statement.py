@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.report.embedding import block
+from adadpigu.report.embedding import block, listed
 
 
 def paragraphs(report: PrivacyReport) -> list[list[str]]:
     """Each paragraph's words, followed by the entries of its list, if it has one."""
-    return [_joined(part.split("\n")) for part in block(report.statement()).split("\n\n")]
+    parts = (_joined(part.split("\n")) for part in block(report.statement()).split("\n\n"))
+    return [[words, *listed(entries)] for words, *entries in parts]
 
 
 def _joined(lines: list[str]) -> list[str]:

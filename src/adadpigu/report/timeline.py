@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, inspect_ledger
-from adadpigu.errors import InputError, LedgerError, first_line
-from adadpigu.report.embedding import name
-from adadpigu.report.loading import file_of
+from adadpigu.accounting.ledger_reading import LedgerRecord
+from adadpigu.report.embedding import MOST_LISTED, name
 
 MOST_LEDGER = 1 << 27
 """bytes of a ledger that is read"""
@@ -57,6 +54,8 @@ class Timeline:
     """whether a record was never finished; it counts as charged"""
     method: str
     dataset: str
+    confessed: tuple[str, ...]
+    """what the guarantee does not cover"""
 
     @property
     def charged(self) -> int:
@@ -76,7 +75,7 @@ class Timeline:
     def to_json(self, *, over: bool) -> dict[str, object]:
         """For the page; `over` where the run is known to have ended."""
         rows = []
-        for number, process in enumerate(self.processes, start=1):
+        for number, process in enumerate(self.processes[:MOST_LISTED], start=1):
             unsaid = number == len(self.processes) and not over and process.end == "crashed"
             rows.append(
                 {
@@ -93,6 +92,7 @@ class Timeline:
             )
         return {
             "processes": rows,
+            "more": len(self.processes) - len(rows),
             "planned": self.planned,
             "spare": self.spare,
             "charged": self.charged,
@@ -115,26 +115,8 @@ def _moment(stored: str) -> str:
         return name(stored)
 
 
-def read_timeline(folder: Path) -> Timeline | None:
-    """The timeline of a run folder; None where nothing was charged yet."""
-    refusal = f"run={str(folder)!r}: {NAME}"
-    path = file_of(folder, NAME)
-    if (folder / "ledger.head").exists():
-        file_of(folder, "ledger.head")
-    size = path.stat().st_size
-    if size > MOST_LEDGER:
-        raise InputError(f"{refusal} has {size} bytes; allowed: up to {MOST_LEDGER}")
-    try:
-        return _told(inspect_ledger(path))
-    except LedgerError as error:
-        if not size:
-            return None
-        raise InputError(f"{refusal}: {first_line(error)}") from None
-    except (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{refusal} holds lines that no run has written: {type(error).__name__}") from None
-
-
-def _told(record: LedgerRecord) -> Timeline:
+def timeline_of(record: LedgerRecord) -> Timeline:
+    """The timeline that a ledger's record tells."""
     began, ended = [str(record.header.get("time", ""))], [""]
     for line in record.notes:
         if line["note"] == "resumed":
@@ -165,4 +147,5 @@ def _told(record: LedgerRecord) -> Timeline:
         torn=record.torn > 0,
         method=str(facts.get("method", "")),
         dataset=str(facts.get("dataset", "")),
+        confessed=record.confessed,
     )

@@ -20,7 +20,8 @@ from threading import Lock
 
 from adadpigu.errors import InputError
 from adadpigu.report.audits import FOLDER as AUDITS
-from adadpigu.report.collecting import Collection, collect, entries
+from adadpigu.report.audits import MOST_AUDITS
+from adadpigu.report.collecting import Collection, entries, gather
 from adadpigu.report.embedding import script_json
 from adadpigu.report.page import data_of, page, policy
 from adadpigu.report.run_reading import LEFT
@@ -35,25 +36,30 @@ class Watched:
         self._paths = paths
         self._lock = Lock()
         self._stamp = self._now()  # before the look: what changes amid it is seen at the next one
-        self._found = collect(paths)
+        self._found = gather(paths)
 
     def look(self) -> tuple[str, Collection]:
         """What there is now, and a mark that is another one when that has changed."""
         with self._lock:
             stamp = self._now()
             if stamp != self._stamp:
-                try:
-                    self._found = collect(self._paths)
-                    self._stamp = stamp
-                except (InputError, OSError):  # nothing is there for now: what was last seen stays
-                    pass
+                found = gather(self._paths)
+                if not found.empty or self._found.empty:  # else nothing is there for now: what was last seen stays
+                    self._found, self._stamp = found, stamp
             return self._stamp, self._found
 
     def _now(self) -> str:
         """Of all that a page would be made from now: a run that begins while others are watched is found too."""
         found = entries(self._paths)
         folders = [place for place in found if place.is_dir()]
-        return mark_of([*found, *(f / name for f in folders for name in LEFT), *(f / AUDITS for f in folders)])
+        audits = [path for folder in folders for path in _audits(folder)]
+        return mark_of([*found, *(f / name for f in folders for name in LEFT), *audits])
+
+
+def _audits(folder: Path) -> list[Path]:
+    """The folder of audits of a run, and each of them: one that is written over is another one."""
+    within = folder / AUDITS
+    return [within, *([] if within.is_symlink() else sorted(within.glob("*.json"))[: MOST_AUDITS + 1])]
 
 
 def mark_of(places: Sequence[Path]) -> str:
@@ -113,13 +119,21 @@ class _Handler(BaseHTTPRequestHandler):
         if not known or not slash or rest not in ("", "data.json"):
             self._answer(404, b"not found\n", "text/plain")
             return
+        try:
+            code, body, kind, stamp = self._made(data=bool(rest))
+        except Exception as error:  # a folder that nobody thought of must not leave the browser without an answer
+            words = f"the page cannot be made: {type(error).__name__}; `adadpigu report RUN` tells of which run\n"
+            code, body, kind, stamp = 500, words.encode(), "text/plain", ""
+        self._answer(code, body, kind, stamp)
+
+    def _made(self, *, data: bool) -> tuple[int, bytes, str, str]:
+        """Status, body, kind and stamp of the page, or of what it shows now."""
         stamp, found = self.server.watched.look()
-        if not rest:
-            self._answer(200, page(found, live=True).encode(), "text/html; charset=utf-8")
-        elif self.headers.get("If-None-Match") == f'"{stamp}"':
-            self._answer(304, b"", "application/json", stamp)
-        else:
-            self._answer(200, script_json(data_of(found)).encode(), "application/json", stamp)
+        if not data:
+            return 200, page(found, live=True).encode(), "text/html; charset=utf-8", ""
+        if self.headers.get("If-None-Match") == f'"{stamp}"':
+            return 304, b"", "application/json", stamp
+        return 200, script_json(data_of(found)).encode(), "application/json", stamp
 
     def do_HEAD(self) -> None:
         self.do_GET()

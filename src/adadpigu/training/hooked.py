@@ -42,7 +42,7 @@ def hooks_of(model: nn.Module, loss: object = None) -> tuple[Hook, ...]:
     return tuple((f"{kind} {_name(hook)} on {place}", hook) for kind, hook, place in found if _is_users(hook))
 
 
-def told(hooks: tuple[Hook, ...]) -> str:
+def in_words(hooks: tuple[Hook, ...]) -> str:
     """The line of a statement that names them."""
     named = ", ".join(dict.fromkeys(where for where, _ in hooks))
     return f"what hooks of the user's own keep or write of the records that pass them: {named}"

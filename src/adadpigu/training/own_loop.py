@@ -32,7 +32,7 @@ from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.records import Records
 from adadpigu.training.guarding import Guard
-from adadpigu.training.hooked import told
+from adadpigu.training.hooked import in_words
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Observer, Run
 from adadpigu.training.train import prepared_for, session
@@ -217,8 +217,8 @@ class PrivateLoop:
             self._session = opening.enter_context(session(self._prepared, **how))
             self._session.confess(_OWN_CODE)
             if hooks := self._guard.hooks:
-                warnings.warn(f"{told(hooks)}; the statement says that it is not covered", stacklevel=3)
-                self._session.confess(told(hooks))
+                warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=3)
+                self._session.confess(in_words(hooks))
             self._ending = opening.pop_all()
 
     def __len__(self) -> int:

@@ -10,8 +10,8 @@ from adadpigu.randomness import Randomness
 from adadpigu.training.preparation import Preparation
 
 RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
-_FAILED = "that the run failed, and when: an error amid private records is not noised"
-_COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
+FAILED = "that the run failed, and when: an error amid private records is not noised"
+COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
 
 
 def report_on(
@@ -46,8 +46,8 @@ def report_on(
         lives=lives,
         shared=shared,
         not_covered=[
-            *([_COMPARED] if shared is not None else []),
-            *([_FAILED] if any(life.end == "failed" for life in lives) else []),
+            *([COMPARED] if shared is not None else []),
+            *([FAILED] if any(life.end == "failed" for life in lives) else []),
             *ledger.record.confessed,
             *declared_by(prepared),
         ],

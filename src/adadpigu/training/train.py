@@ -30,6 +30,7 @@ from adadpigu.mechanism import Tape
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.training.checkpoints import Checkpoint
+from adadpigu.training.hooked import hooks_of, in_words
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.pace import steps_to_reserve
@@ -174,6 +175,9 @@ def train_prepared(
         resuming=resuming,
         shared=shared,
     ) as begun:
+        if hooks := hooks_of(prepared.model):
+            warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=2)
+            begun.confess(in_words(hooks))
         return begun.run()
 
 

@@ -90,7 +90,9 @@ def test_training_records_in_a_class_of_the_users_own_are_found_in_another_of_it
         trainer(strategy()).fit(Classifier(), loaded(Own(*TRAIN.tensors)), loaded(Own(*parts)))
 
 
-@pytest.mark.parametrize("other", [Own(*OTHER.tensors), [*OTHER], Own(*TRAIN.tensors[:1] * 2)])
+@pytest.mark.parametrize(
+    "other", [Own(*OTHER.tensors), [OTHER[number] for number in range(N)], Own(*TRAIN.tensors[:1] * 2)]
+)
 def test_reading_records_to_compare_them_moves_no_generator_and_refuses_no_others(other: Any) -> None:
     train = Own(TRAIN.tensors[0] + 1, TRAIN.tensors[1])
     inputs = Leaf(node=None, path=(SequenceKey(0),), label="x", like=torch.zeros(1, 5))  # type: ignore[arg-type]

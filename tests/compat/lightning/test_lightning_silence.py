@@ -100,7 +100,7 @@ class Later(Hooked):
         lambda module, value: setattr(module, "last", value),
         lambda module, value: module.seen.append(value),
         lambda module, value: setattr(module.kept, "last", value),
-        lambda module, value: module.trainer.callback_metrics.update(seen=torch.tensor(value)),
+        lambda module, value: module.trainer.callback_metrics.update(sneaked=torch.tensor(value)),
     ],
 )
 def test_what_a_hook_leaves_in_the_module_is_taken_out_again(leave: Look, tmp_path: Path) -> None:
@@ -109,6 +109,7 @@ def test_what_a_hook_leaves_in_the_module_is_taken_out_again(leave: Look, tmp_pa
     run.fit(module, loader())
     assert private.run.steps_done > 0
     assert run.callback_metrics["seen"] == 0.0
+    assert "sneaked" not in run.callback_metrics
     assert not module.seen
     assert not [text for text in _texts(tmp_path) if str(int(MARK)) in text]
 

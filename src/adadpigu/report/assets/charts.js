@@ -53,7 +53,7 @@ function chart(spec) {
     "aria-label": `${xLabel} whose values are shown: ${spec.title}`,
   });
   const values = spec.lines.map(() => el("span", { class: "value" }));
-  const list = el("ul", { class: "values" }, ...spec.lines.map((line, at) => legend(line, at, values[at])));
+  const list = el("ul", { class: "values" }, spec.lines.map((line, at) => legend(line, at, values[at])));
   const made = el(
     "figure", { "data-chart": spec.key, "aria-label": spec.title },
     el("figcaption", {}, spec.title, note ? el("span", { class: "soft" }, note) : null),
@@ -67,8 +67,7 @@ function chart(spec) {
     const words = [];
     output.textContent = `${xLabel} ${whole(data[0][at])}`;
     spec.lines.forEach((line, number) => {
-      const found = nearest(data[number + 1], at);
-      const text = found === null ? "—" : spec.format(data[number + 1][found]);
+      const text = valueAt(spec, line, data, number + 1, at);
       values[number].textContent = text;
       words.push(`${line.label} ${text}`);
     });
@@ -79,6 +78,14 @@ function chart(spec) {
   slider.addEventListener("input", () => pointTo(spec.key, Number(slider.value)));
   show(data[0].length - 1);
   return made;
+}
+
+/** A line's value at a step; where it has none there, the nearest with its step. A point has no neighbours. */
+function valueAt(spec, line, data, number, at) {
+  const found = line.points ? at : nearest(data[number], at);
+  const value = found === null ? null : data[number][found];
+  if (value === null || value === undefined) return "—";
+  return found === at ? spec.format(value) : `${spec.format(value)} (${spec.xLabel || "step"} ${whole(data[0][found])})`;
 }
 
 function legend(line, at, value) {

@@ -1,7 +1,7 @@
 "use strict";
 // Elements made from text alone: what a stranger wrote becomes textContent, never markup.
 
-/** An element with properties (class, attributes, listeners as functions) and children, which are nodes or text. */
+/** An element with properties (class, attributes, listeners as functions) and children: nodes, text, or lists of them. */
 function el(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
@@ -11,7 +11,9 @@ function el(tag, properties = {}, ...children) {
     else if (value === true) made.setAttribute(key, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(key, String(value));
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {  // one at a time: a call has room for some ten thousand arguments
+    if (child !== null && child !== undefined) made.append(child);
+  }
   return made;
 }
 
@@ -20,30 +22,31 @@ const byId = (id) => document.getElementById(id);
 /** A number with so many digits, or a dash where there is none. */
 function digits(value, most = 4) {
   if (value === null || value === undefined) return "—";
-  const short = Number(value.toPrecision(most));
-  return short !== 0 && Math.abs(short) < 1e-3 ? short.toExponential().replace("e-", "e−") : String(short);
+  return worded(Number(value.toPrecision(most)));
 }
+
+const worded = (short) => (short !== 0 && Math.abs(short) < 1e-3 ? short.toExponential().replace("e-", "e−") : String(short));
 
 const percent = (value) => (value === null || value === undefined ? "—" : `${(100 * value).toFixed(2)} %`);
 const whole = (value) => (value === null || value === undefined ? "—" : value.toLocaleString("en"));
 
-/** ε with so many digits, never below what was spent. */
-function epsilon(value) {
+/** ε or δ with four digits, never below what was spent. */
+function roundedUp(value) {
   if (value === null || value === undefined) return "—";
   if (value <= 0) return "0";
   const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
-  return String(Number((Math.ceil(value / unit - 1e-6) * unit).toPrecision(4)));
+  return worded(Number((Math.ceil(value / unit - 1e-6) * unit).toPrecision(4)));
 }
 
 /** A table whose first cells may be row headings; cells are text or nodes. */
 function plainTable(caption, columns, rows, numeric = new Set()) {
   const kind = (at) => (numeric.has(at) ? "number" : "words");
   const head = columns.map((column, at) => el("th", { scope: "col", class: numeric.has(at) ? "number" : "" }, column));
-  const body = rows.map((row) => el("tr", {}, ...row.map((cell, at) => el("td", { class: kind(at) }, cell))));
+  const body = rows.map((row) => el("tr", {}, row.map((cell, at) => el("td", { class: kind(at) }, cell))));
   return el(
     "div",
     { class: "scroll low", role: "region", "aria-label": caption, tabindex: "0" },
-    el("table", {}, el("caption", {}, el("span", {}, caption)), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)),
+    el("table", {}, el("caption", {}, el("span", {}, caption)), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
   );
 }
 

@@ -9,7 +9,7 @@ const THEMES = ["system", "light", "dark"];
 const looked = { data: null, sort: { key: "name", down: false }, filter: "", plotted: new Set(), opened: null, theme: "system" };
 
 function take(data) {
-  const first = looked.data === null;
+  const first = !looked.data?.runs.length;  // also when the first run begins while the page is open
   looked.data = data;
   if (first) {
     const drawable = data.runs.filter((run) => run.curves.accuracy || run.curves.epsilon);
@@ -45,7 +45,7 @@ function drawTable() {
   byId("table").tBodies[0].replaceChildren(
     ...shown.map((run) => bodyRow(run, { plotted: looked.plotted.has(run.id), opened: run.id === looked.opened, onPlot, onOpen })),
   );
-  byId("count").textContent = `${whole(shown.length)} of ${whole(looked.data.runs.length)} shown`;
+  byId("count").textContent = !looked.data.runs.length && document.documentElement.dataset.mode === "live" ? "No run yet: the page fills by itself when one begins." : `${whole(shown.length)} of ${whole(looked.data.runs.length)} shown`;
   return shown;
 }
 
@@ -57,7 +57,7 @@ function drawCompared() {
     : plotted.length > drawn.length ? `${plotted.length} runs are ticked; the first ${drawn.length} are drawn.` : "Drag across a chart to look closer, double-click to see all again.";
   const specs = [
     ["accuracy", "Accuracy", percent, (value) => `${Math.round(100 * value)} %`, (_, low, high) => [Math.max(0, low - 0.03), Math.min(1, high + 0.03)]],
-    ["epsilon", "ε spent", epsilon, (value) => digits(value), (_, low, high) => [0, high * 1.08 || 1]],
+    ["epsilon", "ε spent", roundedUp, (value) => digits(value), (_, low, high) => [0, high * 1.08 || 1]],
   ];
   const made = [];
   for (const [key, title, format, tick, range] of specs) {
@@ -80,7 +80,8 @@ function drawDetails() {
   byId("details-body").replaceChildren(...detailsOf(run));
 }
 
-function drawRest() {
+/** What a reader must know before any number: drawn first, so that nothing that goes wrong later can hide it. */
+function drawCautions() {
   const { data } = looked;
   byId("written").textContent = document.documentElement.dataset.mode === "live"
     ? `Followed while it trains; last news ${data.written}. adadpigu ${data.version}`
@@ -94,6 +95,10 @@ function drawRest() {
       cautionsOf(data.left_out, data.left_out.length ? "Not shown, because it is missing or cannot be read:" : ""),
     ].filter(Boolean),
   );
+}
+
+function drawRest() {
+  const { data } = looked;
   byId("audits").hidden = !data.audits.length;
   if (data.audits.length) byId("audits-body").replaceChildren(auditsOf(data.audits, "other audits"));
   byId("others").hidden = !data.tables.length;
@@ -124,6 +129,7 @@ function setTheme(theme) {
 
 function drawAll() {
   keepingFocus(() => {
+    drawCautions();
     drawTable();
     drawCompared();
     drawDetails();
@@ -147,6 +153,7 @@ async function follow() {
           drawAll();
         }
       }
+      if (answer.status >= 500) byId("written").textContent = (await answer.text()).trim();
       document.documentElement.dataset.followed = "yes";
     } catch {
       byId("written").textContent = "The server has ended: what is shown is the last that it told.";

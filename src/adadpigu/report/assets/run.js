@@ -3,7 +3,7 @@
 
 function cautionsOf(lines, title) {
   if (!lines.length) return null;
-  const words = lines.length === 1 && !title ? lines[0] : el("ul", {}, ...lines.map((line) => el("li", {}, line)));
+  const words = lines.length === 1 && !title ? lines[0] : el("ul", {}, lines.map((line) => el("li", {}, line)));
   return el("div", { class: "caution", role: "note" }, title || null, words);
 }
 
@@ -12,18 +12,18 @@ function factsOf(run) {
     ["folder or file", run.where],
     [`accuracy (${run.score} records)`, percent(run.accuracy)],
     [run.private === null ? "ε" : "ε claimed (PLD)", run.private === false ? "∞: NOT PRIVATE" : run.epsilon_text],
-    ["δ", digits(run.delta)],
+    ["δ", roundedUp(run.delta)],
     ["noise multiplier σ", digits(run.sigma)],
     ["steps", run.done === null ? whole(run.steps) : `${whole(run.done)} of ${whole(run.steps)}`],
     ["seed of what is public", run.seed === null ? "—" : String(run.seed)],
     ...Object.entries(run.facts),
   ];
-  return el("dl", {}, ...facts.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text))));
+  return el("dl", {}, facts.map(([term, text]) => el("div", {}, el("dt", {}, term), el("dd", {}, text))));
 }
 
 function whyUnstated(run) {
   if (run.state === "result") return "A row of results holds no statement; the run that made it had one.";
-  if (run.missing.length && run.state !== "open") return "No statement can be shown: what it would be written from is missing or cannot be trusted.";
+  if (run.marks.includes("claim not trusted") || run.marks.includes("no claim")) return "No statement can be shown: what it would be written from is missing or cannot be trusted.";
   return "Nothing is claimed yet: a statement is written when the run ends.";
 }
 
@@ -33,16 +33,17 @@ function statementOf(run) {
   }
   return el(
     "div", { class: "statement" },
-    ...run.statement.flatMap(([words, ...entries]) => [
+    run.statement.flatMap(([words, ...entries]) => [
       el("p", {}, words),
-      entries.length ? el("ul", { class: /^\d/.test(entries[0]) ? "plain" : "" }, ...entries.map((entry) => el("li", {}, entry))) : null,
+      entries.length ? el("ul", { class: /^\d/.test(entries[0]) ? "plain" : "" }, entries.map((entry) => el("li", {}, entry))) : null,
     ]),
   );
 }
 
 /** The run's step over all steps that were charged: where a process crashed, the line falls back to a checkpoint. */
 function timelineOf(run) {
-  const { processes, planned, spare, charged, damage, torn, records, digest } = run.ledger;
+  const { processes, more, planned, spare, charged, damage, torn, records, digest } = run.ledger;
+  const count = processes.length + more;
   let before = 0;
   const lines = processes.map((process, at) => {
     const line = { x: [before, before + process.charged], y: [process.first, process.first + process.charged] };
@@ -53,7 +54,7 @@ function timelineOf(run) {
   const drawn = lines.filter(Boolean);
   const spareWords = spare ? `, and ${whole(spare)} spare to repeat lost ones` : "";
   const words = `${whole(charged)} steps were charged, ${whole(planned)} were planned${spareWords}. ` +
-    (processes.length > 1 ? `${processes.length} processes worked on the run; where the line falls back, steps were charged, lost and repeated.` : "One process worked on the run.");
+    (count > 1 ? `${whole(count)} processes worked on the run${more ? ` (the first ${processes.length} are shown)` : ""}; where the line falls back, steps were charged, lost and repeated.` : "One process worked on the run.");
   const rows = processes.map((process, at) => [
     String(at + 1), whole(process.first), whole(process.charged),
     process.bad ? el("span", { class: "bad-text" }, process.end) : process.end,
@@ -100,16 +101,16 @@ function linesOf(run, key) {
 }
 
 function stagesNote(run) {
-  const { stages } = run.curves;
+  const { stages, more_stages: more } = run.curves;
   if (stages.length < 2) return "";
-  return stages.map(([step, stage]) => `${stage} from step ${whole(step)}`).join(", ") + " (as recorded).";
+  return stages.map(([step, stage]) => `${stage} from step ${whole(step)}`).join(", ") + (more ? `, and ${whole(more)} more` : "") + " (as recorded).";
 }
 
 /** Claimed against shown: an audit above the claim has refuted it. */
 function auditsOf(audits, key) {
   const shown = (value) => (value === null ? "∞" : digits(value));
   const rows = audits.map((audit, at) => [
-    String(at + 1), audit.audit, audit.subject, audit.claimed === null ? "∞" : digits(audit.claimed), shown(audit.shown), shown(audit.certain),
+    String(at + 1), audit.audit, audit.subject, audit.claimed === null ? "∞" : roundedUp(audit.claimed), shown(audit.shown), shown(audit.certain),
     whole(audit.observations),
     el("span", { class: audit.refuted ? "bad-text" : "" }, audit.verdict),
     el("span", {}, [...audit.findings, ...(audit.exposed ? ["OUTSIDE the guarantee: private records were looked at"] : [])].join("; ") || "—"),
@@ -134,7 +135,7 @@ function auditsOf(audits, key) {
       range: (_, low, high) => [0, Math.max(1, high * 1.15)],
     }),
     plainTable("Audits", ["No.", "audit", "of", "ε claimed", "ε shown", "ε shown, 1 − 1e-6", "observations", "verdict", "findings"], rows, new Set([3, 4, 5, 6])),
-    assumed.length ? folded(`assumed ${key}`, "What the audits assume", () => el("ul", {}, ...assumed.map((text) => el("li", {}, text)))) : null,
+    assumed.length ? folded(`assumed ${key}`, "What the audits assume", () => el("ul", {}, assumed.map((text) => el("li", {}, text)))) : null,
   );
 }
 
@@ -152,6 +153,6 @@ function detailsOf(run) {
     run.audits.length ? auditsOf(run.audits, "audits") : el("p", { class: "soft" }, "None is stored with it."),
     el("h3", {}, "Configuration, and how to run it again"),
     run.config ? folded("config", "config.toml", () => el("pre", {}, run.config)) : el("p", { class: "soft" }, "None is stored."),
-    el("ul", { class: "commands" }, ...rerun),
+    el("ul", { class: "commands" }, rerun),
   ].filter(Boolean);
 }

@@ -19,12 +19,12 @@ function badges(run) {
   const found = [];
   if (run.private === false) found.push(["NOT PRIVATE", true]);
   if (run.warnings.some((line) => line.startsWith("Diagnostics"))) found.push(["Diagnostics on", true]);
-  if (run.ledger && run.ledger.damage) found.push(["ledger damaged", true]);
-  if (run.missing.length) found.push(["incomplete", true]);
+  for (const mark of run.marks) found.push([mark, true]);
   const refuted = run.audits.filter((audit) => audit.refuted).length;
   if (refuted) found.push(["audit: REFUTED", true]);
   else if (run.audits.length) found.push([`${run.audits.length} audit${run.audits.length > 1 ? "s" : ""}`, false]);
-  if (run.ledger && run.ledger.processes.length > 1) found.push([`resumed ${run.ledger.processes.length - 1}×`, false]);
+  const processes = run.ledger ? run.ledger.processes.length + run.ledger.more : 0;
+  if (processes > 1) found.push([`resumed ${whole(processes - 1)}×`, false]);
   if (run.score !== "test") found.push([run.score, false]);
   return found;
 }
@@ -85,7 +85,7 @@ function bodyRow(run, { plotted, opened, onPlot, onOpen }) {
     el("td", { class: run.private === false ? "number bad-text" : "number" }, run.epsilon_text),
     el("td", { class: "words" }, run.method),
     el("td", { class: "words" }, run.dataset),
-    el("td", { class: "number" }, digits(run.delta)),
+    el("td", { class: "number" }, roundedUp(run.delta)),
     el("td", { class: "number" }, digits(run.sigma)),
     el("td", { class: "number" }, done),
     el("td", { class: "number" }, run.seconds === null ? "—" : run.seconds.toFixed(1)),

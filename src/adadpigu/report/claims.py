@@ -1,0 +1,118 @@
+"""What a run claims and what it has spent: `privacy.json` as far as the ledger bears it out, and the ledger itself.
+
+A folder may be a stranger's: how much there is to account is bounded before any accountant runs. What speaks against a
+run is taken from any file, also from a claim that is not trusted; an ε is taken from the ledger's record, or from a
+claim that agrees with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting.journal import head_path
+from adadpigu.accounting.ledger_reading import NAME as LEDGER
+from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
+from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
+from adadpigu.export.subject import read_privacy, verified_privacy
+from adadpigu.report.checking import fields_of
+from adadpigu.report.loading import file_of, text_of
+from adadpigu.report.series import upwards
+from adadpigu.report.timeline import MOST_LEDGER
+
+PRIVACY = "privacy.json"
+MOST_CHARGES = 2_000_000
+"""draws whose ε is computed for a page; an accountant's time grows with them"""
+MOST_KINDS = 32
+"""different events among them"""
+_ODD = (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+"""what lines that no run has written can raise"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a whole ledger has charged until now."""
+
+    epsilon: float | None
+    """None where there is no guarantee"""
+    delta: float
+    noise_multiplier: float | None
+
+
+def read_record(folder: Path) -> LedgerRecord | None:
+    """The ledger of a run folder, damaged or not; None where nothing was charged yet."""
+    refusal, path = f"run={str(folder)!r}: {LEDGER}", file_of(folder, LEDGER)
+    if head_path(path).exists():
+        file_of(folder, head_path(path).name)
+    size = path.stat().st_size
+    if size > MOST_LEDGER:
+        raise InputError(f"{refusal} has {size} bytes; allowed: up to {MOST_LEDGER}")
+    try:
+        record = inspect_ledger(path)
+        _check_amount(record.plan.charges().values(), refusal)
+        return record
+    except LedgerError as error:
+        if not size:
+            return None
+        raise InputError(f"{refusal}: {first_line(error)}") from None
+    except InputError:
+        raise
+    except _ODD as error:
+        raise InputError(f"{refusal} holds lines that no run has written: {type(error).__name__}") from None
+
+
+def read_claim(folder: Path, *, ledger: bool) -> PrivacyReport:
+    """The claim of a run folder, compared with the ledger where there is one."""
+    refusal = f"run={str(folder)!r}: {PRIVACY}"
+    events = stated(folder).get("events")
+    counts = [entry.get("count") for entry in events if isinstance(entry, dict)] if isinstance(events, list) else []
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise InputError(f"{refusal} cannot be read: how often an event was planned is no whole number of at least 0")
+    _check_amount(counts, refusal)
+    return verified_privacy(folder) if ledger else read_privacy(folder)
+
+
+def stated(folder: Path) -> Mapping[str, object]:
+    """What stands in `privacy.json`, not to be trusted but where it speaks against the run."""
+    return fields_of(text_of(folder, PRIVACY), f"run={str(folder)!r}: {PRIVACY}").values
+
+
+def _check_amount(counts: Iterable[object], refusal: str) -> None:
+    """Refuses what would keep an accountant busy for minutes."""
+    found = [count for count in counts if isinstance(count, int)]
+    if len(found) > MOST_KINDS or sum(found) > MOST_CHARGES:
+        raise InputError(
+            f"{refusal} tells of {len(found)} kinds of draws, {_short(sum(found))} in all: its ε would take too long; "
+            f"allowed on a page: {MOST_KINDS} kinds, {MOST_CHARGES:,} in all (`adadpigu ledger show` takes any)"
+        )
+
+
+def _short(count: int) -> str:
+    return f"{count:,}" if count < 10**15 else "more than 10^15"
+
+
+def spent_of(record: LedgerRecord, folder: Path) -> Spent | None:
+    """What a ledger's record costs, as `adadpigu ledger show` tells it; None where the record is damaged."""
+    if record.damage:
+        return None
+    refusal = f"run={str(folder)!r}: {LEDGER}"
+    try:
+        epsilon = record.epsilon()
+        noise = settings_of(record).get("noise_multiplier")
+    except (AdaDPIGUError, *_ODD) as error:
+        raise InputError(f"{refusal}: what was charged cannot be accounted: {first_line(error)}") from None
+    return Spent(
+        epsilon=upwards(epsilon) if math.isfinite(epsilon) else None,
+        delta=record.delta,
+        noise_multiplier=float(noise) if isinstance(noise, int | float) and 0 <= noise <= 1e30 else None,
+    )
+
+
+def settings_of(record: LedgerRecord) -> Mapping[str, object]:
+    """The settings that a ledger's header names; empty where it names none."""
+    facts = record.header.get("facts")
+    settings = facts.get("settings") if isinstance(facts, dict) else None
+    return settings if isinstance(settings, dict) else {}

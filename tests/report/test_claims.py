@@ -1,0 +1,186 @@
+"""The ε on a page is the ledger's or a claim's that the ledger bears out; a stranger's numbers keep nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from rewriting import rewritten
+
+from adadpigu.accounting.ledger_reading import read_ledger
+from adadpigu.accounting.wording import number
+from adadpigu.report import claims
+from adadpigu.report.run_reading import read_run
+from adadpigu.report.series import upwards
+from run_folders import changed, died, trained
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("kept") / "run")
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with more noise, so that its honest claim is lower."""
+    return trained(tmp_path_factory.mktemp("quiet") / "run", "--noise-multiplier", "3")
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return died(tmp_path_factory.mktemp("dead") / "run")
+
+
+@pytest.fixture
+def run(kept: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(kept, tmp_path / "run"))
+
+
+def charged(folder: Path) -> float:
+    """ε as `adadpigu ledger show` tells it."""
+    return read_ledger(folder / "ledger.log").epsilon()
+
+
+def test_an_honest_claim_is_at_least_what_the_ledger_has_charged(kept: Path) -> None:
+    found = read_run(kept)
+    assert found.epsilon is not None
+    assert found.epsilon >= charged(kept)
+    assert (found.marks, found.missing) == ((), ())
+
+
+def test_a_lower_claim_of_another_run_is_not_shown_beside_this_ones_ledger(run: Path, quiet: Path) -> None:
+    assert (lower := read_run(quiet).epsilon) is not None
+    assert lower < charged(run)
+    shutil.copy(quiet / "privacy.json", run)
+    found = read_run(run)
+    assert (found.epsilon, found.privacy, found.to_json(9)["epsilon_text"]) == (None, None, "—")
+    (line,) = found.missing
+    assert "privacy.json tells other" in line
+    assert found.marks == ("claim not trusted",)
+    assert any("cannot be trusted" in caution for caution in found.warnings)
+
+
+def test_a_claim_without_a_ledger_is_shown_with_a_caution(run: Path) -> None:
+    for name in ("ledger.log", "ledger.head"):
+        (run / name).unlink()
+    found = read_run(run)
+    assert found.epsilon is not None
+    assert "There is no ledger: what was charged cannot be checked." in found.warnings
+
+
+def test_what_an_open_run_has_spent_is_told_by_its_ledger_whatever_its_metrics_say(dead: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dead, tmp_path / "run"))
+    lines = [json.loads(line) | {"epsilon": 0.001} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_run(folder)
+    assert found.epsilon == upwards(charged(folder))
+    assert (found.delta, found.noise_multiplier, found.steps_done, found.steps) == (1e-5, 1.0, 8, 12)
+    assert found.to_json(9)["epsilon_text"] == f"{number(charged(folder))} so far"
+    for name in ("ledger.log", "ledger.head"):
+        (folder / name).unlink()
+    found = read_run(folder)
+    assert (found.epsilon, found.delta, found.to_json(9)["epsilon_text"]) == (None, None, "—")
+
+
+@pytest.mark.parametrize("gone", [("privacy.json",), ("privacy.json", "summary.json")])
+def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so(
+    run: Path, gone: tuple[str, ...]
+) -> None:
+    for name in gone:
+        (run / name).unlink()
+    found = read_run(run)
+    assert found.epsilon == upwards(charged(run))
+    assert found.to_json(9)["epsilon_text"] == f"{number(charged(run))} charged"
+    assert (found.state, found.private, found.marks) == ("finished", None, ("no claim",))
+    (line,) = found.missing
+    assert "has no privacy.json, and has ended" in line
+    assert any("nothing is claimed for it" in caution for caution in found.warnings)
+
+
+def test_what_was_confessed_is_told_where_no_statement_tells_it(run: Path) -> None:
+    rewritten(run, lambda header: header["facts"].update(declared=["a look at the records"]))
+    (run / "privacy.json").unlink()
+    assert "Not covered: a look at the records." in read_run(run).warnings
+
+
+def _claim(folder: Path, count: int, kinds: int) -> None:
+    """Makes a claim tell of so many kinds of events, each so often, and of an ε that none of them exceeds."""
+    group = json.loads((folder / "privacy.json").read_text())["events"][0]
+    groups = [json.loads(json.dumps(group)) | {"count": count} for _ in range(kinds)]
+    for at, each in enumerate(groups):
+        each["event"]["of"]["noise_multiplier"] = 1 + at * 1e-6
+    epsilons = dict.fromkeys(("epsilon_pld", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_spent"), 1e20)
+    changed(folder, "privacy.json", events=groups, **epsilons)
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+@pytest.mark.parametrize(("count", "kinds"), [(10**9, 1), (10**15, 1), (1, 2000)])
+def test_a_claim_that_would_keep_an_accountant_busy_is_refused_before_it_runs(
+    run: Path, count: int, kinds: int, ledger: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _claim(run, count, kinds)
+    if not ledger:
+        (run / "ledger.log").unlink()
+    for name in ("verified_privacy", "read_privacy"):
+        monkeypatch.setattr(claims, name, lambda _: pytest.fail("an accountant ran"))
+    found = read_run(run)
+    assert found.epsilon is None
+    (line,) = found.missing
+    assert "would take too long" in line
+
+
+def test_a_ledger_that_would_keep_an_accountant_busy_is_refused_too(run: Path) -> None:
+    rewritten(run, lambda header: header["plan"]["stages"][0].update(steps=10**9))
+    for _ in ("claimed", "unclaimed"):
+        found = read_run(run)
+        assert found.epsilon is None
+        assert "would take too long" in found.missing[0]
+        (run / "privacy.json").unlink(missing_ok=True)
+
+
+def test_a_count_that_is_no_number_is_refused(run: Path) -> None:
+    stored = json.loads((run / "privacy.json").read_text())
+    for count in (-1, 1.5, True, "9", None):
+        changed(run, "privacy.json", events=[stored["events"][0] | {"count": count}])
+        found = read_run(run)
+        assert found.epsilon is None
+        assert "no whole number" in found.missing[0]
+
+
+def test_a_ledger_too_long_to_read_or_with_a_head_elsewhere_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "ledger.head").rename(run.parent / "ledger.head")
+    (run / "ledger.head").symlink_to(run.parent / "ledger.head")
+    found = read_run(run)
+    assert "ledger.head is a link out of the folder" in found.missing[0]
+    assert (found.timeline, found.epsilon, found.marks) == (None, None, ("claim not trusted", "ledger damaged"))
+    (run / "ledger.head").unlink()
+    (run.parent / "ledger.head").rename(run / "ledger.head")
+    size = (run / "ledger.log").stat().st_size
+    monkeypatch.setattr(claims, "MOST_LEDGER", size)
+    assert read_run(run).timeline is not None
+    monkeypatch.setattr(claims, "MOST_LEDGER", size - 1)
+    found = read_run(run)
+    assert f"ledger.log has {size} bytes; allowed: up to {size - 1}" in found.missing[0]
+    assert (found.timeline, found.epsilon) == (None, None)
+
+
+def test_a_ledger_that_has_only_been_made_is_no_fault(dead: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dead, tmp_path / "run"))
+    for name in ("ledger.log", "ledger.head"):
+        (folder / name).unlink()
+        (folder / name).touch()
+    found = read_run(folder)
+    assert (found.timeline, found.missing, found.marks, found.epsilon) == (None, (), (), None)
+
+
+def test_a_pipe_in_the_place_of_a_ledger_is_not_waited_for(run: Path) -> None:
+    (run / "ledger.log").unlink()
+    os.mkfifo(run / "ledger.log")
+    found = read_run(run)
+    assert "has no ledger.log" in found.missing[0]
+    assert found.epsilon is None
