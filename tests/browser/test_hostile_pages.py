@@ -49,7 +49,7 @@ def hostile(runs: Path, tmp_path: Path) -> Path:
 
 
 def test_hostile_words_are_shown_and_not_executed(browser: Chromium, hostile: Path, tmp_path: Path) -> None:
-    found = collect([hostile])
+    found = collect([hostile, hostile / f"{IMAGE}.jsonl"])
     assert (len(found.runs), len(found.tables)) == (2, 1)
     out = tmp_path / "page.html"
     write_page(found, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,54 @@ def test_hovering_shows_the_values_of_the_step_under_the_mouse(page: Chromium, r
         stored = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
         value = {line["step"]: line["test_accuracy"] for line in stored}[step]
         assert float(text.split()[0]) == pytest.approx(100 * value, abs=0.006)
+
+
+def test_beyond_its_last_point_a_line_tells_the_step_of_the_value_that_is_shown(
+    page: Chromium, runs: Path, tmp_path: Path
+) -> None:
+    for name in ("mask", "plain"):
+        shutil.copytree(runs / name, tmp_path / name)
+    lines = (tmp_path / "mask" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "mask" / "metrics.jsonl").write_text("".join(lines[:6]))
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    page.open((tmp_path / "page.html").as_uri())
+    values = "[...document.querySelectorAll('[data-chart=\"accuracy\"] .values .value')].map(e => e.textContent)"
+    short, whole = page.get(values)
+    assert short == f"{100 * json.loads(lines[5])['test_accuracy']:.2f} % (step 6)"
+    assert whole.endswith(" %")
+    page.get("pointTo('accuracy', 2)")
+    assert all(text.endswith(" %") for text in page.get(values))
+
+
+def test_a_claim_that_its_ledger_does_not_bear_out_is_seen_in_the_row_and_above_all(
+    page: Chromium, runs: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(runs / "mask", tmp_path / "edited")
+    shutil.copy(runs / "crashed" / "privacy.json", folder)
+    write_page(collect([folder]), tmp_path / "page.html")
+    page.open((tmp_path / "page.html").as_uri())
+    assert column(page, 3) == ["—"]
+    assert column(page, 11) == ["claim not trusted"]
+    assert "edited: claim not trusted" in page.get("document.getElementById('cautions').textContent")
+
+
+def test_cautions_are_there_even_where_drawing_the_rest_fails(page: Chromium) -> None:
+    page.get("byId('cautions').replaceChildren()")
+    page.get("(() => { try { looked.sort = null; drawAll(); } catch { return 'failed'; } })()")
+    assert "open-book: NOT PRIVATE" in page.get("document.getElementById('cautions').textContent")
+
+
+def test_a_list_longer_than_a_call_has_room_for_is_drawn(page: Chromium) -> None:
+    assert page.get("el('ul', {}, Array.from({ length: 300000 }, () => 'x')).childNodes.length") == 300_000
+    assert (
+        page.get("plainTable('t', ['a'], Array.from({ length: 150000 }, () => ['x'])).querySelectorAll('tr').length")
+        == 150_001
+    )
+
+
+def test_epsilon_and_delta_are_never_rounded_down(page: Chromium) -> None:
+    shown = page.get("[1.00001e-5, 1e-5, 3.99412, 4, 0, null].map(roundedUp)")
+    assert shown == ["1.001e−5", "1e−5", "3.995", "4", "0", "—"]
 
 
 def test_a_box_takes_a_run_out_of_the_comparison_and_puts_it_back(page: Chromium) -> None:

@@ -44,6 +44,25 @@ def test_several_runs_share_a_page_where_one_stands_or_where_it_is_asked_for(cal
         Path("both.html").unlink()
 
 
+def test_a_name_that_would_write_on_the_terminal_is_spelled_out(call: Call, run: Path, tmp_path: Path) -> None:
+    odd = Path(shutil.copytree(run, tmp_path / "esc\x1b]0;taken\x07"))
+    code, out, err = call("report", str(odd))
+    assert (code, err) == (0, "")
+    assert "esc\\x1b]0;taken\\x07" in out
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+    assert (odd / "report.html").is_file()
+
+
+def test_files_of_no_known_kind_are_counted_and_not_shown(call: Call, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "all" / "run")
+    (tmp_path / "all" / "records.jsonl").write_text('{"patient": "Ann Example"}\n')
+    code, _, err = call("report", str(tmp_path / "all"), "--out", "page.html")
+    assert code == 0
+    assert err == "passed over: 1 file of no known kind; name a file to show it as a table\n"
+    assert "Ann Example" not in Path("page.html").read_text()
+
+
 def test_what_is_left_out_is_told_in_a_line_and_by_the_exit_code(call: Call, run: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(run, tmp_path / "broken\x1b[31m"))
     (broken / "metrics.jsonl").write_text("{\n")
@@ -60,7 +79,9 @@ def test_what_is_left_out_is_told_in_a_line_and_by_the_exit_code(call: Call, run
     ("arguments", "words"),
     [
         (["none"], "run='none' does not exist; allowed: run folders, folders of them, results/"),
-        (["."], "no run, result or audit there (nothing can be shown)"),
+        (["none"], "`adadpigu train --out FOLDER` makes a run"),
+        (["."], "no run, result or audit there; `adadpigu train --out FOLDER` makes a run (nothing can be shown)"),
+        (["RUN", "--out", "page.pdf"], "out='page.pdf' is not the name of a page; allowed: one that ends in .html"),
         ([], "Missing argument 'RUN'"),
         (["RUN", "--out", "."], "out='.' is a folder; allowed: a new file, or an earlier report"),
         (["RUN", "--out", "none/page.html"], "'none' is no folder"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rewriting import rewritten
 
+from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import read_ledger
 from adadpigu.accounting.wording import number
 from adadpigu.report import claims
@@ -101,7 +102,9 @@ def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so
 
 
 def test_what_was_confessed_is_told_where_no_statement_tells_it(run: Path) -> None:
-    rewritten(run, lambda header: header["facts"].update(declared=["a look at the records"]))
+    journal = Journal(run / "ledger.log", new=False)
+    journal.append({"confession": "a look at the records"})
+    journal.close()
     (run / "privacy.json").unlink()
     assert "Not covered: a look at the records." in read_run(run).warnings
 

@@ -6,6 +6,7 @@ import base64
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import tomllib
 from html.parser import HTMLParser
@@ -115,6 +116,19 @@ def test_a_page_is_written_over_an_earlier_one_and_over_nothing_else(run: Path, 
         write_page(found, tmp_path / "none" / "page.html")
 
 
+def test_a_pipe_in_the_place_of_a_page_is_refused_and_not_waited_for(run: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "page.html")
+    with pytest.raises(InputError, match="is there and no file"):
+        write_page(collect([run]), tmp_path / "page.html")
+
+
+def test_a_page_is_called_one(run: Path, tmp_path: Path) -> None:
+    for name in ("page.pdf", "page", ".html"):
+        with pytest.raises(InputError, match=r"allowed: one that ends in \.html"):
+            write_page(collect([run]), tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
 def test_training_leaves_a_page_in_the_run_folder(run: Path) -> None:
     assert Parts((run / FILE).read_text()).inside["script"]
     assert write_run_page(run) == run / FILE
@@ -158,7 +172,7 @@ def test_words_and_lines_stand_out_as_the_guidelines_for_accessibility_ask(theme
     """WCAG 2.2, AA: 4.5 for words (1.4.3), 3 for what else must be seen (1.4.11)."""
     colours = list(_themes().values())[theme]
     for ground in ("back", "panel"):
-        for words in ("ink", "soft", "accent", "good-ink", "bad-ink"):
+        for words in ("ink", "soft", "accent", "bad-ink"):
             assert _contrast(colours[words], colours[ground]) >= 4.5, (words, ground)
     assert _contrast(colours["bad-ink"], colours["bad-back"]) >= 4.5
     for line in [f"c{number}" for number in range(8)]:

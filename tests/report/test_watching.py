@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from adadpigu.errors import InputError
-from adadpigu.report.page import policy
+from adadpigu.report.page import page, policy
 from adadpigu.report.watching import ReportServer, Watched
 from run_folders import trained
 
@@ -148,6 +148,48 @@ def test_what_was_seen_last_stays_while_nothing_is_there(server: ReportServer, r
     before = json.loads(ask(server, "data.json")[1])["runs"]
     run.rename(run.parent.parent / "away")
     assert json.loads(ask(server, "data.json")[1])["runs"] == before
+
+
+def test_an_audit_that_is_written_over_is_seen(server: ReportServer, run: Path) -> None:
+    audit = {
+        **{"audit": "a", "subject": "s", "epsilon_claimed": 1.0, "epsilon_lower": 0.0, "epsilon_lower_certain": 0.0},
+        **{"delta": 1e-5, "confidence": 0.95, "observations": 10, "passed": True, "epsilon_reach": 2.0},
+    }
+    (run / "audits").mkdir()
+    for refuted in (False, True):
+        shown = {"epsilon_lower": 5.0, "epsilon_lower_certain": 5.0, "passed": False} if refuted else {}
+        with (run / "audits" / "a.json").open("w") as file:
+            json.dump(audit | shown, file)
+        (found,) = json.loads(ask(server, "data.json")[1])["runs"]
+        assert [audit["refuted"] for audit in found["audits"]] == [refuted]
+
+
+def test_a_folder_that_is_empty_or_not_there_yet_is_watched_until_a_run_begins(kept: Path, tmp_path: Path) -> None:
+    for place in (tmp_path / "empty", tmp_path / "not" / "yet"):
+        if place.name == "empty":
+            place.mkdir()
+        watched = Watched([place])
+        stamp, found = watched.look()
+        assert found.empty
+        assert page(found, live=True)
+        shutil.copytree(kept, place / "run")
+        later, found = watched.look()
+        assert later != stamp
+        assert [run.name for run in found.runs] == ["run"]
+
+
+@pytest.mark.parametrize("path", ["", "data.json"])
+def test_what_nobody_thought_of_is_an_answer_that_says_so(
+    server: ReportServer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("secret words")
+
+    monkeypatch.setattr(server.watched, "look", fail)
+    answer, body = ask(server, path)
+    assert answer.status == 500
+    assert body.startswith(b"the page cannot be made: ZeroDivisionError")
+    assert b"secret" not in body
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(server: ReportServer, run: Path) -> None:

@@ -55,7 +55,7 @@ class Timeline:
     method: str
     dataset: str
     confessed: tuple[str, ...]
-    """what the guarantee does not cover"""
+    """what was done since that the guarantee does not cover"""
 
     @property
     def charged(self) -> int:
@@ -147,5 +147,5 @@ def timeline_of(record: LedgerRecord) -> Timeline:
         torn=record.torn > 0,
         method=str(facts.get("method", "")),
         dataset=str(facts.get("dataset", "")),
-        confessed=record.confessed,
+        confessed=tuple(str(line["confession"]) for line in record.lines if "confession" in line),
     )

@@ -64,7 +64,8 @@ function drawCompared() {
     const lines = drawn
       .map((run, place) => (run.curves[key] ? { label: run.name, place, ...unpacked(run.curves[key]) } : null))
       .filter(Boolean);
-    if (lines.length) made.push(chart({ key, title, lines, format, tick, range }));
+    const note = key === "epsilon" ? "As each run noted it while it trained; what counts is the ε in the table." : "";
+    if (lines.length) made.push(chart({ key, title, note, lines, format, tick, range }));
   }
   byId("compare-charts").replaceChildren(...made);
 }
