@@ -9,6 +9,7 @@ rest.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+            gc.collect()  # a group in a cycle keeps its threads, and a process that ends with them may abort
 
 
 def _meet(timeout: timedelta) -> None:
