@@ -81,7 +81,11 @@ def projected(
 ) -> Weights:
     """The weights with a projection, from process images of its own seed."""
     images = process_images(statistics, torch.Generator(device=device).manual_seed(seed))
-    encoder: Mapping[str, Tensor] = {k: v.half() for k, v in weights.tensors.items() if not k.startswith("projection")}
+    encoder: Mapping[str, Tensor] = {
+        k: v.half().clone(memory_format=torch.contiguous_format)  # laid out as it is read from a file
+        for k, v in weights.tensors.items()
+        if not k.startswith("projection")
+    }
     found = projection(Parts(weights.plan, encoder, SHAPE).to(device), images, keep=keep, power=power)
     facts = {"projection": f"keep {keep}, power {power:g}, {statistics} images, seed {seed}"}
     return Weights(plan=weights.plan, tensors={**encoder, **found}, told={**weights.told, **facts})
