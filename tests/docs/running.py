@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 from blocks import ROOT, Block, Command, commands
 from checking import check_command, check_python
@@ -151,7 +152,9 @@ class Page:
         words = command.words
         arguments = words[1:] if words[0] == "adadpigu" else words[3:]
         self._printed()
-        code = run_command_line(arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["adadpigu", *arguments])  # hints name the program as it was called
+            code = run_command_line(arguments)
         return code, *self._printed()
 
     def _shell(self, command: Command) -> tuple[int, str, str]:

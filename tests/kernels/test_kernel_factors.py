@@ -48,9 +48,10 @@ def test_factors_are_those_of_torch(clip: float, stability: float | None) -> Non
     present = torch.arange(len(given)) % 3 > 0
     query = GradientSum(clip_norm=clip, stability=stability)
     for there in (None, present):
-        assert torch.equal(
-            record_factors([given], query, there, length=LENGTH), by_torch(given, query, there, length=LENGTH)
-        )
+        found = record_factors([given], query, there, length=LENGTH)
+        expected = by_torch(given, query, there, length=LENGTH)
+        assert torch.equal(found == 0, expected == 0)
+        torch.testing.assert_close(found, expected, rtol=4e-16, atol=0)  # processors differ in a product's last bit
 
 
 @pytest.mark.parametrize("stability", STABILITIES)
