@@ -13,7 +13,7 @@ from rewriting import rewritten
 from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import read_ledger
 from adadpigu.accounting.wording import number
-from adadpigu.report import claims
+from adadpigu.report import claims, ledger_file
 from adadpigu.report.run_reading import read_run
 from adadpigu.report.series import upwards
 from run_folders import changed, died, trained
@@ -164,9 +164,9 @@ def test_a_ledger_too_long_to_read_or_with_a_head_elsewhere_is_refused(
     (run / "ledger.head").unlink()
     (run.parent / "ledger.head").rename(run / "ledger.head")
     size = (run / "ledger.log").stat().st_size
-    monkeypatch.setattr(claims, "MOST_LEDGER", size)
+    monkeypatch.setattr(ledger_file, "MOST_LEDGER", size)
     assert read_run(run).timeline is not None
-    monkeypatch.setattr(claims, "MOST_LEDGER", size - 1)
+    monkeypatch.setattr(ledger_file, "MOST_LEDGER", size - 1)
     found = read_run(run)
     assert f"ledger.log has {size} bytes; allowed: up to {size - 1}" in found.missing[0]
     assert (found.timeline, found.epsilon) == (None, None)

@@ -19,8 +19,8 @@ from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
 from adadpigu.errors import InputError, LedgerError, ModelError, first_line
 from adadpigu.export.rebuilding import rebuilt
+from adadpigu.report.ledger_file import ledger_of
 from adadpigu.report.loading import file_of, text_of
-from adadpigu.report.timeline import MOST_LEDGER
 from adadpigu.training.run import SUMMARY, Run, weights_digest
 
 SLACK = 1e-3
@@ -73,17 +73,12 @@ def named_dataset(record: LedgerRecord, folder: Path) -> str:
 
 def _record(folder: Path) -> LedgerRecord:
     """The ledger of a folder that may be a stranger's."""
-    path = file_of(folder, NAME)
-    file_of(folder, head_path(path).name)
-    refusal, size = f"run={str(folder)!r}: {NAME}", path.stat().st_size
-    if size > MOST_LEDGER:
-        raise InputError(f"{refusal} has {size} bytes; allowed: up to {MOST_LEDGER}")
+    file_of(folder, head_path(file_of(folder, NAME)).name)  # without it nobody knows whether the end is there
     try:
-        return read_ledger(path)
+        return ledger_of(folder, read_ledger)
     except LedgerError as error:
-        raise InputError(f"{refusal} does not bear the statement out: {first_line(error)}") from None
-    except (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{refusal} holds lines that no run has written: {type(error).__name__}") from None
+        told = f"does not bear the statement out: {first_line(error)}"
+        raise InputError(f"run={str(folder)!r}: {NAME} {told}") from None
 
 
 def summary_of(folder: Path) -> Mapping[str, Any]:

@@ -13,23 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import NAME as LEDGER
 from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
 from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
 from adadpigu.export.subject import read_privacy, verified_privacy
 from adadpigu.report.checking import fields_of
-from adadpigu.report.loading import file_of, text_of
+from adadpigu.report.ledger_file import ODD, ledger_of
+from adadpigu.report.loading import text_of
 from adadpigu.report.series import upwards
-from adadpigu.report.timeline import MOST_LEDGER
 
 PRIVACY = "privacy.json"
 MOST_CHARGES = 2_000_000
 """draws whose ε is computed for a page; an accountant's time grows with them"""
 MOST_KINDS = 32
 """different events among them"""
-_ODD = (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
-"""what lines that no run has written can raise"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +41,19 @@ class Spent:
 
 def read_record(folder: Path) -> LedgerRecord | None:
     """The ledger of a run folder, damaged or not; None where nothing was charged yet."""
-    refusal, path = f"run={str(folder)!r}: {LEDGER}", file_of(folder, LEDGER)
-    if head_path(path).exists():
-        file_of(folder, head_path(path).name)
-    size = path.stat().st_size
-    if size > MOST_LEDGER:
-        raise InputError(f"{refusal} has {size} bytes; allowed: up to {MOST_LEDGER}")
-    try:
+    refusal = f"run={str(folder)!r}: {LEDGER}"
+
+    def inspected(path: Path) -> LedgerRecord:
         record = inspect_ledger(path)
         _check_amount(record.plan.charges().values(), refusal)
         return record
+
+    try:
+        return ledger_of(folder, inspected)
     except LedgerError as error:
-        if not size:
+        if not (folder / LEDGER).stat().st_size:
             return None
         raise InputError(f"{refusal}: {first_line(error)}") from None
-    except InputError:
-        raise
-    except _ODD as error:
-        raise InputError(f"{refusal} holds lines that no run has written: {type(error).__name__}") from None
 
 
 def read_claim(folder: Path, *, ledger: bool) -> PrivacyReport:
@@ -102,7 +94,7 @@ def spent_of(record: LedgerRecord, folder: Path) -> Spent | None:
     try:
         epsilon = record.epsilon()
         noise = settings_of(record).get("noise_multiplier")
-    except (AdaDPIGUError, *_ODD) as error:
+    except (AdaDPIGUError, *ODD) as error:
         raise InputError(f"{refusal}: what was charged cannot be accounted: {first_line(error)}") from None
     return Spent(
         epsilon=upwards(epsilon) if math.isfinite(epsilon) else None,

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.report.embedding import MOST_LISTED, name
 
-MOST_LEDGER = 1 << 27
-"""bytes of a ledger that is read"""
 _ENDS = {
     "crashed": "ended without notice (a crash, a kill or a power cut)",
     "interrupted": "interrupted",

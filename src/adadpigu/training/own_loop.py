@@ -282,13 +282,6 @@ class PrivateLoop:
         """Differentiates so many records at a time from here on; it changes nothing but memory."""
         self._session.process_at_once(records)
 
-    def abandon(self) -> None:
-        """Gives up a loop of which no batch was drawn; nothing was charged."""
-        if self._begun:
-            raise InputError("abandon: the loop has begun; allowed: finish()")
-        with self._last():
-            return
-
     @property
     def run(self) -> Run:
         """The finished run: its privacy report, its model."""

@@ -13,25 +13,13 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 import adadpigu as ad
 from adadpigu.compat.lightning.loading import refuse_copies
 from adadpigu.compat.lightning.tracing import Leaf
+from wrapped_records import Wrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TRAIN = TensorDataset(*records())
 OTHER = TensorDataset(*records(2))
 SHARED = "val_dataloader: there are training records among its records"
 COPIES = "test: these are the training records"
-
-
-class Wrapped(Dataset[Any]):
-    """Records of another set, one by one."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
 
 
 class Own(Dataset[Any]):

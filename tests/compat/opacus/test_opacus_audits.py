@@ -63,7 +63,7 @@ def made_of_a_loader(data: DataSet) -> Preparation:
         total_steps=3,
     )
     assert engine._training is not None
-    engine._training.loop.abandon()
+    engine._training.loop.finish()  # nothing was drawn; the model is free again
     return engine._training.prepared
 
 

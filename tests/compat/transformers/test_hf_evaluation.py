@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 from small_models import arguments, classifier, records, trainer
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 import adadpigu as ad
+from wrapped_records import Wrapped
 
 TRAIN: Any = records()
 OTHERS: Any = records(9, seed=8)
 SHARED = "there are training records among its records"
 COPIES = "test: these are the training records"
-
-
-class Wrapped(Dataset[Any]):
-    """Records of another set, one by one."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index]
 
 
 @pytest.mark.parametrize(
