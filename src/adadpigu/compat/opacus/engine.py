@@ -103,7 +103,10 @@ class PrivacyEngine:
         return self._make(module, optimizer, data_loader, criterion, max_grad_norm, options, budget=budget, steps=steps)
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all that was charged so far."""
+        """ε to cite: of the whole plan, from its first step on, however early it is left; of all passes without a plan.
+
+        When a script stops may depend on what it saw, so a run that stopped at half of its steps claims all of them.
+        """
         return self.accountant.get_epsilon(delta=delta)
 
     def report(self, delta: float | None = None) -> PrivacyReport:

@@ -47,8 +47,12 @@ class Accountant:
         return self._name
 
     def get_epsilon(self, delta: float) -> float:
-        """ε so far: the whole plan of every pass or run that has ended, and what the open one was charged."""
-        return epsilon(self._spent(), delta, _OURS[self._name])
+        """ε of all that was begun, to cite: the whole plan of every run or pass that was charged for anything.
+
+        A script that stops early because of what it saw claims the whole plan, and nobody can tell when it will stop.
+        So this does not grow during a planned run; `history` says what was charged so far.
+        """
+        return epsilon(compose((loop.planned, 1) for loop in self._begun()), delta, _OURS[self._name])
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
@@ -60,7 +64,7 @@ class Accountant:
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         """The report of the planned run, or, where every pass was a run, of all of them together at a δ."""
-        begun = [loop for loop in self._loops() if loop.ended or not spending_of(loop.spent).free]
+        begun = self._begun()
         reports = [loop.privacy for loop in begun if loop.ended]
         if len(begun) == 1 and delta in (None, reports[0].delta):
             return reports[0]
@@ -98,6 +102,9 @@ class Accountant:
                 f"{len(begun)} passes over the loader, each a run of its own, are taken together here",
             ),
         )
+
+    def _begun(self) -> list[PrivateLoop]:
+        return [loop for loop in self._loops() if loop.ended or not spending_of(loop.spent).free]
 
     def _spent(self) -> DpEvent:
         return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self._loops())
