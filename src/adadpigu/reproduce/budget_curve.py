@@ -155,10 +155,11 @@ def _why_lower(config: Mapping[str, Any]) -> list[str]:
         f"averaged. The runs at pruning rate {paper.BEST_PRUNING_RATE:g} of [pruning-curves](pruning-curves.md) and "
         f"[pruning-sweep](pruning-sweep.md) have the same C, σ and retention at lr {CHOSEN_AT:g}: their end against "
         "this one tells what that choice does, and chance.",
-        "The published code takes mask and statistics from un-noised gradients, deals shuffled batches while it "
-        "accounts for Poisson ones, and tells its best epoch by test accuracy ([what leaks]"
-        "(../../docs/published-leaks.md)). Here mask and statistics take releases, batches are Poisson, and the last "
-        "epoch counts. How many of the points each of these is worth is not known from these rows.",
+        "The published code takes its mask from un-noised gradients, deals shuffled batches while it accounts for "
+        "Poisson ones, tells its best epoch by test accuracy, and in a compiled copy averages its noise away ([what "
+        "leaks](../../docs/published-leaks.md)). Here the mask takes releases, batches are Poisson, noise is what is "
+        "charged, and the last epoch counts. How many of the points each of these is worth is not known from these "
+        "rows.",
     ]
 
 

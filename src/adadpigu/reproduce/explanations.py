@@ -7,8 +7,9 @@ from typing import Literal
 Reason = Literal["leaks", "leaks, ablated", "leaks, ablated elsewhere", "accepted", "highest", "features", "untold"]
 
 _LEAKS = (
-    "The claim's mask and statistics read un-noised gradients and its batches are shuffled but accounted as Poisson "
-    "([audited](../../docs/published-leaks.md)); its best epoch of 792 configurations is picked on the test set. "
+    "The claim's code takes its mask from un-noised gradients and shuffles batches that it accounts as Poisson "
+    "([audited](../../docs/published-leaks.md)); a compiled copy of it averages its noise away; its best epoch of 792 "
+    "configurations is picked on the test set. Its mask is constant and its statistics never leave an epoch. "
 )
 REASONS: dict[Reason, str] = {
     "leaks": _LEAKS
