@@ -1,11 +1,12 @@
 """A run as a file: every choice that the command line makes, in TOML. Public throughout.
 
 Presets are such files; the `config.toml` in a run folder is one too, and reruns it. Order of precedence: defaults,
-preset, config file, flags.
+preset, config file, flags. The word `off`, in a file or as a flag, switches off what an earlier layer switched on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import sys
@@ -87,6 +88,23 @@ _RIVALS = (
     {"physical_batch_size", "memory_limit"},
 )
 """keys of which a later layer's choice replaces an earlier layer's other one"""
+OFF = "off"
+_NEUTRAL: Mapping[str, object] = {
+    "features": "none",
+    "normalisation": "none",
+    "initialisation": "default",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "lr_schedule": "constant",
+    "warmup": 0.0,
+    "copies": 1,
+    "shift": 0,
+    "flip": False,
+    "diagnostics": False,
+    "spare_steps": 0,
+    "reproducible_noise": False,
+}
+"""what `off` stands for where a setting has a value that does nothing; where it may be unset, it is unset"""
 
 
 def parse(text: str, name: str) -> dict[str, object]:
@@ -113,8 +131,21 @@ def parse(text: str, name: str) -> dict[str, object]:
     for key, value in table.items():
         if key not in types:
             raise InputError(f"config {name}, line {_line(text, key)}: {unknown('key', key, [*types, 'method'])}")
-        found[key] = _checked(value, types[key], f"config {name}, line {_line(text, key)}: {key}")
+        found[key] = _checked(value, key, f"config {name}, line {_line(text, key)}: {key}")
     return found
+
+
+def read_flag(key: str, text: str) -> object:
+    """A flag's text as a value of its setting's type; `off` as in a file.
+
+    >>> read_flag("steps", "40"), read_flag("shift", "off"), read_flag("ema", "off")
+    (40, 0, 'off')
+    """
+    for kind in (int, float):
+        if kind in get_args(_types()[key]) or kind is _types()[key]:
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    return _checked(text, key, key)
 
 
 def _check_method(found: Mapping[str, object], text: str, name: str) -> None:
@@ -140,14 +171,21 @@ def _types() -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name not in ("method", "method_options")}
 
 
-def _checked(value: object, hint: Any, where: str) -> object:
+def _checked(value: object, key: str, where: str) -> object:
+    hint = _types()[key]
     kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+    switchable = key in _NEUTRAL or type(None) in get_args(hint)
+    if value == OFF and switchable:
+        return _NEUTRAL.get(key, OFF)
+    if value == OFF:
+        raise InputError(f"{where}={value!r} cannot be switched off; allowed: a value")
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         if abs(value) > sys.float_info.max:
             raise InputError(f"{where} has {len(str(abs(value)))} digits; allowed: numbers of type float")
         return float(value)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise InputError(f"{where}={value!r} is not of type {' or '.join(kind.__name__ for kind in kinds)}")
+        allowed = [kind.__name__ for kind in kinds] + [OFF] * switchable
+        raise InputError(f"{where}={value!r} is not of type {' or '.join(allowed)}")
     return value
 
 
@@ -164,7 +202,8 @@ def merge(*layers: Mapping[str, object]) -> RunConfig:
     values: dict[str, Any] = {}
     options: dict[str, object] = {}
     for layer in layers:
-        given = {key: value for key, value in layer.items() if value is not None}
+        values = {key: value for key, value in values.items() if layer.get(key) != OFF}
+        given = {key: value for key, value in layer.items() if value is not None and value != OFF}
         chosen = given.pop("method_options", {})
         if given.get("method", values.get("method")) != values.get("method", given.get("method")):
             options = {}

@@ -1,4 +1,4 @@
-"""What `adadpigu methods` prints of a method's options can be given back to `--set`."""
+"""What `adadpigu methods` prints of a method's options can be given back as flags."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from adadpigu.methods import all_methods
 
 
-def test_every_printed_default_is_read_back_by_set(call: Any, monkeypatch: Any) -> None:
+def test_every_printed_default_is_read_back(call: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "10000")
     _, out, _ = call("methods")
     for name, method in all_methods().items():
         fields = dataclasses.fields(method)
-        line = next((line for line in out.splitlines() if line.startswith(f"{name} takes --set")), "")
+        line = next((line for line in out.splitlines() if line.startswith(f"{name} takes --NAME")), "")
         printed = dict(re.findall(r"(\w+)=([^\s,]+)", line.partition(" with ")[2]))
         assert printed.keys() == {field.name for field in fields}
         for field in fields:

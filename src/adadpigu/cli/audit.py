@@ -19,7 +19,8 @@ from adadpigu.cli.audit_output import check_folder, claimed, show, shown, write
 from adadpigu.cli.helping import add
 from adadpigu.cli.output import Json, notes, print_json, print_prose, screen, table
 from adadpigu.cli.progress import Counter, counted
-from adadpigu.cli.training_settings import configure, method_options
+from adadpigu.cli.training_flags import method_options
+from adadpigu.cli.training_settings import configure
 from adadpigu.config import RunConfig
 from adadpigu.errors import InputError, unknown
 
@@ -87,7 +88,7 @@ def audit(
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in {*keys, "describe"}}
     sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
-    flags["method_options"] = method_options(option or [])
+    flags["method_options"] = method_options(option or [], [], {})
     chosen = _chosen(kind, sizes, full)
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
     if chosen is None:

@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import typer
 
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, print_prose, screen, table
+from adadpigu.cli.output import Json, print_json, print_line, print_prose, screen, table
 
 RECIPES = (
     {
@@ -57,7 +57,7 @@ def methods(as_json: Json = False) -> None:
         options = ", ".join(f"{f.name}={_word(f.default)}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
         if options:
             screen().print()
-            print_prose(f"{m.name} takes --set NAME=VALUE with {options}")
+            print_prose(f"{m.name} takes --NAME VALUE with {options}")
 
 
 def _choices(hint: object) -> str:
@@ -67,7 +67,7 @@ def _choices(hint: object) -> str:
 
 
 def _word(value: object) -> str:
-    """A default as `--set` reads it.
+    """A default as a flag reads it.
 
     >>> _word(None), _word(False), _word(float("inf"))
     ('none', 'false', 'inf')
@@ -104,15 +104,28 @@ def models(as_json: Json = False) -> None:
 
 
 def presets(as_json: Json = False) -> None:
-    """Lists the presets: readable TOML files that `train --preset` and `train --config` take."""
-    from adadpigu.config import all_presets, parse
+    """Lists the presets, readable TOML files for `train --preset` and `--config`; as JSON with every default."""
+    from adadpigu.config import all_presets
 
     found = all_presets()
     if as_json:
-        print_json({"presets": [{"name": name, **parse(text, name)} for name, text in found.items()]})
+        print_json({"presets": [{"name": name, **_settings(name)} for name in found]})
         return
-    rows = [[name, text.splitlines()[0].lstrip("# ")] for name, text in found.items()]
-    screen().print(table(["preset", "about"], rows))
+    width = max(map(len, found))
+    for name, text in found.items():
+        print_line(f"{name:<{width}}  {text.splitlines()[0].lstrip('# ')}")
+
+
+def _settings(preset: str) -> dict[str, object]:
+    """Every setting of a preset, the defaults of the run and of its method among them; null is what is unset."""
+    import dataclasses
+
+    from adadpigu.config import merge, read_preset
+    from adadpigu.methods import make_method
+
+    config = merge(read_preset(preset))
+    options = dataclasses.asdict(make_method(config.method, config.method_options))
+    return {**vars(config), "method_options": {key: _plain(value) for key, value in options.items()}}
 
 
 def add_to(app: typer.Typer) -> None:

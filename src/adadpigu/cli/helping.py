@@ -20,6 +20,17 @@ def example(*lines: str) -> str:
     return "\n".join(("\b", title, *(f"  {line}" for line in lines)))
 
 
-def add(app: typer.Typer, command: Command, about: str, *examples: str, name: str | None = None) -> Command:
-    """Adds a command: `about` stands in the list of commands, the examples at the end of its help."""
-    return app.command(name, short_help=about, epilog=example(*examples))(command)
+def add(
+    app: typer.Typer,
+    command: Command,
+    about: str,
+    *examples: str,
+    name: str | None = None,
+    extra_flags: bool = False,
+) -> Command:
+    """Adds a command: `about` stands in the list of commands, the examples at the end of its help.
+
+    With `extra_flags` the command itself reads those that it does not declare, from its context's `args`.
+    """
+    extra = {"ignore_unknown_options": extra_flags, "allow_extra_args": extra_flags}
+    return app.command(name, short_help=about, epilog=example(*examples), context_settings=extra)(command)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +21,11 @@ from adadpigu.cli.training_run import trained
 from adadpigu.cli.training_summary import conclude
 from adadpigu.config import RunConfig
 
+_int, _float = partial(typer.Option, metavar="<int>|off"), partial(typer.Option, metavar="<float>|off")
+
 
 def train(
+    context: typer.Context,
     dataset: Annotated[
         str | None, typer.Option(help="By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
     ] = None,
@@ -30,15 +34,15 @@ def train(
     epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4, or what --noise-multiplier costs]")] = None,
     delta: Annotated[float | None, typer.Option(help="δ of the guarantee. [1e-5]")] = None,
     preset: Annotated[
-        str | None, typer.Option(help="See `adadpigu presets`. [<dataset>-<method> where there is one]")
+        str | None, typer.Option(help="See `adadpigu presets`; none: start from defaults. [<dataset>-<method>]")
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file, e.g. a run folder's config.toml; flags win over it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
-    steps: Annotated[int | None, typer.Option(help="T, steps of all stages of the method.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Instead of steps: times records / batch size. [20]")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="B, the expected batch size. [N/4, up to 512]")] = None,
+    steps: Annotated[str | None, _int(help="T, steps of all stages of the method.")] = None,
+    epochs: Annotated[str | None, _float(help="Instead of steps: times records / batch size. [20]")] = None,
+    batch_size: Annotated[str | None, _int(help="B, the expected batch size. [N/4, up to 512]")] = None,
     features: Annotated[str | None, typer.Option(help="Fixed front: none, scattering, prior (images). [none]")] = None,
     normalisation: Annotated[
         str | None,
@@ -54,16 +58,16 @@ def train(
     initialisation: Annotated[str | None, typer.Option(help="Where weights start: default, xavier. [default]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. [1]")] = None,
     lr_schedule: Annotated[str | None, typer.Option(help="constant, linear or cosine. [constant]")] = None,
-    warmup: Annotated[float | None, typer.Option(help="Share of the steps over which the rate rises. [0]")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of the optimiser. [0.9]")] = None,
+    warmup: Annotated[str | None, _float(help="Share of the steps over which the rate rises. [0]")] = None,
+    momentum: Annotated[str | None, _float(help="Momentum of the optimiser. [0.9]")] = None,
     optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the optimiser.")] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the average of the weights that is kept.")] = None,
-    tail: Annotated[float | None, typer.Option(help="Instead: average the weights of this last share.")] = None,
+    weight_decay: Annotated[str | None, _float(help="Weight decay of the optimiser.")] = None,
+    ema: Annotated[str | None, _float(help="Decay of the average of the weights that is kept.")] = None,
+    tail: Annotated[str | None, _float(help="Instead: average the weights of this last share.")] = None,
     clipping: Annotated[str | None, typer.Option(help="flat, or automatic (every record is scaled). [flat]")] = None,
     clip_stability: Annotated[float | None, typer.Option(help="γ of automatic clipping. [0.01]")] = None,
-    copies: Annotated[int | None, typer.Option(help="Augmented copies of a record, one clip for all. [1]")] = None,
-    shift: Annotated[int | None, typer.Option(help="Augmentation: shift by up to so many pixels. [0]")] = None,
+    copies: Annotated[str | None, _int(help="Augmented copies of a record, one clip for all. [1]")] = None,
+    shift: Annotated[str | None, _int(help="Augmentation: shift by up to so many pixels. [0]")] = None,
     shift_step: Annotated[int | None, typer.Option(help="Augmentation: shifts are multiples of this. [1]")] = None,
     flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Augmentation: mirror half of them.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="C, the bound on a record's contribution.")] = None,
@@ -71,17 +75,15 @@ def train(
         float | None, typer.Option(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method; repeatable.")
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method, as --NAME VALUE is.")
     ] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="σ; without it, the least that keeps the budget.")
-    ] = None,
+    noise_multiplier: Annotated[str | None, _float(help="σ; without it, the least that keeps the budget.")] = None,
     records: Annotated[int | None, typer.Option(help="N, the public record count of your own data.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
     describe: Annotated[
         str | None, typer.Option(help="TOML file with the public facts of your own data (docs/own-data.md).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Fixes what is public: weights at the start, random masks.")] = None,
+    seed: Annotated[str | None, _int(help="Fixes what is public: weights at the start, random masks.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")] = None,
     physical_batch_size: Annotated[
         str | None,
@@ -101,18 +103,16 @@ def train(
     execution: Annotated[
         str | None, typer.Option(help="auto: a GPU records a step once and replays it; eager: never. [auto]")
     ] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Steps between looks at the test set.")] = None,
+    evaluate_every: Annotated[str | None, _int(help="Steps between looks at the test set.")] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped or crashed: its folder.")
     ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints. [about once a minute]")
-    ] = None,
+    checkpoint_every: Annotated[str | None, _int(help="Steps between checkpoints. [about once a minute]")] = None,
     spare_steps: Annotated[
-        int | None, typer.Option(help="Calibrate for so many steps more, to be repeated after a crash. [0]")
+        str | None, _int(help="Calibrate for so many steps more, to be repeated after a crash. [0]")
     ] = None,
     reserve: Annotated[
-        int | None, typer.Option(help="Steps charged at once. [1, or more where the ledger would cost over 2 %]")
+        str | None, _int(help="Steps charged at once. [1, or more where the ledger would cost over 2 %]")
     ] = None,
     ledger: Annotated[
         str | None,
@@ -128,10 +128,14 @@ def train(
     ] = None,
     reproducible_noise: Annotated[
         bool | None,
-        typer.Option("--reproducible-noise", help="Fix noise by --seed, for debugging: the run is NOT PRIVATE."),
+        typer.Option(
+            "--reproducible-noise/--no-reproducible-noise",
+            help="Fix noise by --seed, for debugging: the run is NOT PRIVATE.",
+        ),
     ] = None,
     diagnostics: Annotated[
-        bool | None, typer.Option("--diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee.")
+        bool | None,
+        typer.Option("--diagnostics/--no-diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee."),
     ] = None,
     log: Annotated[
         list[str] | None,
@@ -141,12 +145,17 @@ def train(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits."""
+    """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits.
+
+    Every option of the method is a flag too, such as --mean-decay 0.9; `adadpigu methods` lists them. The word off
+    switches off what a preset or a config switched on: --ema off, --copies off, --normalisation off.
+    """
     keys = {field.name for field in fields(RunConfig)}
     flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
     flags["physical_batch_size"] = physical_batch_size
-    methods = option or [], _given(clip_norm=clip_norm, retention=retention)
-    asked = Asked(flags, methods, preset=preset, config=config, out=out, resume=resume, trusted=trust_model_code)
+    given = _given(clip_norm=clip_norm, retention=retention)
+    options = option or [], context.args, given
+    asked = Asked(flags, options, preset=preset, config=config, out=out, resume=resume, trusted=trust_model_code)
     from adadpigu.distributed.launching import agreed, joined, one_voice
     from adadpigu.loggers import make_logger
 
@@ -174,4 +183,6 @@ def add_to(app: typer.Typer) -> None:
         "Trains a model under a privacy budget, into a run folder.",
         "adadpigu train --epsilon 2 --steps 60 --out runs/first",
         "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
+        "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
+        extra_flags=True,
     )

@@ -1,9 +1,63 @@
-"""Flags of `adadpigu train` that nothing would look at: refused, since whoever gave them expects something of them."""
+"""Flags of `adadpigu train` as values. Those that nothing would look at are refused: someone expects an effect."""
 
 from __future__ import annotations
 
-from adadpigu.config import RunConfig
-from adadpigu.errors import InputError
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+
+from adadpigu.config import OFF, RunConfig, read_flag
+from adadpigu.errors import InputError, unknown
+
+
+def read_flags(flags: Mapping[str, object]) -> dict[str, object]:
+    """Flags that were read as text in the types of their settings; contradictions are refused."""
+    read = {
+        key: read_flag(key, value) if isinstance(value, str) and key != "method" else value
+        for key, value in flags.items()
+    }
+    if not {None, OFF} & {read["steps"], read["epochs"]}:
+        raise InputError(f"steps={read['steps']} and epochs={read['epochs']}: give one of them, not both")
+    return read
+
+
+def method_options(pairs: Iterable[str], words: Iterable[str], given: Mapping[str, object]) -> dict[str, object]:
+    """Options of a method as the command line gives them: by `--set`, by flags of their own, by declared flags."""
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InputError(
+                f"--set {pair!r} is not NAME=VALUE, e.g. --set clip_norm=0.5; `adadpigu methods` lists them"
+            )
+        found[name.strip().replace("-", "_")] = value
+    for key, chosen in (*_method_flags(list(words)), *given.items()):
+        if found.setdefault(key, chosen) != chosen:
+            raise InputError(f"{key}={found[key]} and {key}={chosen}: give one of them, not both")
+    return found
+
+
+def _method_flags(words: list[str]) -> list[tuple[str, str]]:
+    """Flags that `train` does not declare: `--name value`, `--name=value`, `--name` and `--no-name` of any method."""
+    if not words:
+        return []
+    from adadpigu.methods import all_methods
+
+    known = {field.name for method in all_methods().values() for field in fields(method)}
+    found: list[tuple[str, str]] = []
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        key = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--"):
+            raise InputError(f"{flag!r} belongs to no flag; see `adadpigu train --help`")
+        if not equals and key.removeprefix("no_") in known and key not in known:
+            key, value = key.removeprefix("no_"), "false"
+        elif not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        if key not in known:
+            ours = {field.name for field in fields(RunConfig)} | known
+            raise unknown("flag", flag, {"--" + name.replace("_", "-") for name in ours})
+        found.append((key, value))
+    return found
 
 
 def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
@@ -14,7 +68,7 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
         ("clip_stability", "clipping", "automatic"),
     ):
         found = getattr(settings, needed)
-        if flags[key] is not None and found != wanted:
+        if flags[key] not in (None, OFF) and found != wanted:
             raise InputError(f"{key}={flags[key]} does nothing with {needed}={found!r}; allowed with {wanted!r}")
     for key, needed, looks, wanted in (
         ("shift_step", "shift", bool, "a shift above 0"),
@@ -22,7 +76,7 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
         ("activation", "model", has_activation, "a model that has one between its layers, such as 'mlp'"),
     ):
         found = getattr(settings, needed)
-        if flags[key] is not None and not looks(found):
+        if flags[key] not in (None, OFF, 0.0) and not looks(found):
             raise InputError(f"{key}={flags[key]} does nothing with {needed}={found!r}; allowed with {wanted}")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from adadpigu.cli.output import notes
-from adadpigu.cli.training_flags import refuse_idle
-from adadpigu.cli.training_settings import configure, default_preset, method_options, settings_of
+from adadpigu.cli.training_flags import method_options, read_flags, refuse_idle
+from adadpigu.cli.training_settings import configure, default_preset, settings_of
 from adadpigu.config import RunConfig, merge
-from adadpigu.errors import InputError
 from adadpigu.training.run import check_free
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ class Asked:
     """What the command line says, as it stands there."""
 
     flags: dict[str, object]
-    methods: tuple[list[str], dict[str, object]]
+    options: tuple[list[str], list[str], dict[str, object]]
+    """of the method: as --set, as flags that `train` does not declare, as flags that it does"""
     preset: str | None
     config: Path | None
     out: Path | None
@@ -48,11 +48,7 @@ def plan_run(asked: Asked, processes: Processes) -> PlannedRun:
     """Loads, checks and calibrates what was asked for; nothing is written."""
     from adadpigu.distributed.launching import to_go_on
 
-    pairs, given = asked.methods
-    flags = {**asked.flags, "method_options": {**method_options(pairs), **given}}
-    flags["physical_batch_size"] = _number_or_word(cast("str | None", flags["physical_batch_size"]))
-    if flags["steps"] is not None and flags["epochs"] is not None:
-        raise InputError(f"steps={flags['steps']} and epochs={flags['epochs']}: give one of them, not both")
+    flags = {**read_flags(asked.flags), "method_options": method_options(*asked.options)}
     if (started_again := to_go_on(asked.out)) is not None:  # by torchrun: with the flags that the run began with
         asked = replace(asked, resume=started_again, out=None, preset=None, config=None, trusted=True)
     if asked.out is not None:
@@ -87,10 +83,3 @@ def _ready(settings: RunConfig) -> Preparation:
         notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
     with features_progress(notes()) as progress:
         return configured(settings, progress=progress)
-
-
-def _number_or_word(text: str | None) -> int | str | None:
-    try:
-        return text if text is None else int(text)
-    except ValueError:
-        return text

@@ -15,6 +15,9 @@ from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError
 
+NO_PRESET = "none"
+"""in place of a preset's name: start from the defaults of the classes"""
+
 
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:
     """Defaults, preset, config file, flags, later ones winning. The preset of data and method is the default one."""
@@ -22,7 +25,7 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     base: dict[str, object] = {}
     if preset is None and config is None:
         preset = default_preset(merge(flags))
-    if preset is not None:
+    if preset not in (None, NO_PRESET):
         _refuse_unknown(preset)
         base = read_preset(preset)
     settings = merge(base, file, flags)
@@ -47,21 +50,11 @@ def _refuse_unknown(preset: str) -> None:
 def default_preset(asked: RunConfig) -> str | None:
     """The preset for a data set and a method: of the ε asked for, or of the nearest there is."""
     name = f"{'fashion' if asked.dataset == 'fashion-mnist' else asked.dataset}-{asked.method}"
-    near = "eps4" if asked.epsilon is None or asked.epsilon > 3 else "eps2"
-    return next((found for found in (name, f"{name}-{near}") if found in all_presets()), None)
-
-
-def method_options(pairs: list[str]) -> dict[str, object]:
-    """Options of a method as the command line gives them."""
-    found: dict[str, object] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InputError(
-                f"--set {pair!r} is not NAME=VALUE, e.g. --set clip_norm=0.5; `adadpigu methods` lists them"
-            )
-        found[name.strip().replace("-", "_")] = value
-    return found
+    if name in all_presets():
+        return name
+    budgets = [int(tail) for head, _, tail in (known.rpartition("-eps") for known in all_presets()) if head == name]
+    near = min(sorted(budgets), key=lambda budget: abs(budget - (asked.epsilon or 4.0)), default=None)
+    return None if near is None else f"{name}-eps{near}"
 
 
 def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:

@@ -248,7 +248,7 @@ def _read_float(value: object, text: str | None) -> float:
 
 
 def _read_none(value: object, text: str | None) -> None:
-    if value is not None and text != "none":
+    if value is not None and text not in ("none", "off"):
         raise TypeError
 
 

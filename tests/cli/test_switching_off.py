@@ -1,0 +1,120 @@
+"""Flags reach every setting: what a preset switched on can be switched off, and no preset shines through silently."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adadpigu.cli.training import train
+from adadpigu.cli.training_flags import method_options, read_flags
+from adadpigu.cli.training_settings import configure, default_preset
+from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_preset
+from adadpigu.errors import InputError
+from adadpigu.methods import all_methods, make_method
+
+NOTHING: dict[str, object] = {field.name: None for field in dataclasses.fields(RunConfig)}
+
+
+def flagged(preset: str, *words: str, **flags: str) -> RunConfig:
+    given = {**read_flags(NOTHING | flags), "method_options": method_options([], words, {})}
+    return configure(given, preset=preset, config=None)
+
+
+def test_off_undoes_whatever_any_preset_switches_on() -> None:
+    defaults, neutral = vars(RunConfig()), vars(RunConfig(momentum=0.0))
+    for name in all_presets():
+        on = {key for key, value in vars(merge(read_preset(name))).items() if value != defaults[key]}
+        for key in on - {"dataset", "method", "method_options", "epsilon", "lr", "clipping", "clip_stability", "flip"}:
+            assert getattr(flagged(name, **{key: "off"}), key) == neutral[key], (name, key)
+
+
+def test_off_leaves_a_rival_alone_and_reads_the_same_in_a_file() -> None:
+    assert merge({"tail": 0.2}, {"ema": OFF}).tail == 0.2
+    assert merge({"ema": 0.9}, {"ema": OFF}) == RunConfig()
+    assert merge({"ema": 0.9, "shift": 2}, parse('ema = "off"\nshift = "off"\n', "c.toml")) == RunConfig()
+    read_flags(NOTHING | {"steps": "off", "epochs": "3"})
+    with pytest.raises(InputError, match=r"line 1: lr='off' cannot be switched off"):
+        parse('lr = "off"', "c.toml")
+
+
+def test_no_preset_means_the_defaults_of_the_classes() -> None:
+    assert default_preset(RunConfig()) == "digits-adadpigu"
+    assert flagged("none") == RunConfig()
+    assert flagged("none", dataset="mnist", method="dpsgd") == RunConfig(dataset="mnist", method="dpsgd")
+
+
+def test_the_default_preset_is_that_of_the_nearest_budget() -> None:
+    found = [default_preset(RunConfig(dataset="mnist", method="dpsgd", epsilon=e)) for e in (None, 1.0, 3.0, 3.1, 5.0)]
+    assert found == [f"mnist-dpsgd-eps{near}" for near in (4, 2, 2, 4, 4)]
+
+
+def test_every_option_of_every_method_is_a_flag_and_none_is_a_flag_of_the_run() -> None:
+    settings = {field.name for field in dataclasses.fields(RunConfig)}
+    declared = set(train.__annotations__)
+    for name, method in all_methods().items():
+        for field in dataclasses.fields(method):
+            assert field.name not in settings
+            word = "off" if field.default is None else str(field.default).lower()
+            found = method_options([], [f"--{field.name.replace('_', '-')}", word], {})
+            assert getattr(make_method(name, found), field.name) == field.default
+    assert settings - {"method_options"} <= declared
+
+
+def test_options_of_a_presets_method_do_not_leak_into_another() -> None:
+    settings = flagged("digits-adadpigu", "--quantile=0.7", method="quantile")
+    assert settings.method_options == {"quantile": "0.7"}
+    kept = flagged("digits-adadpigu", "--no-debias", "--mean-decay", "0.8").method_options
+    assert kept == {**merge(read_preset("digits-adadpigu")).method_options, "debias": "false", "mean_decay": "0.8"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--mean-decay", "0.8", "--set", "mean_decay=0.7"], "mean_decay=0.7 and mean_decay=0.8: give one of them"),
+        (["--method", "dpsgd", "--mean-decay", "0.8"], "unknown option of method dpsgd 'mean_decay'"),
+        (["--mean-dekay", "0.8"], "did you mean '--mean-decay'"),
+        (["--ema", "0.9", "--tail", "0.1"], "ema=0.9"),
+        (["--ema", "no"], "ema='no' is not of type float or off"),
+        (["--copies", "1.5"], "copies='1.5' is not of type int or off"),
+        (["--lr", "off"], "'off'"),
+        (["--engine", "off"], "engine='off' cannot be switched off"),
+        (["stray"], "'stray' belongs to no flag"),
+    ],
+)
+def test_flags_that_contradict_or_mean_nothing_are_one_line(
+    call: Any, tmp_path: Path, words: list[str], told: str
+) -> None:
+    code, out, err = call("train", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_preset_says_all_it_does_and_runs_again(call: Any, tmp_path: Path) -> None:
+    flags = ["--preset", "none", "--mean-decay", "0.8", "--momentum", "off", "--steps", "3", "--batch-size", "32"]
+    assert call("train", *flags, "--out", "run", "--json")[0] == 0
+    text = (tmp_path / "run" / "config.toml").read_text()
+    stored = merge(parse(text, "config.toml"))
+    assert (stored.momentum, stored.ema, stored.copies) == (0.0, None, 1)
+    whole = make_method("adadpigu", {"mean_decay": 0.8}).options()
+    assert stored.method_options == whole
+    assert all(f"{key} = " in text for key in whole)
+    assert configure(NOTHING, preset=None, config=tmp_path / "run" / "config.toml") == stored
+
+
+def test_presets_are_told_in_a_line_each_and_as_json_with_every_default(call: Any) -> None:
+    names = list(all_presets())
+    assert [line.split()[0] for line in call("presets")[1].splitlines()] == names
+    rows = json.loads(call("presets", "--json")[1])["presets"]
+    assert [row["name"] for row in rows] == names
+    for row in rows:
+        config = merge(read_preset(row["name"]))
+        method = make_method(config.method, config.method_options)
+        assert row.keys() - {"name"} == {field.name for field in dataclasses.fields(RunConfig)}
+        assert type(method).from_options(row["method_options"]) == method
+        assert RunConfig(**{key: value for key, value in row.items() if key != "name"}).lr == config.lr
