@@ -25,7 +25,7 @@ def test_every_printed_default_is_read_back(call: Any, monkeypatch: Any) -> None
 def test_json_tells_what_is_unset_from_what_is_infinite(call: Any) -> None:
     _, out, _ = call("methods", "--json")
     told = {row["name"]: row["options"] for row in json.loads(out)["methods"]}
-    assert told["adadpigu"]["ceiling"] == "inf"
+    assert told["masked"]["ceiling"] == "inf"
     assert told["adadpigu"]["importance_steps"] is None
     for name, method in all_methods().items():
         for field in dataclasses.fields(method):

@@ -7,39 +7,57 @@ algorithm (scores, ranking, mask, α, β, weights) in numpy, and recomputes ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from float64_world import LR, SIGMA, B, clipped_sum, gradients, record
 
-from adadpigu.methods import AdaDPIGU
+from adadpigu.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.importance import Importance, MaskSchedule, rank
+from adadpigu.methods import AdaDPIGU, Layers, Masked
+from adadpigu.methods.adadpigu import _Running
+from adadpigu.standardising import Standardiser
+from adadpigu.statistics import Statistics, StatisticsOptions
+from adadpigu.top_k import largest
 from trials import small_net, weights
 
 STEPS, FIRST, CLIP = 9, 3, 0.3
 LAYERS = np.repeat([0, 1], [64 * 12 + 12, 12 * 10 + 10])
+HELD: dict[str, Any] = {
+    "schedule": "constant",
+    "mean_decay": 1.0,
+    "variance_decay": 1.0,
+    "offset": 0.0,
+    "floor": 0.0,
+    "ceiling": math.inf,
+}
+"""mask or scale alone; what a setting moves, it names"""
+WHOLE: dict[str, Any] = {"retention": 0.4, "mean_decay": 0.8, "variance_decay": 0.7, "offset": 0.05, "top_k": 0.4}
+"""mask, unfreezing, α, β and top-k together, each quick enough to matter in a few steps"""
 SETTINGS: dict[str, dict[str, Any]] = {
-    "mask alone": {"retention": 0.6},
-    "no mask": {"retention": 1.0},
-    "signed scores": {"retention": 0.3, "score": "signed"},
-    "energy scores": {"retention": 0.3, "score": "energy"},
-    "linear": {"retention": 0.3, "schedule": "linear", "unfreeze_by": 0.5},
-    "cosine": {"retention": 0.3, "schedule": "cosine"},
-    "steps": {"retention": 0.3, "schedule": "steps", "stairs": 2},
-    "top-k": {"retention": 0.6, "top_k": 0.4},
-    "beta": {"retention": 0.6, "beta": 0.25, "offset": 0.1},
-    "moving": {"retention": 0.6, "mean_decay": 0.8, "variance_decay": 0.7, "offset": 0.05},
-    "debiased": {"variance_decay": 0.7, "offset": 0.05, "debias": True, "floor": 1e-4, "ceiling": 0.5},
-    "per layer": {"retention": 0.6, "variance_decay": 0.7, "offset": 0.05, "per_layer": True, "mean_decay": 0.9},
-    "unfreezing while moving": {
-        "retention": 0.3,
-        "schedule": "linear",
-        "mean_decay": 0.8,
-        "variance_decay": 0.7,
-        "offset": 0.05,
-    },
-    "from stage 1": {"retention": 0.6, "variance_start": "stage-1"},
-    "pruned": {"retention": 0.5, "mode": "prune", "schedule": "linear"},
+    "mask alone": HELD,
+    "no mask": {**HELD, "retention": 1.0},
+    "signed scores": {**HELD, "retention": 0.3, "score": "signed"},
+    "energy scores": {**HELD, "retention": 0.3, "score": "energy"},
+    "linear": {**HELD, "retention": 0.3, "schedule": "linear", "unfreeze_by": 0.5},
+    "cosine": {**HELD, "retention": 0.3, "schedule": "cosine"},
+    "steps": {**HELD, "retention": 0.3, "schedule": "steps", "stairs": 2},
+    "top-k": {**HELD, "top_k": 0.4},
+    "as coded": {**HELD, "top_k": 0.4, "top_k_of": "all"},
+    "beta": {**HELD, "beta": 0.25, "offset": 0.1},
+    "moving": {**HELD, "mean_decay": 0.8, "variance_decay": 0.7, "offset": 0.05},
+    "debiased": {**HELD, "variance_decay": 0.7, "offset": 0.05, "debias": True, "floor": 1e-4, "ceiling": 0.5},
+    "per layer": {**HELD, "variance_decay": 0.7, "offset": 0.05, "per_layer": True, "mean_decay": 0.9},
+    "from stage 1": {**HELD, "variance_start": "stage-1"},
+    "pruned": {**HELD, "retention": 0.5, "mode": "prune", "schedule": "linear"},
+    "defaults": {},
+    "as written": {"top_k": 0.6, "top_k_of": "all", "mode": "prune"},
+    "whole": WHOLE,
 }
 
 
@@ -51,27 +69,27 @@ class Oracle:
         self.theta = weights(small_net()).double().numpy()
         self.d = len(self.theta)
         self.score, self.power = np.zeros(self.d), np.zeros(2)
-        start = min(max(options.get("beta", 1.0), options.get("floor", 0.0)), options.get("ceiling", np.inf))
+        start = min(max(options["beta"], options["floor"]), options["ceiling"])
         self.alpha, self.beta = np.zeros(self.d), np.full(self.d, start)
         self.mask = np.arange(self.d)
         self.ranking = np.arange(self.d)
 
     def ratio(self, step: int) -> float:
-        r, kind, stairs = self.o["retention"], self.o.get("schedule", "constant"), self.o.get("stairs", 4)
-        part = min(1.0, step / (self.o.get("unfreeze_by", 1.0) * (STEPS - FIRST - 1)))
+        r, kind, stairs = self.o["retention"], self.o["schedule"], self.o["stairs"]
+        part = min(1.0, step / (self.o["unfreeze_by"] * (STEPS - FIRST - 1)))
         cosine = 0.5 - 0.5 * math.cos(math.pi * part)
         steps = math.floor(part * stairs) / stairs
         return float(r + (1 - r) * {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind])
 
     def learn_importance(self, ghat: np.ndarray) -> None:
-        kind = self.o.get("score", "absolute")
+        kind = self.o["score"]
         self.score += {"absolute": np.abs(ghat), "signed": ghat, "energy": ghat**2}[kind]
         debiased = ghat**2 - (SIGMA * CLIP / B) ** 2
         self.power += np.array([debiased[k == LAYERS].mean() for k in (0, 1)]) / FIRST
 
     def end_stage_1(self) -> None:
         self.ranking = np.argsort(-np.abs(self.score), kind="stable")
-        if self.o.get("variance_start") == "stage-1":
+        if self.o["variance_start"] == "stage-1":
             root = np.maximum(self.power, self.power[self.power > 0].min() / 100) ** 0.25
             self.beta = ((root / np.sqrt(root.prod())) ** 2)[LAYERS]
 
@@ -81,49 +99,49 @@ class Oracle:
         back = np.setdiff1d(self.mask, before)
         if step > 0 and len(back):
             self.alpha[back] = 0.0
-            if self.o.get("variance_decay", 1.0) < 1:
+            if self.o["variance_decay"] < 1:
                 self.beta[back] = np.sort(self.beta[before])[(len(before) - 1) // 2]
 
     @property
     def scale(self) -> np.ndarray:
-        return np.asarray(np.sqrt(self.beta) + self.o.get("offset", 0.0))
+        return np.asarray(np.sqrt(self.beta) + self.o["offset"])
 
     def effective(self) -> np.ndarray:
-        if self.o.get("mode") != "prune":
+        if self.o["mode"] != "prune":
             return self.theta
         return np.where(np.isin(np.arange(self.d), self.mask), self.theta, 0.0)
 
     def standardise(self, g: np.ndarray) -> np.ndarray:
         z: np.ndarray = ((g - self.alpha) / self.scale)[self.mask]
-        kept = math.floor(self.o.get("top_k", 1.0) * len(z))
+        of = len(z) if self.o["top_k_of"] == "active" else self.d
+        kept = min(len(z), math.floor(self.o["top_k"] * of + 1e-9))
         z[np.argsort(np.abs(z))[: len(z) - kept]] = 0.0
         return z
 
     def learn(self, released: np.ndarray) -> np.ndarray:
         """ĝ from a release, after which α and β have moved."""
         o, m, scale = self.o, self.mask, self.scale
-        g1, g2 = o.get("mean_decay", 1.0), o.get("variance_decay", 1.0)
+        g1, g2 = o["mean_decay"], o["variance_decay"]
         ghat = np.zeros(self.d)
         ghat[m] = (released / B * scale + self.alpha)[m]
         spread = (ghat - self.alpha) ** 2
-        if o.get("debias"):
+        if o["debias"]:
             spread = spread - (scale * SIGMA * CLIP / B) ** 2
-        if o.get("per_layer"):
+        if o["per_layer"]:
             for k in (0, 1):
                 spread[k == LAYERS] = spread[m][LAYERS[m] == k].mean()
         if g2 < 1:
-            spread = spread.clip(o.get("floor", 0.0), o.get("ceiling", np.inf))
+            spread = spread.clip(o["floor"], o["ceiling"])
             self.beta[m] = (g2 * self.beta + (1 - g2) * spread)[m]
         self.alpha[m] = (g1 * self.alpha + (1 - g1) * ghat)[m]
         return ghat
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_sum_and_the_final_weights_equal_the_algorithm_in_float64(name: str) -> None:
-    options = {"retention": 0.6, **SETTINGS[name]}
-    method = AdaDPIGU(importance_steps=FIRST, clip_norm=CLIP, **options)
+def compare(settings: dict[str, Any]) -> None:
+    """Records a run and walks the algorithm along its releases; fails where a sum or the weights differ."""
+    method = AdaDPIGU(importance_steps=FIRST, clip_norm=CLIP, **settings)
     recorded = record(method, steps=STEPS)
-    oracle = Oracle(options)
+    oracle = Oracle(method.options())
     for t in range(STEPS):
         drawn, total, released = recorded.drawn(t), recorded.total(t), recorded.released(t)
         if t < FIRST:
@@ -144,9 +162,93 @@ def test_every_sum_and_the_final_weights_equal_the_algorithm_in_float64(name: st
     np.testing.assert_allclose(weights(recorded.run.model).numpy(), oracle.effective(), atol=1e-8)
 
 
-def test_a_twentieth_of_the_steps_is_spent_on_importance_unless_told_otherwise() -> None:
-    assert [s.steps for s in AdaDPIGU().stages(200)] == [10, 190]
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_sum_and_the_final_weights_equal_the_algorithm_in_float64(name: str) -> None:
+    compare(SETTINGS[name])
+
+
+def _ranked_upside_down(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Importance, "ranking", lambda self: rank(self.scores).flip(0))
+
+
+def _unfreezes_a_step_early(plant: pytest.MonkeyPatch) -> None:
+    ratio = MaskSchedule.ratio
+    plant.setattr(MaskSchedule, "ratio", lambda self, step, steps: ratio(self, step + 1, steps))
+
+
+def _alpha_not_subtracted(plant: pytest.MonkeyPatch) -> None:
+    made = Standardiser.__init__
+
+    def without(self: Standardiser, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self.center = None
+
+    plant.setattr(Standardiser, "__init__", without)
+
+
+def _restored_without_alpha(plant: pytest.MonkeyPatch) -> None:
+    restore = GradientSum.restore
+    plant.setattr(GradientSum, "restore", lambda self, *given: restore(replace(self, center=None), *given))
+
+
+def _decays_swapped(plant: pytest.MonkeyPatch) -> None:
+    made = Statistics.__init__
+
+    def swapped(self: Statistics, o: StatisticsOptions, **named: Any) -> None:
+        made(self, replace(o, mean_decay=o.variance_decay, variance_decay=o.mean_decay), **named)
+
+    plant.setattr(Statistics, "__init__", swapped)
+
+
+def _scaled_by_beta_itself(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Statistics, "scale", property(lambda self: self.variance + self._options.offset))
+
+
+def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:
+    def late(z: torch.Tensor, count: int) -> torch.Tensor:
+        return largest(z * (CLIP / z.norm(dim=1, keepdim=True)).clamp(max=1.0), count)
+
+    plant.setattr("adadpigu.standardising.largest", late)
+
+
+def _top_k_of_all(plant: pytest.MonkeyPatch) -> None:
+    keep = _Running._keep_entries
+    plant.setattr(_Running, "_keep_entries", lambda self, count: keep(self, self._mask.size))
+
+
+PLANTS = [
+    *(_ranked_upside_down, _unfreezes_a_step_early, _alpha_not_subtracted, _restored_without_alpha),
+    *(_decays_swapped, _scaled_by_beta_itself, _top_k_after_the_clip, _top_k_of_all),
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_slip_in_any_part_of_the_whole_method_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        compare(WHOLE)
+
+
+def test_fifteen_of_two_hundred_steps_are_spent_on_importance_unless_told_otherwise() -> None:
+    assert [s.steps for s in AdaDPIGU().stages(200)] == [15, 185]
     assert [s.steps for s in AdaDPIGU().stages(10)] == [1, 9]
     assert [s.steps for s in AdaDPIGU(importance_steps=7).stages(10)] == [7, 3]
     assert [s.steps for s in AdaDPIGU(retention=1.0).stages(10)] == [10]
-    assert [s.steps for s in AdaDPIGU(retention=1.0, variance_start="stage-1").stages(40)] == [2, 38]
+    assert [s.steps for s in Layers().stages(40)] == [3, 37]
+
+
+def test_each_name_means_its_parts() -> None:
+    """The name of the paper is that of its whole method; what lacks a part is called otherwise."""
+    whole, masked, layers = AdaDPIGU(), Masked(), Layers()
+    assert (whole.retention, whole.schedule, whole.mean_decay, whole.variance_decay) == (0.6, "linear", 0.9, 0.999)
+    assert (whole.offset, whole.beta, whole.floor, whole.ceiling, whole.top_k) == (1e-6, 1.0, 1e-6, 1e6, 1.0)
+    assert (masked.retention, masked.schedule, masked.mean_decay, masked.variance_decay) == (0.6, "linear", 1.0, 1.0)
+    assert (layers.retention, layers.variance_start, layers.variance_decay) == (1.0, "stage-1", 1.0)
+
+
+@pytest.mark.parametrize("of", ["active", "all"])
+def test_a_top_k_that_keeps_nothing_is_refused_in_one_line(of: Any) -> None:
+    with pytest.raises(InputError, match=r"^top_k=0.0001 keeps none of \d+ coordinates; allowed: at least 1/\d+$"):
+        record(AdaDPIGU(top_k=1e-4, top_k_of=of), steps=STEPS)

@@ -74,7 +74,7 @@ def test_sgd_is_the_mean_gradient_and_claims_nothing() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam"])
 def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str) -> None:
-    method = AdaDPIGU(retention=0.4, importance_steps=2)
+    method = AdaDPIGU(retention=0.4, importance_steps=2, clip_norm=0.5, schedule="constant")
     short = run_small(method, steps=3, optimizer=optimizer, lr=0.05, weight_decay=0.1)
     recorder = Recorder()
     run = run_small(method, steps=12, optimizer=optimizer, lr=0.05, weight_decay=0.1, tape=recorder)
@@ -109,7 +109,7 @@ def test_masks_grow_in_order_of_importance_and_noise_stays_inside_them(schedule:
 
 def test_prune_mode_evaluates_and_keeps_zeros_where_freeze_keeps_weights() -> None:
     recorder = Recorder()
-    method = AdaDPIGU(retention=0.4, importance_steps=2, mode="prune")
+    method = AdaDPIGU(retention=0.4, importance_steps=2, mode="prune", schedule="constant")
     pruned = run_small(method, steps=6, tape=recorder)
     active = recorder.calls[-1][0].active
     assert active is not None

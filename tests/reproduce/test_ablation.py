@@ -50,7 +50,8 @@ def options(name: str) -> dict[str, Any]:
     """All options of a variant, defaults made plain; DP-SGD as the AdaDPIGU that it equals."""
     told = VARIANTS[name].config(STEPS)
     if told["method"] == "dpsgd":
-        told = {"method": "adadpigu", "method_options": {**told["method_options"], "retention": 1.0}}
+        told["method_options"] |= {"retention": 1.0, "schedule": "constant"}
+        told["method"] = "masked"
     return dataclasses.asdict(make_method(told["method"], told["method_options"]))
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from adadpigu.errors import InputError
 from adadpigu.layout import Layout
 from adadpigu.mechanism import Release
-from adadpigu.methods import DPSGD, SGD, AdaDPIGU, Method
+from adadpigu.methods import DPSGD, SGD, Masked, Method
 from adadpigu.methods.base import Batches, Running, Stage
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.reproduce.gradient_looks import (
@@ -37,7 +37,7 @@ from adadpigu.reproduce.gradient_looks import (
 from adadpigu.training import Preparation, Run, train_prepared
 from trials import prepare_small, small_digits, small_net, weights
 
-MASKED = AdaDPIGU(retention=0.5, clip_norm=0.3, importance_steps=4)
+MASKED = Masked(schedule="constant", retention=0.5, clip_norm=0.3, importance_steps=4)
 
 
 def looked_at(kind: type[GradientLook], method: Method, **options: Any) -> tuple[GradientLook, Run]:
@@ -150,7 +150,7 @@ def test_bins_are_symmetric_and_ascend() -> None:
 
 
 @pytest.mark.parametrize("method", [DPSGD(clip_norm=0.3), MASKED], ids=lambda method: method.name)
-def test_the_clipped_mean_is_that_of_gradients_masked_and_clipped_one_by_one(method: DPSGD | AdaDPIGU) -> None:
+def test_the_clipped_mean_is_that_of_gradients_masked_and_clipped_one_by_one(method: DPSGD | Masked) -> None:
     look, run = looked_at(GradientValues, method)
     assert look.followed.running is not None
     rows, active = looped(run.model, 240), look.followed.running.active
@@ -194,7 +194,7 @@ def test_automatic_clipping_is_looked_at_as_the_run_clips() -> None:
 
 def test_standardised_gradients_come_back_in_gradient_units() -> None:
     """With C out of reach nothing is clipped, so standardising and restoring must leave the plain mean."""
-    method = AdaDPIGU(retention=1.0, clip_norm=1e6, importance_steps=4, variance_start="stage-1", mean_decay=0.9)
+    method = Masked(retention=1.0, clip_norm=1e6, importance_steps=4, variance_start="stage-1", mean_decay=0.9)
     look, _ = looked_at(GradientValues, method, sigma=1e-6)
     seen = look.seen[-1]
     assert look.followed.query is not None
@@ -270,7 +270,7 @@ def test_few_hold_the_energy_of_a_sparse_vector(row: Sequence[float], share: flo
 
 
 def test_pruned_weights_are_looked_at_as_they_act() -> None:
-    method = AdaDPIGU(retention=0.5, clip_norm=0.3, importance_steps=4, mode="prune")
+    method = Masked(retention=0.5, clip_norm=0.3, importance_steps=4, mode="prune", schedule="constant")
     look, run = looked_at(Energy, method)  # the model that is kept is the pruned one
     assert int((weights(run.model) == 0).sum()) >= len(weights(run.model)) // 2
     assert look.seen[-1]["norm"] == pytest.approx(float(np.linalg.norm(mean_training_gradient(run))), rel=1e-4)

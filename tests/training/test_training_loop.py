@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
-from adadpigu.methods import DPSGD, AdaCliP, AdaDPIGU, Method
+from adadpigu.methods import DPSGD, AdaCliP, AdaDPIGU, Masked, Method
 from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from trials import SHORT, arrays, other_arrays, prepare_small, run_small, small_net, weights
@@ -149,7 +149,7 @@ def test_looking_at_the_test_set_changes_nothing(options: dict[str, Any], mode: 
             AdaDPIGU(importance_steps=2, retention=0.5, mean_decay=0.9, variance_decay=0.9, floor=1e-6),
             {"alpha", "beta"},
         ),
-        (AdaDPIGU(importance_steps=2, retention=0.5), set()),
+        (Masked(importance_steps=2, retention=0.5), set()),
         (AdaCliP(), {"alpha", "beta"}),
         (DPSGD(), set()),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from adadpigu.errors import unknown
 from adadpigu.methods.adaclip import AdaCliP
-from adadpigu.methods.adadpigu import AdaDPIGU
+from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
 from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, register, registered
 from adadpigu.methods.dpsgd import DPSGD
 from adadpigu.methods.dpsur import DPSUR
@@ -25,6 +25,8 @@ __all__ = [
     "AdaDPIGU",
     "Batches",
     "Draw",
+    "Layers",
+    "Masked",
     "Method",
     "ParameterFreezing",
     "QuantileClipping",

@@ -27,13 +27,17 @@ from adadpigu.state import State, named, number, part
 from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
 
 Mode = Literal["freeze", "prune"]
+TopKOf = Literal["active", "all"]
 VarianceStart = Literal["constant", "stage-1"]
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class AdaDPIGU(Method):
-    """The paper's method with its privacy made real. The defaults hold α = 0 and β where it starts."""
+    """The paper's whole method with its privacy made real; where its text has no constant, that of its authors' code.
+
+    Variants that lack a part have names of their own: `masked` holds the statistics, `layers` has no mask.
+    """
 
     name: ClassVar[str] = "adadpigu"
     source: ClassVar[str] = "Zhang and Xie 2025, corrected"
@@ -45,29 +49,31 @@ class AdaDPIGU(Method):
     clip_norm: float = 0.5
     """C, in standardised units in stage 2"""
     importance_steps: int | None = None
-    """T_pre, counted within the run's steps; unset: a twentieth of them; 0: no stage 1 (needs retention 1)"""
+    """T_pre, counted within the run's steps; unset: 15 of every 200; 0: no stage 1 (needs retention 1)"""
     score: Score = "absolute"
-    schedule: Schedule = "constant"
+    schedule: Schedule = "linear"
     unfreeze_by: float = 1.0
     """the share of stage 2 after which a growing schedule is at 1"""
     stairs: int = 4
     mode: Mode = "freeze"
     top_k: float = 1.0
-    """ρ, the share of active coordinates each record keeps"""
+    """ρ, the share of coordinates each record keeps; 1: top-k is off"""
+    top_k_of: TopKOf = "active"
+    """what ρ is a share of: the active coordinates, or all d, of which no more than the active ones can be kept"""
     variance_start: VarianceStart = "constant"
     beta: float = 1.0
     """β at the start, for variance_start constant"""
-    mean_decay: float = 1.0
-    """γ1"""
-    variance_decay: float = 1.0
-    """γ2"""
-    offset: float = 0.0
+    mean_decay: float = 0.9
+    """γ1; 1 holds α at 0"""
+    variance_decay: float = 0.999
+    """γ2; 1 holds β where it starts"""
+    offset: float = 1e-6
     """μ"""
     debias: bool = False
-    floor: float = 0.0
-    """h1"""
-    ceiling: float = float("inf")
-    """h2"""
+    floor: float = 1e-6
+    """h1, the least β and (ĝ − α)²"""
+    ceiling: float = 1e6
+    """h2, the largest"""
     per_layer: bool = False
 
     def __post_init__(self) -> None:
@@ -88,7 +94,7 @@ class AdaDPIGU(Method):
 
     def _importance_steps(self, steps: int) -> int:
         needed = self.retention < 1 or self.variance_start == "stage-1"
-        first = (max(1, steps // 20) if needed else 0) if self.importance_steps is None else self.importance_steps
+        first = (max(1, 15 * steps // 200) if needed else 0) if self.importance_steps is None else self.importance_steps
         if not 0 <= first < steps:
             raise InputError(f"importance_steps={first} is not from 0 to below the run's {steps} steps")
         if needed and first == 0:
@@ -107,6 +113,35 @@ class AdaDPIGU(Method):
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
 
 
+@register
+@dataclass(frozen=True, kw_only=True)
+class Masked(AdaDPIGU):
+    """AdaDPIGU's mask and unfreezing alone: α = 0 and β = 1 throughout."""
+
+    name: ClassVar[str] = "masked"
+    source: ClassVar[str] = "a part of adadpigu"
+    adds: ClassVar[str] = "a mask by importance and progressive unfreezing"
+
+    mean_decay: float = 1.0
+    variance_decay: float = 1.0
+    offset: float = 0.0
+    floor: float = 0.0
+    ceiling: float = math.inf
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Layers(Masked):
+    """No mask: β per layer from what stage 1 released, then held."""
+
+    name: ClassVar[str] = "layers"
+    source: ClassVar[str] = "a relative of adadpigu"
+    adds: ClassVar[str] = "a clipping scale for each layer, from stage 1"
+
+    retention: float = 1.0
+    variance_start: VarianceStart = "stage-1"
+
+
 class _Running(Running):
     def __init__(self, options: AdaDPIGU, setting: Setting) -> None:
         size, device = setting.layout.size, setting.device
@@ -121,7 +156,7 @@ class _Running(Running):
         self._statistics: Statistics | None = None
         self._moving = False
         self._device, self._dtype = device, setting.weights.dtype
-        self._kept.fill_(self._entries_kept(size))
+        self._keep_entries(size)
 
     @property
     def active(self) -> Tensor | None:
@@ -139,7 +174,7 @@ class _Running(Running):
         return self._mask.count / self._mask.size
 
     def record(self, stage: Stage) -> Hashable:
-        return stage.name, self._mask.trained, self._moving, self._mask.grows
+        return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if stage.name != "training":
@@ -150,17 +185,19 @@ class _Running(Running):
         self._moving = count != self._mask.count
         if self._moving:
             self._mask.aim(count)
-            if self._options.top_k < 1:
-                self._kept.fill_(self._entries_kept(count))
+            self._keep_entries(count)
         if self._moving and self._options.mode == "prune":  # the model acts on the mask before the step begins
             self._move(self._statistics)
             self._moving = False
 
-    def _entries_kept(self, count: int) -> int:
-        kept = math.floor(self._options.top_k * count)
+    def _keep_entries(self, count: int) -> None:
+        """How many entries of a record top-k keeps of `count` active ones."""
+        options, of = self._options, count if self._options.top_k_of == "active" else self._mask.size
+        kept = min(count, math.floor(options.top_k * of + 1e-9))
         if kept == 0:
-            raise InputError(f"top_k={self._options.top_k} keeps none of {count} active coordinates")
-        return kept
+            raise InputError(f"top_k={options.top_k} keeps none of {of} coordinates; allowed: at least 1/{of}")
+        self._share_kept = kept / count
+        self._kept.fill_(kept)
 
     def _begin_training(self) -> Statistics:
         """Ends stage 1: fixes the ranking and where β starts."""
@@ -189,7 +226,7 @@ class _Running(Running):
             self._statistics.load(part("statistics", state))
             self._mask.aim(int(state["mask.count"]))
             self._mask.move()
-            self._kept.fill_(self._entries_kept(self._mask.count))
+            self._keep_entries(self._mask.count)
 
     def effective(self, parameters: Tensor) -> Tensor:
         active = self._mask.active
@@ -222,7 +259,7 @@ class _Running(Running):
                 active=self._mask.snapshot(),
                 center=None if statistics.mean_held else statistics.mean.clone(),
                 scale=None if statistics.plain else statistics.scale,
-                top_k=self._options.top_k,
+                top_k=self._share_kept,
                 trained=self._mask.trained,
                 kept=self._kept,
             )

@@ -32,7 +32,7 @@ class Variant:
     """which part of AdaDPIGU it asks about"""
     about: str
     base: str | None = YARDSTICK
-    method: str = "adadpigu"
+    method: str = "masked"
     options: Mapping[str, Any] = field(default_factory=dict)
     bound: float = CLIP_NORM
     """C in units of the gradient, when training begins"""
@@ -40,15 +40,16 @@ class Variant:
     @property
     def of_adadpigu(self) -> bool:
         """Whether it is AdaDPIGU with some of its parts; else it stands there to compare with."""
-        return self.method == "adadpigu"
+        return self.method in ("adadpigu", "masked", "layers")
 
     def config(self, steps: int) -> dict[str, Any]:
         """Method and options in a run of so many steps; stage 1, where there is one, takes a tenth of them."""
         options = dict(self.options)
         unit = math.sqrt(options.get("beta", 1.0)) + options.get("offset", 0.0)
         options["clip_norm"] = self.bound / unit
-        if self.method == "adadpigu":
+        if self.of_adadpigu:
             options.setdefault("retention", 1.0)
+            options.setdefault("schedule", "constant")
             if options["retention"] < 1 or options.get("variance_start") == "stage-1":
                 options["importance_steps"] = max(1, steps // 10)
         return {"method": self.method, "method_options": options}
@@ -90,7 +91,13 @@ _ALL = (
         base=_MASKED,
         options={**_MASK, "mode": "prune"},
     ),
-    Variant(name="layers", part="β", about="β per layer from stage 1, held", options={"variance_start": "stage-1"}),
+    Variant(
+        name="layers",
+        part="β",
+        about="β per layer from stage 1, held",
+        method="layers",
+        options={"variance_start": "stage-1"},
+    ),
     Variant(
         name="layers-mask",
         part="mask",

@@ -41,7 +41,7 @@ _FULL = {"dataset": "mnist", "model": "mnist-cnn", "batch_size": 2048, "steps": 
 def jobs(scale: Scale) -> list[Job]:
     """Three scores at two retentions; a quick run has one retention, few steps and a gradient of few records."""
     base, first, look = (_quick(), 30, "energy-sample") if scale.quick else (_FULL, 100, "energy")
-    shared = {"epsilon": EPSILON, "lr": 3.0, "momentum": 0.9, "diagnostics": True, "method": "adadpigu"}
+    shared = {"epsilon": EPSILON, "lr": 3.0, "momentum": 0.9, "diagnostics": True, "method": "masked"}
     return [
         Job(
             f"energy/{score}/{retention:g}",
@@ -60,7 +60,8 @@ def _quick() -> dict[str, Any]:
 
 
 def _options(score: str, retention: float, first: int) -> dict[str, Any]:
-    return {"clip_norm": 0.1, "retention": retention, "score": score, "importance_steps": first}
+    options = {"clip_norm": 0.1, "retention": retention, "score": score, "importance_steps": first}
+    return {**options, "schedule": "constant"}
 
 
 def summed_up(rows: Sequence[Row]) -> list[Row]:
