@@ -7,10 +7,11 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
 ARGS   ?=
 
-.PHONY: help train test lint types unit release audit-dependencies clean
+.PHONY: help train test test-all lint types unit unit-all release audit-dependencies clean
 help:
 	@echo "make train   train a private model on the embedded digits (ARGS='--epsilon 2' passes flags on)"
-	@echo "make test    ruff, mypy --strict, doctests and pytest"
+	@echo "make test    ruff, mypy --strict, doctests and pytest: every feature, in about five minutes"
+	@echo "make test-all  make test, and all cases, kills, browsers, releases and blocks of the docs: what CI runs"
 	@echo "make release build the wheel and the sdist of this version into dist/ (make test installs and tries them)"
 	@echo "make audit-dependencies   look the pinned versions up in a database of known vulnerabilities (needs the network)"
 	@echo "make clean   remove the environment and caches"
@@ -28,6 +29,8 @@ train: $(READY)
 
 test: lint types unit
 
+test-all: lint types unit-all
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +39,9 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile -m "not slow" $(ARGS)
+
+unit-all: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile $(ARGS)
 
 release: $(READY)

@@ -97,6 +97,40 @@ def _mend_interpreter() -> None:
     interpreter._patch_lang_tensor = patch_and_mend
 
 
+_SLOW = (
+    "audit/test_coverage.py",
+    "audit/test_planted_bugs.py",
+    "audit/test_replay_everything.py",
+    "browser/",
+    "cli/test_help_examples.py",
+    "crash/",
+    "distributed/",
+    "docs/test_blocks.py",
+    "examples/",
+    "kernels/",
+    "release/",
+    "reproduce/",
+)
+"""what only `make test-all` runs: products of cases, kills, browsers, processes, releases, blocks of the docs"""
+_CASES = 6
+"""of a test with more cases `make test` runs about so many, evenly spread; `make test-all` runs all"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `make test` leaves to `make test-all`. Every test function outside `_SLOW` keeps its first case."""
+    here = Path(__file__).parent
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(_SLOW):
+            item.add_marker("slow")
+    for cases in functions.values():
+        for number, case in enumerate(cases):
+            if number % -(-len(cases) // _CASES):
+                case.add_marker("slow")
+
+
 # Without a GPU kernels run in Triton's interpreter, which is chosen for a whole process and would change other tests.
 # So their tests are collected only where TRITON_INTERPRET=1; `kernels/test_kernels.py` starts such a process.
 if os.environ.get("TRITON_INTERPRET") == "1":
