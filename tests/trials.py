@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from adadpigu.accounting import Budget
+from adadpigu.audit.tapes import Recorder
 from adadpigu.data import DataSet, TensorRecords, load_dataset
 from adadpigu.features.front import Front
-from adadpigu.mechanism import Tape
 from adadpigu.methods import Method, make_method
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
@@ -69,11 +69,13 @@ def run_small(
     method: Method,
     *,
     randomness: Randomness | None = None,
-    tape: Tape | None = None,
+    tape: Recorder | None = None,
     **options: Any,
 ) -> Run:
     return train_prepared(
-        prepare_small(method, **options), randomness=randomness or ReproducibleRandomness(7), tape=tape
+        prepare_small(method, **options),
+        randomness=randomness or ReproducibleRandomness(7),
+        mechanism=None if tape is None else tape.mechanism,
     )
 
 

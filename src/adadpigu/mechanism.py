@@ -4,8 +4,8 @@
 
 Everything before this module is sensitive, everything after it is free. Only `GaussianMechanism` makes a `Release`,
 it charges before it draws, and nothing else in the package draws privacy noise. Of a sum over several processes each
-draws the noise of its own coordinates, after the reduction. A `Tape` can be laid into it, to record what reached the
-noise and to play the same releases back on a neighbouring data set.
+draws the noise of its own coordinates, after the reduction. There is one way through it, whoever looks on: an auditor
+watches from the public side (`training.watched`), or puts a mechanism of its own in this one's place (`audit.tapes`).
 """
 
 from __future__ import annotations
@@ -121,22 +121,6 @@ def _refuse_sensitive_closure(function: Callable[[Tensor], Tensor]) -> None:
             raise PrivacyLineError(f"post-processing may not look at a {type(item).__name__}")
 
 
-class Tape(Protocol):
-    """Sits between the bounded sums and the noise (facts of record and replay: `adadpigu.audit.tapes`)."""
-
-    def asked(self, queries: Sequence[Query]) -> None:
-        """Called with what a draw is charged for, before its coins are tossed and a record is looked at."""
-        ...
-
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
-        """Recorded releases to return instead of drawing noise, or None to go on and draw."""
-        ...
-
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        """Called with what was released."""
-        ...
-
-
 class EventSource(Protocol):
     """Whoever drew the batch says what releasing from it costs."""
 
@@ -185,16 +169,9 @@ class GaussianMechanism:
     before a number is drawn; an exception in between leaves the ledger ahead of what was released, never behind.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        randomness: Randomness,
-        tape: Tape | None = None,
-        processes: Processes | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, randomness: Randomness, processes: Processes | None = None) -> None:
         self._ledger = ledger
         self._randomness = randomness
-        self._tape = tape
         self._processes: Processes = Alone() if processes is None else processes
 
     def charge(
@@ -221,8 +198,6 @@ class GaussianMechanism:
             for query, multiplier in zip(queries, multipliers, strict=True)
         ]
         self._ledger.charge(source.event(multipliers), stage=stage, step=step, draw=draw, releases=releases)
-        if self._tape:
-            self._tape.asked(queries)
         return Receipt({query.name: multiplier for query, multiplier in zip(queries, multipliers, strict=True)})
 
     def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:
@@ -231,28 +206,14 @@ class GaussianMechanism:
             if not isinstance(total, BoundedSum):
                 raise PrivacyLineError(f"the mechanism takes a BoundedSum, got {type(total).__name__}")
         multipliers = receipt.redeem(sums)
-        if self._tape:
-            whole = [_with(total, self._processes.whole_sum(unseal(total))) for total in sums]
-            return self._taped(whole, multipliers, self._tape)
         owned = [_with(total, self._processes.added_up(unseal(total))) for total in sums]
         return {total.name: self._noisy(total, m) for total, m in zip(owned, multipliers, strict=True)}
-
-    def _taped(self, sums: Sequence[BoundedSum], multipliers: Sequence[float], tape: Tape) -> dict[str, Release]:
-        played = tape.releases(sums)
-        if played is not None:
-            return played
-        owned = [_with(total, _some(unseal(total), self._processes.own(total.size))) for total in sums]
-        releases = {total.name: self._noisy(total, m) for total, m in zip(owned, multipliers, strict=True)}
-        tape.record(sums, releases)
-        return releases
 
     def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
         """What `release` does, for a device that records it without running it: nothing is released by this.
 
         Each replay needs a receipt of its own, for the same releases with the same noise.
         """
-        if self._tape:
-            raise PrivacyLineError("a tape sees every release: with one, steps are not recorded")
         if self._processes.size > 1:
             raise PrivacyLineError("sums of several processes are added up at every step: none is recorded")
         if not capturing():
@@ -292,6 +253,10 @@ class GaussianMechanism:
         while count > 0 and stddev > 0 and not self._randomness.private:
             self._randomness.normal(min(count, _AT_ONCE))
             count -= _AT_ONCE
+
+
+MakeMechanism = Callable[["Ledger", Randomness, Processes], GaussianMechanism]
+"""makes the mechanism of a run; an audit that looks at sums has one of its own"""
 
 
 def _with(total: BoundedSum, content: Tensor) -> BoundedSum:

@@ -35,7 +35,7 @@ from adadpigu.config import merge, read_preset
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.gradients import Loss
 from adadpigu.randomness import Randomness, choose_randomness
-from adadpigu.training import Facts, Metrics, Run, train_prepared
+from adadpigu.training import Facts, Metrics, Observer, Run, train_prepared
 
 CONFIDENCE = 0.95
 DELTA = 1e-9
@@ -64,8 +64,8 @@ class Flipped(Canaries):
         self.present = torch.from_numpy(bits.astype(bool)) if present is None else present
         self.scores = torch.zeros(count, dtype=torch.float64)
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
-        return torch.where(self.present, coins, 1.0)
+    def choose(self, active: Tensor | None) -> Tensor:
+        return torch.where(self.present, torch.nan, 1.0)
 
     def trial(self, guesses: int) -> Trial:
         """ "In" is said of those with the highest scores, equal ones by lot, and nothing of the others."""
@@ -77,17 +77,17 @@ class Flipped(Canaries):
 class _Masked(Flipped):
     """Scores a canary by whether the mask keeps its coordinate."""
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        super().asked(queries)
-        if self.active is not None:
-            self.scores = self.active.double()
+    def choose(self, active: Tensor | None) -> Tensor:
+        if active is not None:
+            self.scores = active.double()
+        return super().choose(active)
 
 
 class _Centred(Flipped):
     """Scores a canary by α on its coordinate; all other records' gradients are α there."""
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        super().asked(queries)
+    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+        super().asked(draw, queries)
         self.scores = self.loss.center.double()
 
 
@@ -108,7 +108,8 @@ def trained(
     """One run of the real loop with the canaries in it."""
     ready = subject.prepare(attach=canaries.attach, steps=steps)
     inner = choose_randomness(None, ready.device) if randomness is None else randomness
-    train_prepared(ready, randomness=canaries.coins(inner), tape=canaries)
+    canaries.follow(ready)
+    train_prepared(ready, randomness=canaries.coins(inner), watch=canaries, observers=[canaries])
 
 
 def _guessed(attack: str, subject: Subject, trial: Trial, seen: str) -> AuditResult:
@@ -173,11 +174,12 @@ def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> Audit
     again = _Kept(canaries, first.present)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        for life, tape in enumerate((first, again)):
-            ready = subject.prepare(attach=tape.attach, checkpoint_every=4)
-            coins = tape.coins(choose_randomness(None, ready.device))
-            crash = [Crash(8)] if life == 0 else []
-            train_prepared(ready, out=out, randomness=coins, tape=tape, observers=crash, resuming=life == 1)
+        for life, kept in enumerate((first, again)):
+            ready = subject.prepare(attach=kept.attach, checkpoint_every=4)
+            kept.follow(ready)
+            coins = kept.coins(choose_randomness(None, ready.device))
+            watching: list[Observer] = [kept, *([Crash(8)] if life == 0 else [])]
+            train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=life == 1)
     pairs = zip(first.releases_seen[4:8], again.releases_seen[:4], strict=True)
     again.scores = sum(((one - other).abs() for one, other in pairs), start=torch.zeros(canaries, dtype=torch.float64))
     return _guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")
@@ -223,19 +225,18 @@ class Displacing(Canaries):
         self._records = _Noting(data.train)
         return model, replace(data, train=self._records), loss
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        super().asked(queries)
+    def asked(self, draw: str, queries: Sequence[Query]) -> None:
         self._step += 1
-        assert self._query is not None
-        self.loss.center = torch.full((1,), -self._LARGE * self._query.clip_norm)
-        self.loss.signal = -2 * self.loss.center
+        super().asked(draw, queries)
+        self.loss.center.fill_(-self._LARGE * queries[0].clip_norm)
+        self.loss.signal.copy_(-2 * self.loss.center)
 
     @property
     def _inside(self) -> bool:
         return self._step // self._epoch % 2 == 0
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
-        return coins if self._inside else torch.ones_like(coins)
+    def choose(self, active: Tensor | None) -> Tensor:
+        return torch.tensor([torch.nan if self._inside else 1.0])
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         assert self._records is not None

@@ -16,15 +16,18 @@ from matplotlib.figure import Figure
 from scipy.stats import binom, norm
 from torch import Tensor
 
+from adadpigu import mechanism
 from adadpigu.audit import many_runs
 from adadpigu.audit.figures import picture
 from adadpigu.audit.many_runs import LoneCanary, WeightCanary, Worlds, audit_many_runs, choose
+from adadpigu.audit.outside import Answer
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.bounding import GradientSum
 from adadpigu.config import merge, read_preset
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError
+from adadpigu.mechanism import Release
 from adadpigu.training import Preparation, Run, train_prepared
 
 RUNS = 40
@@ -48,11 +51,15 @@ def lying(made: Subject) -> Subject:
 
 def shown(canary: LoneCanary, query: GradientSum, x: float) -> None:
     """One draw in which the canary's coordinate is released as x, and all others as something else."""
-    canary.asked([query])
+    canary.asked("gradient", [query])
     value = torch.full((canary.coordinates,), -77.0, dtype=torch.float64)
-    value[canary.loss.place] = x
-    canary._query = None
-    canary.observe(value, None if query.active is None else query.active[-canary.coordinates :])
+    value[canary.loss.place] = x * query.clip_norm
+    canary.heard(Answer("gradient", (query,), {query.name: _release(value, query)}), "training")
+
+
+def _release(value: Tensor, query: GradientSum) -> Release:
+    whole = value if query.active is None else torch.cat([value.new_zeros(len(query.active) - len(value)), value])
+    return Release(whole, name=query.name, noise_stddev=None, active=query.active, mint=mechanism._MINT)
 
 
 def test_a_run_is_scored_by_ratio_sum_and_maximum_of_what_its_active_coordinate_shows() -> None:
@@ -74,16 +81,16 @@ def test_a_run_is_scored_by_ratio_sum_and_maximum_of_what_its_active_coordinate_
     assert canary.total == pytest.approx(1.4 - 0.6 + 0.2)
     assert canary.largest == 1.4
     assert canary.looks == 3
-    canary.begin(True)
+    canary.enter(True)
     assert (canary.ratio, canary.total, canary.largest) == (0.0, 0.0, -math.inf)
 
 
 def test_the_canary_is_sampled_as_a_record_in_one_world_and_never_in_the_other() -> None:
-    canary, coins = LoneCanary(sample_rate=0.3, noise_multiplier=1.0), torch.tensor([0.29])
-    canary.begin(True)
-    assert torch.equal(canary.drawn(coins, None), coins)
-    canary.begin(False)
-    assert bool((canary.drawn(coins, None) >= 1).all())
+    canary = LoneCanary(sample_rate=0.3, noise_multiplier=1.0)
+    canary.enter(True)
+    assert bool(canary.choose(None).isnan().all())
+    canary.enter(False)
+    assert bool((canary.choose(None) >= 1).all())
 
 
 def test_the_canary_moves_to_an_active_coordinate_unless_the_weights_are_all_that_is_seen() -> None:
@@ -185,7 +192,7 @@ def test_runs_as_the_command_makes_them_are_told_apart_without_noise_and_not_ref
 
     def runner(_: Subject, canary: LoneCanary, sees: str) -> Callable[[bool], list[float]]:
         def once(present: bool) -> list[float]:
-            canary.begin(present)
+            canary.enter(present)
             drawn = (random.random(60) < 0.1) & present
             for x in drawn + noise * made.noise_multiplier * random.normal(size=60):
                 canary.observe(torch.full((canary.coordinates,), x, dtype=torch.float64), None)
@@ -235,10 +242,10 @@ def test_every_run_starts_from_the_same_weights_with_the_worlds_in_turns(monkeyp
     starts: list[Tensor] = []
     worlds: list[bool] = []
 
-    def watched(ready: Preparation, *, tape: Any, **options: Any) -> Run:
+    def watched(ready: Preparation, *, watch: Any, **options: Any) -> Run:
         starts.append(ready.engine.layout.read(ready.model))
-        worlds.append(tape._present)
-        return train_prepared(ready, tape=tape, **options)
+        worlds.append(watch._present)
+        return train_prepared(ready, watch=watch, **options)
 
     monkeypatch.setattr(many_runs, "trained", watched)
     seen: list[tuple[int, int]] = []
@@ -291,15 +298,16 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
 
 def test_every_release_that_is_not_finite_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One coordinate of the model, of the first release of each run: not the canary's."""
-    seen = LoneCanary.record
+    heard = LoneCanary.heard
 
-    def spoilt(self: LoneCanary, sums: Any, releases: dict[str, Any]) -> None:
+    def spoilt(self: LoneCanary, answer: Answer, stage: str) -> None:
         def with_nan(value: Tensor) -> Tensor:
             return torch.cat([torch.full((1,), math.nan), value[1:]])
 
-        seen(self, sums, {name: release.map(with_nan) for name, release in releases.items()})
+        released = {name: release.map(with_nan) for name, release in answer.releases.items()}
+        heard(self, replace(answer, releases=released), stage)
 
-    monkeypatch.setattr(LoneCanary, "record", spoilt)
+    monkeypatch.setattr(LoneCanary, "heard", spoilt)
     result = audit_many_runs(subject(), runs=21)
     assert result.details["releases_not_finite"] == 2 * 31 * subject().plan.steps
     assert not result.passed

@@ -31,13 +31,13 @@ from adadpigu.audit.membership import (
     epsilon_of_guesses,
     guesses,
 )
+from adadpigu.audit.outside import Answer
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.datasets import IndexedRecords
 from adadpigu.errors import InputError
-from adadpigu.randomness import choose_randomness
 from adadpigu.training import Preparation, Run, train_prepared
 from adadpigu.training.evaluation import predict
 
@@ -356,7 +356,7 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
     outputs = iter([math.nan, math.inf])
 
     def broken(ready: Preparation, **options: Any) -> Run:
-        options["tape"].broken += 1
+        options["watch"].broken += 1
         return train_prepared(ready, **options)
 
     def spoilt(model: Any, inputs: Tensor, device: Any) -> Tensor:
@@ -375,12 +375,13 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 def test_a_release_is_broken_if_one_of_its_numbers_is_not_finite(value: float) -> None:
     made, seen = subject(), _Releases()
-    recorded = _Releases.record
 
     class Spoiling(_Releases):
-        def record(self, sums: Any, releases: dict[str, Any]) -> None:
-            spoil = {name: r.map(lambda v: torch.cat([v[1:], torch.tensor([value])])) for name, r in releases.items()}
-            recorded(seen, sums, spoil)
+        def heard(self, answer: Answer, stage: str) -> None:
+            made = answer.releases.items()
+            spoilt = {name: r.map(lambda v: torch.cat([v[1:], torch.tensor([value])])) for name, r in made}
+            seen.heard(replace(answer, releases=spoilt), stage)
 
-    train_prepared(made.prepare(), randomness=choose_randomness(None, torch.device("cpu")), tape=Spoiling())
+    watch = Spoiling()
+    train_prepared(made.prepare(), watch=watch, observers=[watch])
     assert seen.broken == (0 if value == 1.0 else made.plan.steps)

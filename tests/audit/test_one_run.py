@@ -55,8 +55,9 @@ def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
 
 def test_only_canaries_that_are_in_are_ever_drawn() -> None:
     flipped = CoinFlipped(1000, sample_rate=0.5, noise_multiplier=1.0, tell=lambda: None)
-    coins = flipped.drawn(torch.zeros(1000, dtype=torch.float64), None)
-    assert torch.equal(coins < 0.5, flipped.present)
+    coins = flipped.choose(None)
+    assert torch.equal(coins.isnan(), flipped.present)
+    assert bool((coins[~flipped.present] == 1).all())
     assert 300 < int(flipped.present.sum()) < 700
 
 

@@ -144,7 +144,7 @@ def test_replay_catches_a_run_that_stops_because_of_what_it_sees(monkeypatch: py
 
     def wary(self: GaussianMechanism, sums: Any, receipt: Any) -> dict[str, Release]:
         made = genuine(self, sums, receipt)
-        if self._tape is not None and len(seen) == 2 and float(unseal(sums[0]).norm()) > 0:
+        if len(seen) == 2 and float(unseal(sums[0]).norm()) > 0:
             raise KeyboardInterrupt
         seen.append(1)
         return made
@@ -154,7 +154,7 @@ def test_replay_catches_a_run_that_stops_because_of_what_it_sees(monkeypatch: py
     recording = Recording(prepare_on(DPSGD()), images(), share=0.0, empty=frozenset(range(4)))  # nobody: it goes on
     seen.clear()
     found = recording.with_record(RECORD)
-    assert "4 draws recorded, 3 replayed" in found.breaches
+    assert "4 draws recorded, 2 replayed" in found.breaches
     assert any("interrupted" in breach for breach in found.breaches)
 
 

@@ -112,7 +112,7 @@ def noise() -> Tensor:
     """A released sum of ones on all coordinates, of which each rank has put in a part, at σC = 1."""
     process = Job()
     ledger = Ledger(_plan())
-    mechanism = GaussianMechanism(ledger, SystemRandomness(), None, process)
+    mechanism = GaussianMechanism(ledger, SystemRandomness(), process)
     query = GradientSum(clip_norm=0.5)
     receipt = mechanism.charge(
         [query],

@@ -123,7 +123,11 @@ def tried(method: Method, *, randomness: Randomness | None = None, path: Path | 
     ready = prepared(method, **options)
     ledger, tape, watcher = Ledger(ready.plan, budget=ready.budget, path=path), Tape(), Watcher()
     session = Session(
-        ready, ledger=ledger, randomness=randomness or ReproducibleRandomness(7), tape=tape, observers=[watcher]
+        ready,
+        ledger=ledger,
+        randomness=randomness or ReproducibleRandomness(7),
+        mechanism=tape.mechanism,
+        observers=[watcher],
     )
     watcher.session = session
     with ledger:

@@ -176,7 +176,7 @@ def test_a_draws_own_batch_size_and_noise_are_planned_and_used() -> None:
     assert (gradient.sample_rate, gradient.noise_multiplier) == (40 / 240, 1.5)
     assert (test.sample_rate, test.noise_multiplier) == (20 / 240, 2.0)
     recorder = Recorder()
-    train_prepared(prepared, randomness=ReproducibleRandomness(1), tape=recorder)
+    train_prepared(prepared, randomness=ReproducibleRandomness(1), mechanism=recorder.mechanism)
     first = recorder.released[0]
     assert first["gradient"].noise_stddev == pytest.approx(0.5 * 1.5 / 0.9**0.5)
     assert first["share"].noise_stddev == pytest.approx(0.5 * 1.5 / 0.1**0.5)

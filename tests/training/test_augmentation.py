@@ -113,7 +113,7 @@ def test_features_of_all_variants_computed_beforehand_change_nothing(monkeypatch
             steps=3,
         )
         assert (prepared.view.variants is None) == (memory == 0)
-        return recorder, train_prepared(prepared, randomness=ReproducibleRandomness(2), tape=recorder)
+        return recorder, train_prepared(prepared, randomness=ReproducibleRandomness(2), mechanism=recorder.mechanism)
 
     (stored, first), (fresh, second) = trained(1e12), trained(0.0)
     for ours, theirs in zip(stored.calls, fresh.calls, strict=True):

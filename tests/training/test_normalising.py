@@ -83,7 +83,7 @@ def test_the_sums_are_clipped_record_by_record_at_the_public_bound() -> None:
     train_prepared(
         prepared(ReleasedNorm(2, clip=0.25, noise_multiplier=8.0), colourful(), channels=2),
         randomness=ReproducibleRandomness(0),
-        tape=recorder,
+        mechanism=recorder.mechanism,
     )
     means, squares = recorder.calls[0]
     assert (means.sensitivity, squares.sensitivity) == (0.25, 0.0625)
@@ -125,7 +125,7 @@ def test_where_noise_makes_a_variance_negative_the_std_is_a_thousandth_of_the_bo
     for seed in range(6):
         recorder = Recorder()
         ready = prepared(ReleasedNorm(2, clip=clip, noise_multiplier=1e3), colourful(), channels=2, steps=1)
-        std = filled(train_prepared(ready, randomness=ReproducibleRandomness(seed), tape=recorder)).std
+        std = filled(train_prepared(ready, randomness=ReproducibleRandomness(seed), mechanism=recorder.mechanism)).std
         means, squares = (recorder.released[0][f"channel {what}"].value.double() for what in ("means", "squares"))
         variances = squares / 240 - (means / 240) ** 2
         for variance, made in zip(variances.tolist(), std.tolist(), strict=True):

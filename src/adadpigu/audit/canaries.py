@@ -6,25 +6,31 @@ noise, optimiser. A canary's loss is linear in the block, so that its gradient i
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
 and every other record's is α there, standardised 0. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch
-and N(1, σ²) with it. The auditor looks at releases alone, and at public state: α, β, the mask.
+and N(1, σ²) with it. The auditor watches from outside (`outside`): releases, and the public α, β and mask. Of the run
+nothing is replaced but the canaries' own inclusion coins; noise is drawn by its own generator.
+
+All that changes from step to step lies in tensors on the run's device, written in place, for steps that are recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.bounding import BoundedSum, GradientSum, Query
+from adadpigu import mechanism
+from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.bounding import GradientSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
 from adadpigu.gradients import Loss
-from adadpigu.mechanism import Release
 from adadpigu.randomness import Randomness
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.run import Metrics
 
 DRAW = "gradient"
 """the draw that canaries take part in"""
@@ -55,10 +61,14 @@ class CanaryLoss:
         self.classes = classes
         self.center = torch.zeros(coordinates)
         """α on the block: what every record's gradient is there"""
-        self.place = torch.arange(count)
+        self.place = torch.arange(max(1, count))
         """the coordinate of each canary"""
-        self.signal = torch.zeros(count)
+        self.signal = torch.zeros(max(1, count))
         """what a canary adds to α on its coordinate"""
+
+    def to(self, device: torch.device) -> None:
+        """Has them where the run is."""
+        self.center, self.place, self.signal = (t.to(device) for t in (self.center, self.place, self.signal))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
@@ -69,19 +79,22 @@ class CanaryLoss:
         return torch.where(targets < self.classes, ordinary, own) + block @ self.center.to(block)
 
 
-class Canaries:
+class Canaries(Watcher):
     """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
-    As a tape it sees what is asked before a record is looked at, sets the canaries' gradients accordingly, lets
-    `choose` say which of them are drawn, and hands `observe` the released coordinates of the block.
+    It sees what is asked before a record is looked at, sets the canaries' gradients accordingly, lets `choose` say
+    which of them are drawn, and hands `observe` the released coordinates of the block.
     """
 
     def __init__(self, coordinates: int, count: int | None = None) -> None:
+        super().__init__()
         self.coordinates = coordinates
         self.count = coordinates if count is None else count
         self.loss = CanaryLoss(1, coordinates, self.count)
         self._amount = torch.where(torch.arange(self.count) % 2 == 1, LOUD, 1.0)
-        self._query: GradientSum | None = None
+        self._coins = torch.ones(self.count, dtype=torch.float64)
+        self._active: Tensor | None = None
+        self._stability: float | None = None
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
@@ -97,75 +110,82 @@ class Canaries:
         )
         return WithBlock(body, self.coordinates), replace(data, train=records, classes=None), self.loss
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        """Aims the canaries at what is about to be released."""
-        asked = [query for query in queries if isinstance(query, GradientSum)]
-        self._query = asked[0] if asked else None
-        if self._query is not None:
-            query, zero = self._query, torch.zeros(self.coordinates)
-            scale = zero + 1 if query.scale is None else query.scale[-self.coordinates :].cpu()
-            # Next to a large a it does not matter that a canary's gradient on the model itself is 0, not α, and
-            # automatic clipping brings only large gradients near C.
-            least = 1.0 if query.center is None and query.stability is None else 1e5
-            self.loss.center = zero if query.center is None else query.center[-self.coordinates :].cpu()
-            self.loss.place = self.places(self.active)
-            self.loss.signal = scale[self.loss.place] * query.clip_norm * least * self._amount
+    def follow(self, ready: Preparation) -> None:
+        super().follow(ready)
+        self._stability = ready.options.stability
+        self.loss.to(ready.device)
+        self._amount, self._coins = self._amount.to(ready.device), self._coins.to(ready.device)
 
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
-        return None
+    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+        """Aims the canaries at what is about to be released, and says who is drawn."""
+        query = next((query for query in queries if isinstance(query, GradientSum)), None)
+        if query is not None:
+            self._aim(query)
+        if not mechanism.capturing():  # of a replay the coins are written before it
+            active = None if query is None or query.active is None else query.active[-self.coordinates :].cpu()
+            self._decide(self.choose(active) if query is not None else torch.ones(self.count))
 
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        query, self._query = self._query, None
+    def heard(self, answer: Answer, stage: str) -> None:
+        query = answer.gradient
         if query is None:
             return
-        release = releases[query.name]
-        value = release.value[-self.coordinates :].double().cpu() / query.clip_norm
-        active = release.active
-        self.observe(value, None if active is None else active[-self.coordinates :].cpu())
+        release = answer.releases[query.name]
+        value, active = release.value[-self.coordinates :].double().cpu() / query.clip_norm, release.active
+        self._active = None if active is None else active[-self.coordinates :].cpu()
+        self.observe(value, self._active)
+
+    def update(self, metrics: Metrics) -> None:
+        super().update(metrics)
+        self._decide(self.choose(self._active))
 
     def places(self, active: Tensor | None) -> Tensor:
         """The coordinate of each canary in the draw that is about to be made. May be overridden by an audit."""
-        return torch.arange(self.count)
+        return torch.arange(self.count, device=self._amount.device)
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
-        """The canaries' coins, uniform in [0, 1): below q a canary is drawn. Overridden by an audit."""
-        return coins
+    def choose(self, active: Tensor | None) -> Tensor:
+        """The canaries' coins in the next draw: 0 is drawn, 1 is not, NaN is left to chance. Overridden by an audit.
+
+        `active` is the block's mask (None: all), or that of the step before, where a step is replayed.
+        """
+        return torch.full((self.count,), torch.nan)
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         """The block's released coordinates over C, and which of them are active (None: all). Overridden."""
 
-    @property
-    def active(self) -> Tensor | None:
-        """The mask on the block in the draw that is being made; None: all are active."""
-        mask = None if self._query is None else self._query.active
-        return None if mask is None else mask[-self.coordinates :].cpu()
+    def coins(self, inner: Randomness) -> Randomness:
+        """Randomness under which the canaries are drawn as the audit chooses, and all else is as in `inner`."""
+        kind: Any = type("CanaryCoins", (CanaryCoins, type(inner)), {})
+        made = kind.__new__(kind)
+        vars(made).update(vars(inner), canaries=self, description=CanaryCoins.description)
+        return cast(Randomness, made)
 
-    def coins(self, inner: Randomness) -> CanaryCoins:
-        """Randomness under which the canaries are drawn as the audit chooses."""
-        return CanaryCoins(inner, self)
+    def _aim(self, query: GradientSum) -> None:
+        """In place, by operations that a device may record."""
+        block, loss = slice(-self.coordinates, None), self.loss
+        # Next to a large a it does not matter that a canary's gradient on the model itself is 0, not α, and
+        # automatic clipping brings only large gradients near C.
+        least = 1.0 if query.center is None and self._stability is None else 1e5
+        scale = torch.ones_like(loss.center) if query.scale is None else query.scale[block].to(loss.center)
+        loss.center.zero_() if query.center is None else loss.center.copy_(query.center[block])
+        loss.place[: self.count].copy_(self.places(None if query.active is None else query.active[block]))
+        loss.signal[: self.count].copy_(scale[loss.place[: self.count]] * (query.clip_norm * least) * self._amount)
+
+    def _decide(self, coins: Tensor) -> None:
+        self._coins.copy_(coins)
+        if self._coins.is_cuda:  # a toss has a stream of its own
+            torch.cuda.synchronize(self._coins.device)
 
 
 class CanaryCoins:
-    """Draws as `inner` does, except for the canaries' inclusion coins."""
+    """Before a class of randomness: draws as that one does, except for the canaries' inclusion coins."""
 
     description = "the canaries' coins are chosen by an auditor: not private"
     tier: Literal["reproducible"] = "reproducible"
     private = False
-
-    def __init__(self, inner: Randomness, canaries: Canaries) -> None:
-        self._inner, self._canaries = inner, canaries
+    canaries: Canaries
 
     def uniform(self, count: int) -> Tensor:
-        coins = self._inner.uniform(count)
-        m = self._canaries.count
-        if self._canaries._query is None:  # a draw without gradients: canaries have nothing to show there
-            coins[-m:] = 1.0
-        else:
-            coins[-m:] = self._canaries.drawn(coins[-m:], self._canaries.active).to(coins)
+        coins: Tensor = super().uniform(count)  # type: ignore[misc]
+        own, chosen = coins[count - self.canaries.count :], self.canaries._coins.to(coins)
+        own.copy_(torch.where(chosen.isnan(), own, chosen))
         return coins
-
-    def normal(self, count: int) -> Tensor:
-        return self._inner.normal(count)
-
-    def words(self, count: int) -> Tensor:
-        return self._inner.words(count)

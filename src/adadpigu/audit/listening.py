@@ -1,41 +1,48 @@
-"""Hears the noise of runs: a tape between the sums and the releases keeps what was added, over what is claimed.
+"""Hears the noise of runs from outside: what is released where nobody is drawn is noise, and nothing else.
 
-    z = (release − sum) / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
+    z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
-Sums without noise are looked at, so that public records or stand-ins alone come here.
+The subject's own loop is run as it is, with the mechanism and the generator that it would have. Its data are one blank
+record out of so many declared ones that it is never drawn, so that every sum is 0; the coins are tossed as ever. In
+runs with records it is a dummy block that no record touches (`canaries`) whose released coordinates are noise alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.accounting import PlannedDraw
+from adadpigu.accounting import Plan, PlannedDraw
+from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
+from adadpigu.audit.outside import PLAIN_SGD, Answer, Watcher
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import announced, run_length, so_many_records
-from adadpigu.bounding import BoundedSum, GradientSum, Query
-from adadpigu.errors import InputError
+from adadpigu.bounding import GradientSum, Query
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import InputError, ModelError
 from adadpigu.layout import Layout
-from adadpigu.mechanism import Release
 from adadpigu.randomness import Randomness, Tier, choose_randomness
-from adadpigu.sensitive import unseal
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Facts, Metrics, Run
 
+_NOBODY = 2**50
+"""declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5"""
 _BATCH = 64
-"""records in a draw, on average: noise does not depend on them"""
+"""records in a draw, on average, of a run that has any; no more than B, so that a recorded step has room for them"""
+_BLOCK = 2048
+"""coordinates that no record touches"""
 _SHORT_RUN = 20
 """steps of the first run, which tells how many numbers a step gives, and of the two that are heard for a reason"""
 _KEPT = 4
@@ -60,74 +67,85 @@ class Part:
     """of a gradient: which coordinates these are"""
 
 
-class Listener:
-    """A tape that keeps the noise of every release, and counts what should have been silent and was not."""
+class Parts:
+    """Noise that was heard, and what should have been silent and was not."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """`most`: numbers of a release that are kept (`_places`); None: all."""
-        self._most = most
-        self._kept = np.arange(0)
-        self._draw: PlannedDraw | None = None
+    def __init__(self, claim: Plan) -> None:
+        self._claimed = {(stage.name, draw.name): draw for stage in claim.stages for draw in stage.draws}
         self.parts: list[Part] = []
         self.count = 0
         """numbers of noise that are kept"""
-        self.planned = self.charged = self.released = 0
-        """draws"""
         self.disturbed = 0
         """coordinates that are frozen and not exactly 0 in a release"""
         self.bare = 0
-        """numbers that are active and released as they were, but for rounding"""
-        self.rounded = 0.0
-        """at most how many of those are expected"""
+        """numbers that are active and have no noise"""
         self.odd = 0
         """numbers of noise that are not finite"""
-        self.loud = 0
-        """sums that are not 0"""
 
-    def begin(self, layout: Layout) -> None:
-        """A run begins: which coordinates of its gradients are kept is drawn anew."""
-        self._kept = _places(layout, self._most)
+    def hear(
+        self,
+        at: tuple[str, str],
+        query: Query,
+        released: Tensor,
+        active: Tensor | None,
+        kept: NDArray[np.int64] | slice,
+    ) -> None:
+        """What was released of a sum that is 0, in a draw of that stage and name."""
+        draw, value = self._claimed[at], released.double().cpu()
+        due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu()
+        finite = torch.isfinite(value)
+        self.disturbed += int((value[~due] != 0).sum())
+        self.bare += int((value[due] == 0).sum())
+        self.odd += int((~finite[due]).sum())
+        scale = draw.noise_multiplier / math.sqrt(query.share) * query.clip_norm
+        z = torch.where(due & finite, value / scale, 0.0).numpy()
+        places = kept if isinstance(kept, np.ndarray) else None
+        self.parts.append(Part(draw, query.name, query.share, z[kept], due.numpy()[kept], places))
+        self.count += int(self.parts[-1].due.sum())
+
+
+class Listener(Watcher, Parts):
+    """Hears every release of runs in which nobody is drawn."""
+
+    def __init__(self, claim: Plan, most: int | None = None) -> None:
+        """`most`: numbers of a release that are kept (`_places`); None: all."""
+        Watcher.__init__(self)
+        Parts.__init__(self, claim)
+        self._most = most
+        self._kept = np.arange(0)
+        self.planned = self.charged = self.released = 0
+        """draws"""
+
+    def follow(self, ready: Preparation) -> None:
+        """A run is about to begin: which coordinates of its gradients are kept is drawn anew."""
+        super().follow(ready)
+        self._kept = _places(ready.engine.layout, self._most)
+        self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
 
     def announce(self, draw: PlannedDraw) -> None:
-        self._draw = draw
         self.charged += 1
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        return None
-
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
-        return None
-
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+    def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
-        for total in sums:
-            self._hear(total.query, unseal(total).detach().double().cpu(), releases[total.name].value.cpu())
+        for query in answer.queries:
+            of_gradients = isinstance(query, GradientSum)
+            active = query.active if isinstance(query, GradientSum) else None
+            kept = self._kept if of_gradients else slice(self._most)
+            self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
 
-    def _hear(self, query: Query, content: Tensor, released: Tensor) -> None:
-        assert self._draw is not None
-        due = torch.ones(len(content), dtype=torch.bool)
-        if isinstance(query, GradientSum) and query.active is not None:
-            due = query.active.cpu()
-        value, digits = released.double(), torch.finfo(released.dtype)
-        noise = value - content
-        finite = torch.isfinite(noise)
-        scale = self._draw.noise_multiplier / math.sqrt(query.share) * query.clip_norm
-        self.disturbed += int((value[~due] != 0).sum())
-        # a release has only so many digits, and noise below the last one is lost: a density of at most 0.4/scale
-        last = digits.eps * content[due].abs() + digits.tiny
-        self.bare += int((noise[due].abs() <= last).sum())
-        self.rounded += float((2 * last / scale).clamp(max=1.0).nansum())
-        self.odd += int((~finite[due]).sum())
-        self.loud += bool((content != 0).any())
-        z = torch.where(due & finite, noise / scale, 0.0).numpy()
-        self._keep(query, z, due.numpy())
 
-    def _keep(self, query: Query, z: Numbers, due: NDArray[np.bool_]) -> None:
-        assert self._draw is not None
-        places = self._kept if isinstance(query, GradientSum) else None
-        kept = slice(self._most) if places is None else places
-        self.parts.append(Part(self._draw, query.name, query.share, z[kept], due[kept], places))
-        self.count += int(self.parts[-1].due.sum())
+class Bystanders(Canaries):
+    """Hears the noise of draws that have taken records, on a block that none of them touches."""
+
+    def __init__(self, claim: Plan) -> None:
+        super().__init__(_BLOCK, 0)
+        self.noise = Parts(claim)
+
+    def heard(self, answer: Answer, stage: str) -> None:
+        query, block = answer.gradient, slice(-_BLOCK, None)
+        if query is not None:
+            active = None if query.active is None else query.active[block]
+            self.noise.hear((stage, answer.draw), query, answer.releases[query.name].value[block], active, slice(None))
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
@@ -151,19 +169,29 @@ def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """The noise of whole runs, of a run in which nobody is drawn, and of one that is interrupted and goes on."""
+    """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
 
     whole: Listener
-    empty: Listener
+    peopled: Bystanders | None
+    """None: the block cannot be attached to the model"""
     lives: Listener
     layout: Layout
     device: torch.device
     single_precision: bool
     """whether the generator's numbers have no more digits than that"""
 
+    @property
+    def all(self) -> list[Parts]:
+        return [self.whole, self.lives, *([] if self.peopled is None else [self.peopled.noise])]
+
+    def findings(self) -> Iterator[str]:
+        """Of what was seen from outside, what needs no test to be wrong."""
+        for watcher in (self.whole, self.lives, self.peopled):
+            yield from () if watcher is None else watcher.findings()
+
 
 def listen(subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None) -> Heard:
-    """Runs the subject until so many numbers of noise were heard; then once without records, and once in two lives."""
+    """Runs the subject until so many numbers of noise were heard; then once with records, and once in two lives."""
 
     def tell(_: int) -> None:
         if progress is not None:
@@ -171,23 +199,19 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
 
     drawn_by = subject.tier if randomness is None else randomness
     short = steps = run_length(subject, _SHORT_RUN)
-    whole = Listener(math.ceil(_KEPT * numbers / steps))
+    whole = Listener(subject.plan, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, whole, steps)
-        trained(ready, tape=whole, randomness=drawn_by, observers=[_After(tell)])
+        trained(ready, watch=whole, randomness=drawn_by, observers=[whole, _After(tell)])
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
         steps = run_length(subject, min(max(rest, _SHORT_RUN), subject.plan.steps))
-    source = choose_randomness(subject.tier, ready.device) if randomness is None else randomness
-    sample = source.normal(_SAMPLE)
-    empty = Listener()
-    nobody = _ready(subject, empty, short)
-    trained(nobody, tape=empty, randomness=Nobody(source))
+    sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
     return Heard(
         whole=whole,
-        empty=empty,
+        peopled=_peopled(subject, short, drawn_by),
         lives=_two_lives(subject, short, drawn_by),
         layout=ready.engine.layout,
         device=ready.device,
@@ -200,18 +224,39 @@ def some_numbers(source: Randomness, count: int) -> tuple[list[float], list[floa
     return source.normal(count).tolist(), source.uniform(count).tolist()
 
 
+def nobody(data: DataSet) -> DataSet:
+    """One blank record that is never drawn; where everybody is, it adds nothing."""
+    if not isinstance(data.train, TensorRecords):
+        raise InputError(f"{data.name}: records are a {type(data.train).__name__}; allowed: held as tensors")
+    inputs, targets = data.train.take(torch.arange(1))
+    return replace(data, train=TensorRecords(torch.zeros_like(inputs), targets, name=data.train.name), records=_NOBODY)
+
+
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
-    """A run of so many steps, on few records, whose draws the listener is told of."""
-    few = so_many_records(subject, math.ceil(_BATCH / subject.sample_rate))
-    ready = subject.prepare(data=few, steps=steps, evaluate_every=steps, **changes)
-    listener.begin(ready.engine.layout)
-    listener.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
+    """A run of so many steps, in which nobody is drawn, and whose charges the listener is told of."""
+    changes = {**PLAIN_SGD, "lr": 1.0, **changes}
+    ready = subject.prepare(data=nobody(subject.data), steps=steps, evaluate_every=steps, **changes)
+    listener.follow(ready)
     return announced(subject, ready, listener.announce)
+
+
+def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders | None:
+    """A run with records, as the subject's are."""
+    assert subject.config.batch_size is not None
+    heard = Bystanders(subject.plan)
+    few = so_many_records(subject, math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
+    try:
+        ready = subject.prepare(data=few, attach=heard.attach, steps=steps, evaluate_every=steps, **PLAIN_SGD)
+    except (InputError, ModelError):
+        return None
+    heard.follow(ready)
+    trained(ready, watch=heard, randomness=randomness, observers=[heard])
+    return heard
 
 
 def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Listener:
     """A run that is interrupted some steps after a checkpoint, and goes on from there: as another process would."""
-    heard, every = Listener(), steps // 4
+    heard, every = Listener(subject.plan), steps // 4
 
     def interrupt(step: int) -> None:
         if step == 2 * every - 1:
@@ -222,9 +267,9 @@ def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | Non
             train_prepared(
                 _ready(subject, heard, steps, checkpoint_every=every),
                 out=Path(folder) / "run",
-                tape=heard,
+                watch=heard,
                 randomness=randomness,
-                observers=[] if resuming else [_After(interrupt)],
+                observers=[heard] if resuming else [heard, _After(interrupt)],
                 resuming=resuming,
             )
     return heard
@@ -244,23 +289,3 @@ class _After:
 
     def end(self, run: Run) -> None:
         return None
-
-
-class Nobody:
-    """Draws as `inner` does, but for the coins: nobody is ever taken."""
-
-    description = "coins under which nobody is drawn: not private"
-    tier: Literal["reproducible"] = "reproducible"
-    private = False
-
-    def __init__(self, inner: Randomness) -> None:
-        self._inner = inner
-
-    def uniform(self, count: int) -> Tensor:
-        return torch.ones_like(self._inner.uniform(count))
-
-    def normal(self, count: int) -> Tensor:
-        return self._inner.normal(count)
-
-    def words(self, count: int) -> Tensor:
-        return self._inner.words(count)

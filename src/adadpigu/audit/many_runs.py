@@ -26,11 +26,10 @@ from torch import Tensor
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest_observations, gaussian_mu, mu_epsilon
 from adadpigu.audit.one_run import log_ratio
+from adadpigu.audit.outside import Answer, broken
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.bounding import BoundedSum, Query
 from adadpigu.errors import InputError, unknown
-from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
 
 if TYPE_CHECKING:
@@ -67,31 +66,28 @@ class LoneCanary(Canaries):
         self._present = False
         self.looks, self.broken = 0, 0
         """coordinates seen in all runs together; releases with numbers that are not finite"""
-        self.begin(False)
+        self.enter(False)
 
-    def begin(self, present: bool) -> None:
+    def enter(self, present: bool) -> None:
         """Another run, in one of the two worlds."""
         self._present = present
         self.ratio, self.total, self.largest = 0.0, 0.0, -math.inf
         """the three scores of the run"""
 
-    def asked(self, queries: Sequence[Query]) -> None:
-        super().asked(queries)
-        self._share = 1.0 if self._query is None else self._query.share
-
     def places(self, active: Tensor | None) -> Tensor:
-        return torch.zeros(1, dtype=torch.long) if active is None else active.int().argmax().reshape(1)
+        return super().places(active) if active is None else active.int().argmax().reshape(1)
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+    def choose(self, active: Tensor | None) -> Tensor:
         """In the world with it the canary keeps the coin that every record has; in the other it is never drawn."""
-        return coins if self._present else torch.ones_like(coins)
+        return torch.tensor([torch.nan if self._present else 1.0])
 
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        self.broken += sum(not bool(release.value.isfinite().all()) for release in releases.values())
-        super().record(sums, releases)
+    def heard(self, answer: Answer, stage: str) -> None:
+        self.broken += broken(answer)
+        self._share = 1.0 if answer.gradient is None else answer.gradient.share
+        super().heard(answer, stage)
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
-        place = self.loss.place
+        place = self.loss.place.cpu()
         if active is None or bool(active[place]):
             shown = float(value[place])
             self.ratio += float(log_ratio(value[place], self._rate, self._sigma**2 / self._share))
@@ -104,7 +100,7 @@ class WeightCanary(LoneCanary):
     """The same, scored by its weight after the run alone: such an auditor knows no mask, so the canary stays put."""
 
     def places(self, active: Tensor | None) -> Tensor:
-        return torch.zeros(1, dtype=torch.long)
+        return super().places(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,13 +238,14 @@ def _findings(worlds: Worlds) -> list[str]:
 def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
+    canary.follow(ready)
     layout, randomness = ready.engine.layout, choose_randomness(subject.tier, ready.device)
     start = layout.read(ready.model)
 
     def once(present: bool) -> Sequence[float]:
-        canary.begin(present)
+        canary.enter(present)
         layout.write(ready.model, start)
-        trained(ready, randomness=canary.coins(randomness), tape=canary)
+        trained(ready, randomness=canary.coins(randomness), watch=canary, observers=[canary])
         if sees == "model":  # a step goes against the gradient
             return [-float(layout.read(ready.model)[-_COORDINATES])]
         return [canary.ratio, canary.total, canary.largest]

@@ -11,7 +11,6 @@ about records is sensitive, unless they are public or stand-ins.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,11 @@ import torch
 from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
 from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
 from adadpigu.audit.one_run import guessed
+from adadpigu.audit.outside import Answer, Watcher, broken
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.bounding import BoundedSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
-from adadpigu.mechanism import Release
 from adadpigu.randomness import choose_randomness
 from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.evaluation import predict
@@ -150,8 +148,8 @@ class _Attacked:
             trained(
                 replace(ready, data=replace(ready.data, train=part)),
                 randomness=randomness,
-                observers=[follower],
-                tape=self._releases,
+                observers=[self._releases, follower],
+                watch=self._releases,
             )
             self.confidences[number] = self._confidence()
         if self._releases.broken:  # which is told as a finding; such confidences tell nothing
@@ -194,19 +192,15 @@ def _halved(subject: Subject) -> tuple[int, int]:
     return batch, -(-batch * subject.data.records // whole)
 
 
-class _Releases:
-    """A tape that counts releases with numbers that are not finite, and does nothing else."""
+class _Releases(Watcher):
+    """Counts releases with numbers that are not finite, and does nothing else."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.broken = 0
 
-    def asked(self, queries: Sequence[Query]) -> None: ...
-
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
-        return None
-
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        self.broken += sum(not bool(release.value.isfinite().all()) for release in releases.values())
+    def heard(self, answer: Answer, stage: str) -> None:
+        self.broken += broken(answer)
 
 
 class _Steps:

@@ -75,7 +75,7 @@ class Recording:
         ready = prepare_on(data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
         with self._coins.chance, _in_order(ready.device):
-            trained(ready, randomness=self._coins, observers=[self._tape], tape=self._tape)
+            trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
 
     @property
     def breaches(self) -> tuple[str, ...]:
@@ -100,7 +100,8 @@ class Recording:
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device):
-                driven(ready, randomness=coins, observers=[player], tape=player)  # one that stops is a breach
+                # one that stops is a breach
+                driven(ready, randomness=coins, observers=[player], mechanism=player.mechanism)
             player.finish()
         except ReplayError as breach:
             player.expose(str(breach))

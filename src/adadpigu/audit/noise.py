@@ -1,8 +1,8 @@
-"""Is what was added to every sum Gaussian, of the claimed size, and drawn afresh each time?
+"""Is the noise of every release Gaussian, of the claimed size, and drawn afresh each time?
 
-The subject's own training loop is run on public records or stand-ins (`listening`). The noise over what is claimed has
-to be N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life
-of a run and process to the next (`laws`, `evidence`, `keys`); an empty draw gets it too, and a frozen coordinate never.
+The subject's own training loop is run, and heard from outside (`listening`). The noise over what is claimed has to be
+N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life of a
+run and process to the next (`laws`, `evidence`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw, epsilon
-from adadpigu.audit.evidence import lag_shares, product_p, product_reach, rare_p, repeats
+from adadpigu.audit.evidence import lag_shares, product_p, product_reach, repeats
 from adadpigu.audit.keys import Keys
 from adadpigu.audit.laws import Check, Numbers, binomial_p, distance_p, mean_p, refuted
-from adadpigu.audit.listening import Heard, Listener, Part, listen
+from adadpigu.audit.listening import Heard, Part, Parts, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.spreads import Kind, Tensors, by_release, flat, settled_or_not_p
 from adadpigu.audit.subject import Subject
@@ -39,6 +39,7 @@ _ONE_PROCESS = (
     "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
     "processes are)"
 )
+_UNPEOPLED = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -71,7 +72,7 @@ def audit_noise(
     heard = listen(subject, numbers, randomness, progress)
     kinds, tensors, z = by_release(heard.whole.parts), Tensors.of(heard), flat(heard.whole.parts)
     lags, checks = _Repeats.among(heard.whole.parts), [*_shape_checks(kinds, z[:numbers]), *tensors.checks()]
-    checks += [*_fresh_checks(heard, lags), _empty_check(heard.empty), _bare_check(heard)]
+    checks += _fresh_checks(heard, lags)
     keys, key_assumed = _keys(subject, heard, numbers, randomness)
     return AuditResult(
         audit="noise",
@@ -88,6 +89,7 @@ def audit_noise(
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
+            *([_UNPEOPLED] if heard.peopled is None else []),
         ),
         findings=(*subject.findings, *_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
         details={
@@ -96,8 +98,10 @@ def audit_noise(
             "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors.kinds],
             "processes": 1 + keys.processes,
             "largest": float(np.abs(z).max()),
-            "frozen_disturbed": sum(part.disturbed for part in (heard.whole, heard.empty, heard.lives)),
-            "empty_draws": heard.empty.released,
+            "frozen_disturbed": sum(part.disturbed for part in heard.all),
+            "empty_draws": heard.whole.released,
+            "draws_with_records": 0 if heard.peopled is None else len(heard.peopled.noise.parts),
+            **heard.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
         draw=partial(_draw, z=z, lags=lags),
@@ -118,20 +122,20 @@ def _keys(subject: Subject, heard: Heard, numbers: int, randomness: Randomness |
 
 def _plain(heard: Heard) -> Iterator[str]:
     """What needs no test to be wrong."""
-    runs = (heard.whole, heard.empty, heard.lives)
-    if disturbed := sum(run.disturbed for run in runs):
+    whole, peopled = heard.whole, heard.peopled
+    if disturbed := sum(part.disturbed for part in heard.all):
         yield f"{disturbed} numbers were released of coordinates that are frozen"
-    if odd := sum(run.odd for run in runs):
+    if odd := sum(part.odd for part in heard.all):
         yield f"{odd} numbers of noise are not finite"
-    if missing := sum(run.charged - run.released for run in runs):
+    if missing := sum(run.charged - run.released for run in (whole, heard.lives)):
         yield f"{missing} draws were charged, and nothing was released from them"
-    empty = heard.empty
-    if empty.charged != empty.planned:
-        yield f"of {empty.planned} draws in which nobody is drawn, {empty.charged} were made"
-    if empty.bare:
-        yield f"{empty.bare} of {empty.count} numbers that were released of nobody have no noise"
-    if empty.loud:
-        yield f"{empty.loud} sums over nobody are not 0"
+    if whole.charged != whole.planned:
+        yield f"of {whole.planned} draws in which nobody is drawn, {whole.charged} were made"
+    if whole.bare:
+        yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
+    if peopled is not None and peopled.noise.bare:
+        yield f"{peopled.noise.bare} of {peopled.noise.count} numbers have no noise where records were drawn"
+    yield from heard.findings()
     if heard.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
@@ -193,6 +197,8 @@ def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
     yield lags.check("repeats", "")
     yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(heard.whole.parts, heard.layout)
+    if heard.peopled is not None and heard.peopled.noise.count:
+        yield from _peopled_checks(heard.peopled.noise)
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -222,25 +228,17 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     )
 
 
-def _empty_check(empty: Listener) -> Check:
-    z = flat(empty.parts) if empty.parts else np.zeros(1)
+def _peopled_checks(heard: Parts) -> Iterator[Check]:
+    """Whether draws that have taken records get the same noise."""
+    z = flat(heard.parts)
     squares = float(z @ z)
-    return Check(
-        name="empty draws",
-        p=settled_or_not_p(squares, len(z), all(part.due.all() for part in empty.parts)),
-        told=f"the noise of empty draws has {math.sqrt(squares / len(z)):.4g} times the standard deviation claimed",
+    yield Check(
+        name="draws with records",
+        p=settled_or_not_p(squares, len(z), all(part.due.all() for part in heard.parts)),
+        told=f"where records are drawn, noise has {math.sqrt(squares / len(z)):.4g} times the standard deviation that "
+        "is claimed",
     )
-
-
-def _bare_check(heard: Heard) -> Check:
-    """Numbers that came out as they went in: with records a few may, where noise is below the last digit."""
-    runs = (heard.whole, heard.lives)
-    bare, rounded = sum(run.bare for run in runs), sum(run.rounded for run in runs)
-    return Check(
-        name="bare",
-        p=rare_p(bare, rounded),
-        told=f"{bare} numbers were released without noise, where rounding leaves {rounded:.2g} at most",
-    )
+    yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
 
 
 def _cost(subject: Subject, kinds: Sequence[Kind], tensors: Sequence[Kind], significance: float) -> float:

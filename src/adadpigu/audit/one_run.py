@@ -59,22 +59,22 @@ class CoinFlipped(Canaries):
         self._rate, self._variance = sample_rate, noise_multiplier**2
         self._tell = tell
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+    def choose(self, active: Tensor | None) -> Tensor:
         """Those that are in keep the coin that every record has."""
-        return torch.where(self.present, coins, 1.0)
+        return torch.where(self.present, torch.nan, 1.0)
 
     def places(self, active: Tensor | None) -> Tensor:
         """The first active coordinates; frozen ones for canaries that find none."""
         if active is None:
-            return torch.arange(self.count)
-        return torch.argsort(~active, stable=True)[: self.count]
+            return super().places(active)
+        return torch.argsort((~active).byte(), stable=True)[: self.count]
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         sound = value.isfinite()
         self.odd += int((~sound).sum())
         ratio = torch.where(sound, log_ratio(value, self._rate, self._variance), 0.0)
         shown = ratio if active is None else torch.where(active, ratio, 0.0)
-        self.scores += shown[self.loss.place]
+        self.scores += shown[self.loss.place.cpu()]
         self._tell()
 
 
@@ -183,7 +183,9 @@ def _train(subject: Subject, count: int, progress: Progress | None) -> CoinFlipp
 
     flipped = CoinFlipped(count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier, tell=tell)
     ready = subject.prepare(attach=flipped.attach)
-    trained(ready, randomness=flipped.coins(choose_randomness(subject.tier, ready.device)), tape=flipped)
+    flipped.follow(ready)
+    coins = flipped.coins(choose_randomness(subject.tier, ready.device))
+    trained(ready, randomness=coins, watch=flipped, observers=[flipped])
     return flipped
 
 

@@ -3,6 +3,8 @@
 A recorder keeps what reached the noise, what was released, and all that is public on the way: queries, weights, masks,
 metrics. A player hands the recorded releases out again and notes every breach: a sum that moves by more than its
 sensitivity, and public state that moves at all. After the same releases, whatever is public must be bit-identical.
+Each has a mechanism of its own (`mechanism=`), which does what every run's does: the recorder's also looks at the sums,
+the player's draws no noise. So they audit what lies before it; the noise is audited from outside (`listening`).
 """
 
 from __future__ import annotations
@@ -10,13 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from adadpigu.accounting import Ledger
 from adadpigu.audit.coins import ReplayError
 from adadpigu.bounding import BoundedSum, Query, RecordSum
-from adadpigu.mechanism import Release
+from adadpigu.distributed.processes import Processes
+from adadpigu.errors import PrivacyLineError
+from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
+from adadpigu.randomness import Randomness
 from adadpigu.sensitive import unseal
 from adadpigu.training.run import Facts, Metrics, Run
 
@@ -106,6 +113,49 @@ def _identical(one: Tensor, other: Tensor) -> bool:
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
+class RecordingMechanism(GaussianMechanism):
+    """Charges and releases as every run does; a recorder is told of both."""
+
+    def __init__(self, tape: Recorder | Player, ledger: Ledger, randomness: Randomness, processes: Processes) -> None:
+        super().__init__(ledger, randomness, processes)
+        self._tape = tape
+        self._sums: list[BoundedSum] = []
+
+    def charge(self, queries: Sequence[Query], **given: Any) -> Receipt:
+        receipt = super().charge(queries, **given)
+        self._tape.asked(queries)
+        return receipt
+
+    def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:
+        self._sums = []
+        releases = super().release(sums, receipt)
+        if self._sums:  # else it released what never came to the noise, and the count of draws will tell
+            self._tape.record(self._sums, releases)
+        return releases
+
+    def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
+        raise PrivacyLineError("a tape looks at every sum: with one, steps are not recorded")
+
+    def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
+        self._look(total)
+        return super()._noisy(total, noise_multiplier)
+
+    def _look(self, total: BoundedSum) -> None:
+        """Keeps a sum over all processes, as it is when its noise is drawn."""
+        whole = self._processes.gathered(unseal(total), total.size).clone()
+        self._sums.append(BoundedSum(whole, total.query, size=total.size, dtype=total.dtype))
+
+
+class ReplayingMechanism(RecordingMechanism):
+    """The same, but that recorded releases are handed out where noise would be drawn."""
+
+    _tape: Player
+
+    def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
+        self._look(total)
+        return self._tape.released(total.name)
+
+
 class Recorder:
     """A tape that keeps what reached the noise and what was released; as an observer, what a run tells the world.
 
@@ -128,8 +178,9 @@ class Recorder:
         self.asked_for.append([(_plain(query), _tensors(query)) for query in queries])
         self.states.append({} if self._state is None else self._state())
 
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release] | None:
-        return None
+    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
+        """That of the run to be recorded."""
+        return RecordingMechanism(self, ledger, randomness, processes)
 
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
         self.calls.append([_call(total) for total in sums])
@@ -217,20 +268,27 @@ class Player:
         if self._aim is not None:
             self._aim(queries)
 
-    def releases(self, sums: Sequence[BoundedSum]) -> dict[str, Release]:
+    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
+        """That of the neighbour's run."""
+        return ReplayingMechanism(self, ledger, randomness, processes)
+
+    def released(self, name: str) -> Release:
+        """What was recorded under this name in the draw that is being made, whatever the sum is."""
+        if self._position >= len(self._recorded.calls):
+            raise ReplayError(f"draw {self._position}: the neighbour asks for more draws than were recorded")
+        if name not in self._recorded.released[self._position]:
+            raise ReplayError(f"draw {self._position}: the neighbour asks for other releases than were recorded")
+        return self._recorded.released[self._position][name]
+
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        """Compares the sums with the recorded ones."""
         position = self._position
         self._position += 1
-        if position >= len(self._recorded.calls):
-            raise ReplayError(f"draw {position}: the neighbour asks for more draws than were recorded")
         before, now = self._recorded.calls[position], [_call(total) for total in sums]
         if [(c.name, c.size, c.sensitivity) for c in before] != [(c.name, c.size, c.sensitivity) for c in now]:
             raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
         shares = [self._compare(position, old, new) for old, new in zip(before, now, strict=True)]
         self.effects.append(math.sqrt(sum(call.share * share**2 for call, share in zip(before, shares, strict=True))))
-        return self._recorded.released[position]
-
-    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        return None
 
     def begin(self, facts: Facts) -> None:
         self._compare_told(vars(facts))

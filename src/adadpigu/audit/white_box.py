@@ -3,13 +3,14 @@
 Half of the canaries, drawn afresh in every step, are in the batch; the others are not. Each released coordinate of the
 dummy block is one observation of N(1, σ²) or N(0, σ²). A threshold of ½, fixed in advance, tells the worlds apart with
 error rates that bound μ = 1/σ from below; σ̂ = 1/μ goes to the accountant with the claim's plan. A frozen coordinate of
-the block has to be exactly 0 in every release and must not move.
+the block has to be exactly 0 in every release and must not move. All is seen from outside (`outside`): releases as the
+method gets them, and the weights, which have to move by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +19,16 @@ from torch import Tensor, nn
 
 from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
+from adadpigu.audit.outside import PLAIN_SGD
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
+from adadpigu.audit.watching import so_many_records
 from adadpigu.data.datasets import DataSet
 from adadpigu.errors import InputError
 from adadpigu.gradients import Loss
 from adadpigu.randomness import choose_randomness
+from adadpigu.training.configured import training_options
+from adadpigu.training.run import Facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +53,10 @@ class Observations:
     """looks at frozen coordinates, at what was released there and at the weight afterwards"""
     disturbed: int
     """of them, those that found a value other than 0, or a weight that had moved"""
+    findings: tuple[str, ...] = ()
+    """of what was seen from outside, what needs no test to be wrong"""
+    path: Mapping[str, object] = field(default_factory=dict)
+    """what was on the path of the latest run"""
 
     @property
     def count(self) -> int:
@@ -70,6 +79,8 @@ class Observations:
             odd=self.odd + other.odd,
             frozen=self.frozen + other.frozen,
             disturbed=self.disturbed + other.disturbed,
+            findings=(*self.findings, *other.findings),
+            path=other.path,
         )
 
 
@@ -83,46 +94,51 @@ class _HalfIn(Canaries):
         self._chance = np.random.default_rng()
         self._weight = torch.zeros(0)
         self._masked = False
-        self._present = self._compared = torch.zeros(self.coordinates, dtype=torch.bool)
+        self._present = torch.zeros(self.coordinates, dtype=torch.bool)
         self._within: list[Tensor] = []
         self._without: list[Tensor] = []
         self._frozen, self._disturbed = 0, 0
-        self._before: tuple[Tensor, Tensor] | None = None
+        self._block = torch.zeros(0)
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
         model, data, loss = super().attach(body, data)
         self._weight = model.block.weight
         return model, data, loss
 
-    def drawn(self, coins: Tensor, active: Tensor | None) -> Tensor:
+    def begin(self, facts: Facts) -> None:
+        super().begin(facts)
+        self._block = self._weight.detach().flatten().cpu().clone()
+
+    def choose(self, active: Tensor | None) -> Tensor:
         """A half of those that are compared gets its canary, and a half of the frozen ones, which must not show it."""
         self._masked = self._masked or active is not None
-        self._compared = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active
-        if not self._masked:
-            self._compared[-_QUIET:] = False
+        compared = self._compared(active)
         self._present = torch.zeros(self.coordinates, dtype=torch.bool)
-        for group in (self._compared, ~self._compared) if active is not None else (self._compared,):
+        for group in (compared, ~compared) if active is not None else (compared,):
             places = self._chance.permutation(group.nonzero().flatten().numpy())
             self._present[places[: len(places) // 2]] = True
         return torch.where(self._present, 0.0, 1.0)
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
+        compared = self._compared(active)
         self._look_at_frozen(value, active)
-        self._within.append(value[self._compared & self._present])
-        self._without.append(value[self._compared & ~self._present])
+        self._within.append(value[compared & self._present])
+        self._without.append(value[compared & ~self._present])
         self._tell(len(self._within))
 
+    def _compared(self, active: Tensor | None) -> Tensor:
+        compared = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active.clone()
+        if not self._masked:
+            compared[-_QUIET:] = False
+        return compared
+
     def _look_at_frozen(self, value: Tensor, active: Tensor | None) -> None:
-        """No signal and no noise in this release; and the step before has moved none of the weights it had frozen."""
-        weight = self._weight.detach().flatten().cpu().clone()
-        if self._before is not None:
-            frozen, before = self._before
-            self._frozen += int(frozen.sum())
-            self._disturbed += int(((weight != before) & frozen).sum())
-        self._before = None if active is None else (~active, weight)
+        """No signal and no noise in this release; and its step has moved none of the weights that were frozen."""
+        before, self._block = self._block, self._weight.detach().flatten().cpu().clone()
         if active is not None:
-            self._frozen += int((~active).sum())
-            self._disturbed += int((value[~active] != 0).sum())
+            frozen = ~active
+            self._frozen += 2 * int(frozen.sum())
+            self._disturbed += int((value[frozen] != 0).sum()) + int((self._block != before)[frozen].sum())
 
     def observations(self) -> Observations:
         """Numbers that are none tell of no world: they are counted apart."""
@@ -134,6 +150,8 @@ class _HalfIn(Canaries):
             odd=len(within) + len(without) - len(sound[0]) - len(sound[1]),
             frozen=self._frozen,
             disturbed=self._disturbed,
+            findings=tuple(self.findings()),
+            path=self.details(),
         )
 
 
@@ -155,7 +173,7 @@ def audit_white_box(
         mu = gaussian_mu(errors, significance)
         return subject.cost(1 / (mu * subject.noise_multiplier), only=DRAW) if mu > 0 else 0.0
 
-    findings = list(subject.findings)
+    findings = [*subject.findings, *seen.findings]
     if seen.odd:
         findings.append(f"{seen.odd} released coordinates of the block are not finite")
     if seen.disturbed:
@@ -175,7 +193,8 @@ def audit_white_box(
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
             "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",
-            "records are sampled as claimed (`adadpigu audit sampler` tests that)",
+            "records are sampled as claimed (`adadpigu audit sampler` tests that; the canaries' own coins are the "
+            "auditor's)",
         ),
         findings=tuple(findings),
         details=_details(subject, seen, errors),
@@ -185,7 +204,9 @@ def audit_white_box(
 
 def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observations:
     """Whole runs, until there is enough."""
-    a_world = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD)
+    a_world, data = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD), subject.data
+    if training_options(subject.config, subject.data.records).torch_device().type == "cuda":
+        a_world, data = _that_fit(subject, a_world)
     seen: Observations | None = None
     while seen is None or (seen.count < wanted and not seen.odd):
         had = 0 if seen is None else seen.count
@@ -195,13 +216,26 @@ def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observ
                 progress(min(had + draws * a_world, wanted), wanted)
 
         canaries = _HalfIn(a_world, tell)
-        ready = subject.prepare(attach=canaries.attach)
-        trained(ready, randomness=canaries.coins(choose_randomness(subject.tier, ready.device)), tape=canaries)
+        ready = subject.prepare(data=data, attach=canaries.attach, **PLAIN_SGD)
+        canaries.follow(ready)
+        coins = canaries.coins(choose_randomness(subject.tier, ready.device))
+        trained(ready, randomness=coins, watch=canaries, observers=[canaries])
         found = canaries.observations()
         if found.count == 0 and not found.odd:
             raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
         seen = found if seen is None else seen.with_those_of(found)
     return seen
+
+
+def _that_fit(subject: Subject, a_world: int) -> tuple[int, DataSet]:
+    """Canaries in a batch, and records beside them, that are no more than B together, as in every other run.
+
+    A recorded step has room for few more, and a batch that does not fit is processed by no recorded step.
+    """
+    batch = subject.config.batch_size
+    assert batch is not None
+    a_world = max(1, min(a_world, batch // 2))
+    return a_world, so_many_records(subject, round((batch - a_world) / subject.sample_rate))
 
 
 def _details(subject: Subject, seen: Observations, errors: Errors) -> dict[str, object]:
@@ -217,6 +251,7 @@ def _details(subject: Subject, seen: Observations, errors: Errors) -> dict[str, 
         "stddev_within": float(seen.within.std()),
         "frozen_looks": seen.frozen,
         "frozen_disturbed": seen.disturbed,
+        **seen.path,
     }
 
 

@@ -114,12 +114,6 @@ class Job:
             _reduce_scatter(part, values)
         return part
 
-    def whole_sum(self, values: Tensor) -> Tensor:
-        total = values.clone()
-        with self._together():
-            dist.all_reduce(total)
-        return total
-
     def gathered(self, part: Tensor, count: int) -> Tensor:
         width = -(-count // self.size)
         padded = part.new_zeros(width)

@@ -46,10 +46,6 @@ class Processes(Protocol):
         """Of the sum over all processes the part that this one owns."""
         ...
 
-    def whole_sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, for a tape that looks at it."""
-        ...
-
     def gathered(self, part: Tensor, count: int) -> Tensor:
         """All owners' parts of a vector of so many numbers, once they may be seen."""
         ...
@@ -91,9 +87,6 @@ class Alone:
         return 0
 
     def added_up(self, values: Tensor) -> Tensor:
-        return values
-
-    def whole_sum(self, values: Tensor) -> Tensor:
         return values
 
     def gathered(self, part: Tensor, count: int) -> Tensor:

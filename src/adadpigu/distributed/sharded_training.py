@@ -113,7 +113,7 @@ def _trained(
             population=prepared.data.train,
             model=prepared.model,
             engine=engine,
-            mechanism=GaussianMechanism(ledger, source, None, shards),
+            mechanism=GaussianMechanism(ledger, source, shards),
             randomness=source,
             view=prepared.view,
             batch_size=prepared.options.batch_size,

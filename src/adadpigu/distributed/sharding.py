@@ -73,9 +73,6 @@ class Shards(Job):
     def added_up(self, values: Tensor) -> Tensor:
         return values
 
-    def whole_sum(self, values: Tensor) -> Tensor:
-        raise ModelError("a tape looks at whole sums, which no process of a sharded model has; allowed: a plain job")
-
     def gathered(self, part: Tensor, count: int) -> Tensor:
         return part
 

@@ -1,7 +1,7 @@
 """The privacy report that a ledger tells of, made again from its record alone: what an edited report is found by.
 
 It is made by the function that made the first one, so that a field which is added there is compared here. What no line
-of a ledger tells is taken from the report that is being judged: a look at diagnostics that an audit's tape was, the
+of a ledger tells is taken from the report that is being judged: a look at sums by an audit's mechanism, the
 shared total, and the versions of a later process.
 """
 

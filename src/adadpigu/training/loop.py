@@ -25,7 +25,7 @@ from adadpigu.distributed.meeting import check_alike
 from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.gradients.state import Untrained
-from adadpigu.mechanism import GaussianMechanism, Release, Tape
+from adadpigu.mechanism import GaussianMechanism, MakeMechanism, Release
 from adadpigu.methods.base import Stage
 from adadpigu.randomness import Randomness
 from adadpigu.recorder import Recorder
@@ -43,6 +43,7 @@ from adadpigu.training.schedules import lr_factor
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.telling import Telling
 from adadpigu.training.updating import Step, Updates
+from adadpigu.training.watched import Watch, WatchedDraws
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -66,14 +67,19 @@ class Session:
         ledger: Ledger,
         randomness: Randomness,
         observers: Sequence[Observer] = (),
-        tape: Tape | None = None,
+        mechanism: MakeMechanism | None = None,
+        watch: Watch | None = None,
         store: RunFolder | None = None,
         checkpoint: Checkpoint | None = None,
         shared: Callable[[], SharedTotal] | None = None,
         recorder: Recorder | None = None,
         processes: Processes | None = None,
     ) -> None:
-        """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own."""
+        """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own.
+
+        `mechanism` makes another one than `GaussianMechanism`: for audits that look at sums, which the report says.
+        `watch` looks on from the public side, and changes nothing.
+        """
         self._p = prepared
         self._processes: Processes = Alone() if processes is None else processes
         self._shared = shared
@@ -82,12 +88,12 @@ class Session:
         self._store = store
         self._layout = prepared.engine.layout
         self._diagnostics = _diagnostics(prepared, None if store is None else store.path)
-        self._exposed = self._diagnostics is not None or tape is not None
+        self._exposed = self._diagnostics is not None or mechanism is not None
         self._draws = Draws(
             population=prepared.data.train,
             model=prepared.model,
             engine=prepared.engine,
-            mechanism=GaussianMechanism(ledger, randomness, tape, self._processes),
+            mechanism=(mechanism or GaussianMechanism)(ledger, randomness, self._processes),
             randomness=randomness,
             view=prepared.view,
             batch_size=prepared.options.batch_size,
@@ -96,13 +102,14 @@ class Session:
             diagnostics=self._diagnostics,
             processes=self._processes,
         )
+        self._batches = self._draws if watch is None else WatchedDraws(self._draws, watch)
         self._learned = Learned(prepared, None if checkpoint is None else checkpoint.state)
         self._optimiser, self._running = self._learned.optimiser, self._learned.running
         watching = observers if store is None else [*observers, store]
         self._telling = Telling(prepared, ledger, randomness, self._running, watching)
         self._parameters = self._optimiser.weights
         self._average = self._learned.average
-        self._updates = Updates(prepared, self._draws, self._learned)
+        self._updates = Updates(prepared, self._batches, self._learned)
         self._start = self._parameters.clone()
         self._untrained = Untrained(prepared.model)
         if self._processes.size > 1:
@@ -333,7 +340,7 @@ class Session:
         """The stage before the method's: the front's constants are released."""
         norm = self._p.released_norm
         assert norm is not None
-        release_normalisation(norm, self._draws, self._p.data.records)
+        release_normalisation(norm, self._batches, self._p.data.records)
 
     def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
@@ -354,7 +361,7 @@ class Session:
 
     def ahead(self, *queries: Query) -> Records:
         """Charges for the draw of the step that was yielded last, and makes it: for a script that sees its records."""
-        return self._draws.ahead(*queries)
+        return self._batches.ahead(*queries)
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""

@@ -27,7 +27,7 @@ from adadpigu.data.datasets import Source
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
-from adadpigu.mechanism import Tape
+from adadpigu.mechanism import MakeMechanism
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
 from adadpigu.records import Records
@@ -37,6 +37,7 @@ from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Observer, Run
 from adadpigu.training.train import prepared_for, session
 from adadpigu.training.updating import Step
+from adadpigu.training.watched import Watch
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -197,12 +198,13 @@ class PrivateLoop:
         out: Path | None = None,
         observers: Sequence[Observer] = (),
         randomness: Randomness | Tier | None = None,
-        tape: Tape | None = None,
+        mechanism: MakeMechanism | None = None,
+        watch: Watch | None = None,
     ) -> Self:
         """The loop of a run that is ready to start: for integrations, which prepare once and check more than once."""
         loop = cls.__new__(cls)
         loop._prepared = prepared
-        loop._start(optimizer, out=out, observers=observers, randomness=randomness, tape=tape)
+        loop._start(optimizer, out=out, observers=observers, randomness=randomness, mechanism=mechanism, watch=watch)
         return loop
 
     def _start(self, optimizer: torch.optim.Optimizer, loss: object = None, **how: Any) -> None:

@@ -160,7 +160,7 @@ def recorded_steps(
     exposed: bool,
     recorder: Recorder | None = None,
 ) -> RecordedSteps:
-    """Where a GPU may record steps: numbers drawn there, records there, nothing that watches every step (`exposed`)."""
+    """Where a GPU may record steps: numbers drawn there, records there, nothing that looks at every sum (`exposed`)."""
     options, train = prepared.options, prepared.data.train
     if recorder is None and prepared.device.type != "cuda":
         return RecordedSteps(draws, None, "CUDA graphs need a GPU")
@@ -168,7 +168,7 @@ def recorded_steps(
     if options.execution == "eager":
         reason = "execution='eager' was asked for"
     elif exposed:
-        reason = "diagnostics or a tape look at every step"
+        reason = "diagnostics or an audit of sums look at every step"
     elif not isinstance(randomness, DeviceRandomness):
         reason = "noise is drawn on the CPU"
     elif not isinstance(train, TensorRecords) or train.inputs.device.type != prepared.device.type:

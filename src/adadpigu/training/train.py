@@ -26,7 +26,7 @@ from adadpigu.distributed.processes import Processes
 from adadpigu.errors import InputError, LedgerError, unknown
 from adadpigu.features.front import Front
 from adadpigu.gradients import Loss
-from adadpigu.mechanism import Tape
+from adadpigu.mechanism import MakeMechanism
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.training.checkpoints import Checkpoint
@@ -39,6 +39,7 @@ from adadpigu.training.reporting import declared_by
 from adadpigu.training.resuming import Begun, noise_of, settings_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.run import Observer, Run, RunFolder, check_free, check_observers
+from adadpigu.training.watched import Watch
 
 
 def train(
@@ -155,14 +156,15 @@ def train_prepared(
     files: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
     randomness: Randomness | Tier | None = None,
-    tape: Tape | None = None,
+    mechanism: MakeMechanism | None = None,
+    watch: Watch | None = None,
     resuming: bool = False,
     shared: Path | None = None,
 ) -> Run:
     """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn.
 
     `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
-    is a ledger that it shares with other runs on the same data.
+    is a ledger that it shares with other runs on the same data. `mechanism` and `watch` are an auditor's (`Session`).
     """
     with session(
         prepared,
@@ -171,7 +173,8 @@ def train_prepared(
         files=files,
         observers=observers,
         randomness=randomness,
-        tape=tape,
+        mechanism=mechanism,
+        watch=watch,
         resuming=resuming,
         shared=shared,
     ) as begun:
@@ -190,7 +193,8 @@ def session(
     files: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
     randomness: Randomness | Tier | None = None,
-    tape: Tape | None = None,
+    mechanism: MakeMechanism | None = None,
+    watch: Watch | None = None,
     resuming: bool = False,
     shared: Path | None = None,
 ) -> Iterator[Session]:
@@ -240,7 +244,8 @@ def session(
             ledger=begun.ledger,
             randomness=source,
             observers=observers if led is not None else (),
-            tape=tape,
+            mechanism=mechanism,
+            watch=watch,
             store=begun.folder,
             checkpoint=begun.checkpoint,
             shared=total,

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from adadpigu.beside import join
 from adadpigu.mechanism import Release
-from adadpigu.methods.base import Running
-from adadpigu.training.draws import Draws
+from adadpigu.methods.base import Batches, Running
 from adadpigu.training.learned import Learned
 from adadpigu.training.preparation import Preparation
 
@@ -29,8 +28,8 @@ class Step:
 class Updates:
     """Moves what a run has learned, a step at a time."""
 
-    def __init__(self, prepared: Preparation, draws: Draws, learned: Learned) -> None:
-        self._p, self._draws = prepared, draws
+    def __init__(self, prepared: Preparation, batches: Batches, learned: Learned) -> None:
+        self._p, self._batches = prepared, batches
         self._optimiser, self._running, self._average = learned.optimiser, learned.running, learned.average
         self._layout, self._parameters = prepared.engine.layout, learned.optimiser.weights
 
@@ -64,7 +63,7 @@ class Updates:
         pruned = effective is not self._parameters
         if pruned:
             self._layout.write(model, effective)
-        direction = self._running.step(self._draws, self._p.stages[step.stage], step.index)
+        direction = self._running.step(self._batches, self._p.stages[step.stage], step.index)
         if pruned:
             self._layout.write(model, self._parameters)
         return direction
@@ -77,7 +76,7 @@ class Updates:
             return
         before, state = self._parameters.clone(), self._optimiser.snapshot()
         yield
-        if not self._running.accept(self._draws, self._p.stages[step.stage], before, self._parameters.clone()):
+        if not self._running.accept(self._batches, self._p.stages[step.stage], before, self._parameters.clone()):
             self._layout.write(self._p.model, before)
             self._optimiser.undo(state)
             self._optimiser.refresh()

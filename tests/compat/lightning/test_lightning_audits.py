@@ -21,7 +21,7 @@ from adadpigu.audit.tapes import TOLERANCE, Player, Recorder, public_state
 from adadpigu.audit.white_box import _HalfIn
 from adadpigu.bounding import BoundedSum
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.mechanism import GaussianMechanism, Release, Tape
+from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.sensitive import unseal
 from adadpigu.training import own_loop
@@ -33,14 +33,14 @@ MASKED = ad.AdaDPIGU(retention=0.5, importance_steps=2, clip_norm=0.5, mean_deca
 
 
 @contextlib.contextmanager
-def taped(tape: Tape) -> Iterator[None]:
-    """Within, a private loop is heard by an auditor."""
-    with mock.patch.object(own_loop, "session", partial(session, tape=tape)):
+def audited(**how: Any) -> Iterator[None]:
+    """Within, a private loop has an auditor's mechanism, or is watched."""
+    with mock.patch.object(own_loop, "session", partial(session, **how)):
         yield
 
 
 def fit(data: tuple[Tensor, Tensor], module: Classifier, tape: Any, randomness: Any, method: ad.Method) -> None:
-    with taped(tape):
+    with audited(mechanism=tape.mechanism):
         private = strategy(method=method, randomness=randomness, observers=[tape])
         trainer(private).fit(module, loader(data))
 
@@ -138,8 +138,8 @@ def observed(sigma: float, noise: float = 1.0) -> float:
     if noise != 1.0:
         normal = source.normal
         source.normal = lambda count: noise * normal(count)  # type: ignore[method-assign]
-    with taped(canaries):
-        private = strategy(noise_multiplier=sigma, randomness=canaries.coins(source))
+    with audited(watch=canaries):
+        private = strategy(noise_multiplier=sigma, randomness=canaries.coins(source), observers=[canaries])
         trainer(private, max_epochs=3).fit(module, loader((held.inputs, held.targets)))
     assert private.run.steps_done == 3 * N // B
     return gaussian_mu(canaries.observations().errors(), 1e-6)

@@ -29,7 +29,7 @@ from adadpigu.training.run import Run
 def by_script(ready: Preparation, **how: Any) -> Run:
     """Trains what was made ready as a script for Opacus does, by what `make_private` gives it."""
     data, loss_of = ready.data, cast(Any, ready.engine).loss._loss
-    optimizer = torch.optim.SGD(ready.model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(ready.model.parameters(), lr=ready.options.lr)
     options = replace(ready.options, optimizer=lambda _: optimizer, execution="eager")
     held = replace(ready, data=replace(data, train=HeldRecords(data.train)), options=options)
     nobody: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(1)))
@@ -84,7 +84,7 @@ def test_no_record_of_a_padding_loader_moves_a_release_farther_than_declared() -
 
 def by_loop(ready: Preparation, **how: Any) -> Run:
     """Trains what was made ready by a loop of the user's own."""
-    optimizer = torch.optim.SGD(ready.model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(ready.model.parameters(), lr=ready.options.lr)
     options = replace(ready.options, optimizer=lambda _: optimizer, execution="eager")
     loop = PrivateLoop.of(replace(ready, options=options), optimizer, **how)
     for batch in loop:

@@ -1,6 +1,6 @@
 """Replay and a white-box audit through Hugging Face's Trainer: a record moves sums within their bound, nothing else.
 
-The runs are Trainer's from end to end. The auditor's tape is put where a session has one; nothing else is replaced.
+The runs are Trainer's from end to end: the auditor puts its mechanism or its watch where a session has one.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SESSION: Any = vars(own_loop)["session"]
 NAMES = ("recorded", "played")
 
 
-def taped(monkeypatch: pytest.MonkeyPatch, tape: Any, chance: Any = None) -> None:
-    """Every loop from here on has the tape; forwards of its steps draw from `chance`."""
+def audited(monkeypatch: pytest.MonkeyPatch, chance: Any = None, **how: Any) -> None:
+    """Every loop from here on has an auditor's mechanism or watch; forwards of its steps draw from `chance`."""
 
     @contextlib.contextmanager
     def session(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with SESSION(*args, **{**kwargs, "tape": tape}) as begun, chance or contextlib.nullcontext():
+        with SESSION(*args, **{**kwargs, **how}) as begun, chance or contextlib.nullcontext():
             yield begun
 
     monkeypatch.setattr(own_loop, "session", session)
@@ -75,7 +75,7 @@ class _Runs:
 
     def _run(self, name: str, model: nn.Module, data: list[dict[str, Any]], coins: Any, tape: Any) -> list[Any]:
         """All of Trainer's log but its last line, which says how long it took; its files are put aside."""
-        taped(self._patch, tape, coins.chance)
+        audited(self._patch, coins.chance, mechanism=tape.mechanism)
         place = arguments(self._folder / "run", max_steps=STEPS, save_strategy="steps", save_steps=1)
         private = trainer(model, place, train_dataset=data, randomness=coins, observers=[tape])
         private.train()
@@ -134,7 +134,7 @@ def _white_box(folder: Path, monkeypatch: pytest.MonkeyPatch, a_world: int, sigm
     canaries.loss = type(canaries.loss)(CLASSES, canaries.coordinates, canaries.count)
     canaries._weight = model.block.weight
     extra = [{"input_ids": [3], "label": CLASSES + number} for number in range(canaries.count)]
-    taped(monkeypatch, canaries)
+    audited(monkeypatch, watch=canaries)
     private = trainer(
         model,
         arguments(folder, max_steps=6),
@@ -142,6 +142,7 @@ def _white_box(folder: Path, monkeypatch: pytest.MonkeyPatch, a_world: int, sigm
         loss=lambda outputs, targets: canaries.loss(outputs, targets),
         noise_multiplier=sigma,
         randomness=canaries.coins(SystemRandomness()),
+        observers=[canaries],
         physical_batch_size=64,
     )
     private.train()

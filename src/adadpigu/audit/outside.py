@@ -1,0 +1,173 @@
+"""Watches a run from the public side of the line: what was asked, what was answered, and where the weights went.
+
+The run goes the way that every run goes: its own mechanism, its own noise, recorded steps where a GPU records them. Of
+a step that is replayed Python sees nothing; what it has released lies in the tensors that were handed out while it was
+recorded. After every step the weights have to be where the release takes them,
+
+    θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
+
+so that nobody shows the auditor other releases than the weights get. For that an audited run steps by plain SGD.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adadpigu import mechanism
+from adadpigu.bounding import GradientSum, Query
+from adadpigu.mechanism import Release
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.run import Facts, Metrics, Run
+
+PLAIN_SGD: dict[str, Any] = {
+    "optimizer": "sgd",
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "lr_schedule": "constant",
+    "warmup": 0.0,
+}
+"""settings under which a release can be read off the weights; what a run costs does not depend on them"""
+_ROUNDINGS = 16
+"""of the weights' type, that a step by hand and one by an optimiser may be apart"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked of one draw, and what was released."""
+
+    draw: str
+    queries: tuple[Query, ...]
+    releases: dict[str, Release]
+
+    @property
+    def gradient(self) -> GradientSum | None:
+        """The query that asks for a sum of gradients."""
+        return next((query for query in self.queries if isinstance(query, GradientSum)), None)
+
+
+def broken(answer: Answer) -> int:
+    """How many releases of a draw hold a number that is not finite."""
+    return sum(not bool(release.value.isfinite().all()) for release in answer.releases.values())
+
+
+class _Replayed:
+    """An answer that a device has recorded; its numbers are those of the latest replay."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self._before: list[Tensor] | None = None
+
+    def changed(self) -> bool:
+        """Whether it holds other numbers than when this was asked last."""
+        before, self._before = self._before, [release.value for release in self.answer.releases.values()]
+        return before is None or not all(map(torch.equal, before, self._before))
+
+
+class Watcher:
+    """A watch and an observer; `heard` is called once a draw, after its step."""
+
+    def __init__(self) -> None:
+        self._answers: list[Answer] = []
+        self._recorded: list[_Replayed] = []
+        self._latest: _Replayed | None = None
+        self._ready: Preparation | None = None
+        self._before = torch.zeros(0)
+        self.replayed = 0
+        """steps that were replays"""
+        self.unchanged = 0
+        """of them, those that left every released number as it was"""
+        self.followed = self.astray = 0
+        """steps after which weights were looked at, and those after which they were not where the release takes them"""
+        self.execution = ""
+        """how the latest run says that it was run"""
+
+    def follow(self, ready: Preparation) -> None:
+        """Looks after every step of this run where its weights are, which steps by plain SGD."""
+        self._ready = ready
+
+    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+        return None
+
+    def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
+        answer = Answer(draw, tuple(queries), releases)
+        if mechanism.capturing():
+            self._recorded.append(_Replayed(answer))
+        else:
+            self._answers.append(answer)
+
+    def heard(self, answer: Answer, stage: str) -> None:
+        """What one draw of a stage was answered. Overridden by an audit."""
+
+    def begin(self, facts: Facts) -> None:
+        self._answers, self._recorded, self._latest = [], [], None
+        self._before = self._weights()
+
+    def update(self, metrics: Metrics) -> None:
+        answers, self._answers = self._answers or list(self._replay()), []
+        for recorded in self._recorded:  # of a draw that did not fit, what was recorded holds nothing
+            recorded.changed()
+        for answer in answers:
+            self.heard(answer, metrics.stage)
+        self._look_where_weights_are(answers)
+
+    def end(self, run: Run) -> None:
+        self.execution = run.execution
+
+    def findings(self) -> Iterator[str]:
+        """What needs no test to be wrong."""
+        if self.astray:
+            yield f"in {self.astray} of {self.followed} steps the weights moved otherwise than by what was released"
+        if self.unchanged:
+            yield f"{self.unchanged} of {self.replayed} replayed steps released the very numbers of an earlier one"
+
+    def details(self) -> dict[str, object]:
+        """What was on the path."""
+        return {"execution": self.execution, "replayed_steps": self.replayed, "steps_followed": self.followed}
+
+    def _replay(self) -> Iterator[Answer]:
+        """What a replayed step has released: the one recording whose numbers are others than before."""
+        if not self._recorded:
+            return
+        self.replayed += 1
+        changed = [recorded for recorded in self._recorded if recorded.changed()]
+        if not changed:
+            self.unchanged += 1
+        self._latest = changed[-1] if changed else self._latest or self._recorded[-1]
+        yield self._latest.answer
+
+    def _weights(self) -> Tensor:
+        return torch.zeros(0) if self._ready is None else self._ready.engine.layout.read(self._ready.model)
+
+    def _look_where_weights_are(self, answers: Sequence[Answer]) -> None:
+        before, self._before = self._before, self._weights()
+        asked = [(query, answer) for answer in answers if (query := answer.gradient) is not None]
+        if self._ready is None or len(asked) != 1 or not _restores(self._ready):
+            return
+        ((query, answer),) = asked
+        options, after = self._ready.options, self._before.double()
+        moved, rounding = _step(query, answer.releases[query.name].value, options.lr, options.batch_size)
+        off = (after - before.double() + moved).abs()
+        last = torch.finfo(before.dtype).eps * (before.abs() + after.abs() + rounding)
+        undone = len(answers) > 1 and torch.equal(before, self._before)  # a later draw may reject an update
+        self.followed += 1
+        self.astray += not (undone or bool((off <= _ROUNDINGS * last).all()))
+
+
+def _step(query: GradientSum, value: Tensor, lr: float, batch_size: float) -> tuple[Tensor, Tensor]:
+    """lr ĝ, and the size of what it is the difference of."""
+    mean = value.double() / batch_size
+    if query.scale is not None:
+        mean = mean * query.scale.double()
+    centre = torch.zeros_like(mean) if query.center is None else query.center.double()
+    active = torch.ones_like(mean) if query.active is None else query.active.double()
+    return lr * (mean + centre) * active, lr * (mean.abs() + centre.abs())
+
+
+def _restores(ready: Preparation) -> bool:
+    """Whether the method is one of the package's: all of them step along what was released, as others need not."""
+    return type(ready.method).__module__.startswith("adadpigu.")
