@@ -24,6 +24,15 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
         },
         "from stage 1, pruned": {"importance_steps": 2, "variance_start": "stage-1", "mode": "prune"},
         "top-k": {"importance_steps": 2, "top_k": 0.3},
+        "as written": {"importance_steps": 1, "top_k": 0.6, "top_k_of": "all", "mode": "prune"},
+        "top-k, C by a quantile": {"importance_steps": 1, "top_k": 0.5, "clip_quantile": 0.5, "count_noise": 3.0},
+        "blocks, mask where it pays": {
+            **{"importance_steps": 2, "blocks": 5, "restrict": "worthwhile", "debias": True},
+            **{"variance_start": "stage-1", "normalise": True},
+        },
+        "from the noise, public scores": {
+            **{"score": "public", "variance_start": "noise", "normalise": True, "debias": True, "noise_floor": 0.1},
+        },
     },
     "dpsur": {
         "small tests": {"test_batch_size": 20, "test_clip": 0.01, "test_noise_multiplier": 1.5},

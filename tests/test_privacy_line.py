@@ -85,7 +85,7 @@ def _consumers() -> dict[str, object]:
     model = torch.nn.Linear(3, 1, bias=False)
     return {
         "importance": Importance(3).update,
-        "statistics": lambda v: Statistics(StatisticsOptions(), variance=torch.ones(3), layers=layers).update(
+        "statistics": lambda v: Statistics(StatisticsOptions(), variance=torch.ones(3), groups=layers).update(
             v, noise_variance=torch.zeros(3)
         ),
         "layer power": lambda v: LayerPower(layers).update(v, noise_variance=0.0),

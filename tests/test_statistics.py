@@ -19,7 +19,7 @@ LAYERS = torch.tensor([0, 0, 0, 1, 1])
 
 
 def make(options: StatisticsOptions, start: float = 1.0) -> Statistics:
-    return Statistics(options, variance=torch.full((5,), start, dtype=torch.float64), layers=LAYERS)
+    return Statistics(options, variance=torch.full((5,), start, dtype=torch.float64), groups=LAYERS)
 
 
 @pytest.mark.parametrize("debias", [False, True])
@@ -49,7 +49,7 @@ def test_the_recursion_equals_numpy_and_frozen_coordinates_do_not_move(
         np.testing.assert_allclose(statistics.mean.numpy(), alpha, rtol=1e-10)
     assert statistics.mean[1] == 0
     assert statistics.variance[1] == 1
-    np.testing.assert_allclose(statistics.scale.numpy(), np.sqrt(beta) + 0.01)
+    np.testing.assert_allclose(statistics.scale().numpy(), np.sqrt(beta) + 0.01)
 
 
 def test_held_statistics_never_move(release: MakeRelease) -> None:
@@ -114,7 +114,7 @@ def test_options_that_break_the_scale_are_refused(bad: dict[str, float]) -> None
 
 def test_a_held_beta_stays_where_stage_1_put_it_even_when_alpha_moves(release: MakeRelease) -> None:
     start = torch.tensor([4.0, 4.0, 0.25, 0.25, 1.0])
-    statistics = Statistics(StatisticsOptions(mean_decay=0.5), variance=start, layers=LAYERS)
+    statistics = Statistics(StatisticsOptions(mean_decay=0.5), variance=start, groups=LAYERS)
     statistics.update(release(torch.ones(1, 5)), noise_variance=torch.zeros(5))
     statistics.welcome(mask_of([2], 5), mask_of([0, 1], 5))
     assert statistics.variance.tolist() == start.tolist()
@@ -123,7 +123,7 @@ def test_a_held_beta_stays_where_stage_1_put_it_even_when_alpha_moves(release: M
 
 def test_a_start_outside_the_clamp_is_brought_into_it() -> None:
     options = StatisticsOptions(floor=0.5, ceiling=2.0)
-    assert Statistics(options, variance=torch.tensor([0.1, 1.0, 9.0]), layers=LAYERS[:3]).variance.tolist() == [
+    assert Statistics(options, variance=torch.tensor([0.1, 1.0, 9.0]), groups=LAYERS[:3]).variance.tolist() == [
         0.5,
         1.0,
         2.0,

@@ -2,8 +2,8 @@
 
     absolute  s_j = Σ_t |g̃_tj| / T_pre      signed  s_j = |Σ_t g̃_tj| / T_pre      energy  s_j = Σ_t g̃_tj² / T_pre
 
-The published code sums the un-noised gradient; here nothing but a `Release` is taken. `random` looks at none: scores
-are drawn before training, so that one sees what importance is worth.
+The published code sums the un-noised gradient; here nothing but a `Release` is taken. `random` and `public` look at
+none: scores are drawn before training, so that one sees what importance is worth, or come from public images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from adadpigu.layout import Layout
 from adadpigu.mechanism import Release, look
 from adadpigu.state import State
 
-Score = Literal["absolute", "signed", "energy", "random"]
+Score = Literal["absolute", "signed", "energy", "random", "public"]
 Schedule = Literal["constant", "linear", "cosine", "steps"]
 
 _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,6 +30,7 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
     "signed": lambda gradient: gradient,
     "energy": torch.Tensor.square,
     "random": torch.zeros_like,
+    "public": torch.zeros_like,
 }
 
 
@@ -58,6 +59,11 @@ class Importance:
         """Takes the release of one stage-1 step."""
         self._sum += self._term(look(gradient)[0].double().to(self._sum.device))
         self._count += 1
+
+    def take_public(self, scores: Tensor) -> None:
+        """Takes scores, [d], that no record had a part in."""
+        self._sum.copy_(scores)
+        self._count.fill_(1)
 
     def state(self) -> State:
         return {"sum": self._sum, "count": self._count}

@@ -41,7 +41,7 @@ WHOLE: dict[str, Any] = {"retention": 0.4, "mean_decay": 0.8, "variance_decay": 
 """mask, unfreezing, α, β and top-k together, each quick enough to matter in a few steps"""
 SETTINGS: dict[str, dict[str, Any]] = {
     "mask alone": HELD,
-    "no mask": {**HELD, "retention": 1.0},
+    "no mask": {**HELD, "retention": 1.0, "variance_start": "stage-1"},
     "signed scores": {**HELD, "retention": 0.3, "score": "signed"},
     "energy scores": {**HELD, "retention": 0.3, "score": "energy"},
     "linear": {**HELD, "retention": 0.3, "schedule": "linear", "unfreeze_by": 0.5},
@@ -58,6 +58,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "as written": {"top_k": 0.6, "top_k_of": "all", "mode": "prune"},
     "whole": WHOLE,
+    "whole, C by a quantile": {**WHOLE, "clip_quantile": 0.6, "clip_rate": 2.0, "count_noise": 3.0},
+    "noise floor, only the shape of beta": {
+        **WHOLE,
+        **{"variance_start": "noise", "normalise": True, "debias": True, "noise_floor": 0.3, "floor": 0.0},
+    },
+    "blocks, held": {**HELD, "variance_start": "stage-1", "blocks": 7},
+    "blocks, moving": {**WHOLE, "blocks": 7, "debias": True},
+    "mask where it pays": {**WHOLE, "restrict": "worthwhile"},
+    "beta of the optimiser": {
+        **WHOLE,
+        **{"variance_from": "optimiser", "debias": True, "noise_floor": 0.2, "normalise": True, "floor": 1e-12},
+    },
 }
 
 
@@ -68,9 +80,11 @@ class Oracle:
         self.o = options
         self.theta = weights(small_net()).double().numpy()
         self.d = len(self.theta)
-        self.score, self.power = np.zeros(self.d), np.zeros(2)
-        start = min(max(options["beta"], options["floor"]), options["ceiling"])
-        self.alpha, self.beta = np.zeros(self.d), np.full(self.d, start)
+        self.score, self.halves = np.zeros(self.d), np.zeros((2, self.d))
+        self.alpha, self.beta = np.zeros(self.d), np.ones(self.d)
+        self.groups, self.bound, self.square = LAYERS.copy(), CLIP, np.zeros(self.d)
+        sigma_b = options.get("count_noise")
+        self.share = 0.0 if sigma_b is None else (SIGMA / (2 * sigma_b)) ** 2
         self.mask = np.arange(self.d)
         self.ranking = np.arange(self.d)
 
@@ -81,17 +95,35 @@ class Oracle:
         steps = math.floor(part * stairs) / stairs
         return float(r + (1 - r) * {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind])
 
-    def learn_importance(self, ghat: np.ndarray) -> None:
+    def learn_importance(self, ghat: np.ndarray, step: int) -> None:
         kind = self.o["score"]
         self.score += {"absolute": np.abs(ghat), "signed": ghat, "energy": ghat**2}[kind]
-        debiased = ghat**2 - (SIGMA * CLIP / B) ** 2
-        self.power += np.array([debiased[k == LAYERS].mean() for k in (0, 1)]) / FIRST
+        self.halves[step % 2] += ghat**2 - self.noise**2
+
+    @property
+    def noise(self) -> float:
+        """Of a mean gradient that is not scaled."""
+        return float(SIGMA * self.bound / np.sqrt(1 - self.share) / B)
 
     def end_stage_1(self) -> None:
+        o, order = self.o, np.argsort(-self.halves[0], kind="stable")
         self.ranking = np.argsort(-np.abs(self.score), kind="stable")
-        if self.o["variance_start"] == "stage-1":
-            root = np.maximum(self.power, self.power[self.power > 0].min() / 100) ** 0.25
-            self.beta = ((root / np.sqrt(root.prod())) ** 2)[LAYERS]
+        measured = self.halves[1] / (FIRST // 2)
+        if o["restrict"] == "worthwhile":
+            frozen = order[math.floor(o["retention"] * self.d + 1e-9) :]
+            if measured[frozen].mean() >= self.noise**2:
+                o["retention"] = 1.0
+        if o["blocks"]:
+            self.groups[order] = np.arange(self.d) * o["blocks"] // self.d
+        starts = {"constant": o["beta"], "noise": self.noise**2}
+        if o["variance_start"] == "stage-1":
+            power = measured if o["blocks"] else self.halves.sum(axis=0) / FIRST
+            powers = np.array([power[k == self.groups].mean() for k in range(self.groups.max() + 1)])
+            root = np.maximum(powers, powers[powers > 0].min() / 100) ** 0.25
+            self.beta = ((root / np.exp(np.log(root).mean())) ** 2)[self.groups]
+        else:
+            self.beta = np.full(self.d, starts[o["variance_start"]])
+        self.beta = self.beta.clip(o["floor"], o["ceiling"])
 
     def move_mask(self, step: int) -> None:
         before = self.mask
@@ -99,12 +131,20 @@ class Oracle:
         back = np.setdiff1d(self.mask, before)
         if step > 0 and len(back):
             self.alpha[back] = 0.0
-            if self.o["variance_decay"] < 1:
-                self.beta[back] = np.sort(self.beta[before])[(len(before) - 1) // 2]
+            if self.o["variance_decay"] < 1 and self.o["variance_from"] == "releases":
+                median = np.sort(self.beta[before])[(len(before) - 1) // 2]
+                for k, j in zip(self.groups[back], back, strict=True):
+                    others = before[self.groups[before] == k]
+                    shared = self.o["blocks"] > 0 and len(others) > 0
+                    self.beta[j] = self.beta[others].mean() if shared else median
+        if self.o["variance_from"] == "optimiser":
+            seen = 1 - 0.99 ** (FIRST + step)
+            self.beta[self.mask] = self.cleaned(self.square / seen, self.scale * self.noise)[self.mask]
 
     @property
     def scale(self) -> np.ndarray:
-        return np.asarray(np.sqrt(self.beta) + self.o["offset"])
+        scale = np.sqrt(self.beta) + self.o["offset"]
+        return np.asarray(scale / np.exp(np.log(scale[self.mask]).mean()) if self.o["normalise"] else scale)
 
     def effective(self) -> np.ndarray:
         if self.o["mode"] != "prune":
@@ -118,48 +158,69 @@ class Oracle:
         z[np.argsort(np.abs(z))[: len(z) - kept]] = 0.0
         return z
 
+    def cleaned(self, spread: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        o, m = self.o, self.mask
+        if o["debias"]:
+            spread = spread - noise**2
+        if o["per_layer"] or o["blocks"]:
+            for k in np.unique(self.groups[m]):
+                spread[k == self.groups] = spread[m][self.groups[m] == k].mean()
+        return np.asarray(np.maximum(spread, o["noise_floor"] * noise**2).clip(o["floor"], o["ceiling"]))
+
     def learn(self, released: np.ndarray) -> np.ndarray:
         """ĝ from a release, after which α and β have moved."""
         o, m, scale = self.o, self.mask, self.scale
         g1, g2 = o["mean_decay"], o["variance_decay"]
         ghat = np.zeros(self.d)
         ghat[m] = (released / B * scale + self.alpha)[m]
-        spread = (ghat - self.alpha) ** 2
-        if o["debias"]:
-            spread = spread - (scale * SIGMA * CLIP / B) ** 2
-        if o["per_layer"]:
-            for k in (0, 1):
-                spread[k == LAYERS] = spread[m][LAYERS[m] == k].mean()
-        if g2 < 1:
-            spread = spread.clip(o["floor"], o["ceiling"])
+        if g2 < 1 and o["variance_from"] == "releases":
+            spread = self.cleaned((ghat - self.alpha) ** 2, scale * self.noise)
             self.beta[m] = (g2 * self.beta + (1 - g2) * spread)[m]
         self.alpha[m] = (g1 * self.alpha + (1 - g1) * ghat)[m]
         return ghat
+
+    def follow(self, within: float) -> None:
+        self.bound *= math.exp(-self.o["clip_rate"] * (within / B + 0.5 - self.o["clip_quantile"]))
+
+    def descend(self, ghat: np.ndarray) -> None:
+        m = self.mask
+        if self.o["variance_from"] == "optimiser":
+            self.square[m] = (0.99 * self.square + 0.01 * ghat**2)[m]
+            ghat[m] = (0.1 * ghat / (np.sqrt(self.square) + 1e-8))[m]
+        self.theta = self.theta - LR * ghat
 
 
 def compare(settings: dict[str, Any]) -> None:
     """Records a run and walks the algorithm along its releases; fails where a sum or the weights differ."""
     method = AdaDPIGU(importance_steps=FIRST, clip_norm=CLIP, **settings)
-    recorded = record(method, steps=STEPS)
+    by_moments = settings.get("variance_from") == "optimiser"
+    recorded = record(method, steps=STEPS, **({"optimizer": "rmsprop", "lr": 0.1 * LR} if by_moments else {}))
     oracle = Oracle(method.options())
     for t in range(STEPS):
         drawn, total, released = recorded.drawn(t), recorded.total(t), recorded.released(t)
-        if t < FIRST:
-            np.testing.assert_allclose(total, clipped_sum(gradients(oracle.theta, drawn), CLIP), atol=1e-6)
-            ghat = released / B
-            oracle.learn_importance(ghat)
-        else:
-            if t == FIRST:
-                oracle.end_stage_1()
+        if t == FIRST:
+            oracle.end_stage_1()
+        if t >= FIRST:
             oracle.move_mask(t - FIRST)
-            rows = [oracle.standardise(g) for g in gradients(oracle.effective(), drawn)]
-            expected = clipped_sum(rows, CLIP)
-            np.testing.assert_allclose(total[oracle.mask], expected, atol=1e-6)
-            assert set(np.flatnonzero(total)) <= set(oracle.mask)
-            assert set(np.flatnonzero(released)) <= set(oracle.mask)
-            ghat = oracle.learn(released)
-        oracle.theta = oracle.theta - LR * ghat
+        plain = gradients(oracle.effective(), drawn)
+        rows = plain if t < FIRST else [oracle.standardise(g) for g in plain]
+        np.testing.assert_allclose(total[oracle.mask], clipped_sum(rows, oracle.bound), atol=1e-6)
+        assert set(np.flatnonzero(total)) <= set(oracle.mask)
+        assert set(np.flatnonzero(released)) <= set(oracle.mask)
+        ghat = released / B if t < FIRST else oracle.learn(released)
+        if t < FIRST:
+            oracle.learn_importance(ghat, t)
+        if oracle.share:
+            count = sum(0.5 if np.linalg.norm(z) <= oracle.bound else -0.5 for z in rows)
+            np.testing.assert_allclose(recorded.total(t, query=1), count)
+            oracle.follow(float(recorded.released(t, "within")[0]))
+        oracle.descend(ghat)
     np.testing.assert_allclose(weights(recorded.run.model).numpy(), oracle.effective(), atol=1e-8)
+    first = np.sort(oracle.ranking[: math.floor(oracle.o["retention"] * oracle.d + 1e-9)])
+    assert recorded.run.mask is not None
+    assert recorded.run.importance is not None
+    assert recorded.run.mask.nonzero().flatten().tolist() == first.tolist()
+    np.testing.assert_allclose(recorded.run.importance.numpy(), np.abs(oracle.score) / FIRST, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -201,7 +262,7 @@ def _decays_swapped(plant: pytest.MonkeyPatch) -> None:
 
 
 def _scaled_by_beta_itself(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Statistics, "scale", property(lambda self: self.variance + self._options.offset))
+    plant.setattr(Statistics, "scale", lambda self, active=None: self.variance + self._options.offset)
 
 
 def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -246,6 +246,12 @@ def test_a_method_that_returns_something_else_than_a_release_is_refused() -> Non
         ("adadpigu", {"mode": "melt"}, "mode='melt'"),
         ("adadpigu", {"score": "loud"}, "score='loud'"),
         ("adadpigu", {"schedule": "never"}, "schedule='never'"),
+        ("adadpigu", {"top_k": 0}, "top_k=0.0 is not in (0, 1]"),
+        ("adadpigu", {"clip_quantile": 1}, "clip_quantile=1.0 is not in (0, 1)"),
+        ("adadpigu", {"clip_quantile": 0.5, "clip_norm": 1e9}, "clip_norm=1000000000.0 is not in [1e-06, 1e+06]"),
+        ("adadpigu", {"blocks": 4, "per_layer": True}, "blocks=4 with per_layer=True"),
+        ("adadpigu", {"blocks": 4, "importance_steps": 1}, "stage 1 needs at least 2 steps"),
+        ("adadpigu", {"noise_floor": -1}, "noise_floor=-1.0"),
         ("dpsgd", {"clip_norm": 0}, "clip_norm=0"),
         ("dpsgd", {"clip_norm": True}, "clip_norm=True"),
         ("adaclip", {"clip_norm": float("nan")}, "clip_norm=nan"),
@@ -253,7 +259,7 @@ def test_a_method_that_returns_something_else_than_a_release_is_refused() -> Non
         ("adaclip", {"floor": 2, "ceiling": 1}, "floor=2.0 and ceiling=1.0"),
         ("adaclip", {"mean_decay": 1.5}, "mean_decay=1.5"),
         ("quantile", {"clip_norm": 1e9}, "clip_norm=1000000000.0 is not in [1e-06, 1e+06]"),
-        ("quantile", {"quantile": 50}, "quantile=50.0 is not in [0, 1]"),
+        ("quantile", {"quantile": 50}, "quantile=50.0 is not in (0, 1)"),
         ("quantile", {"clip_rate": -1}, "clip_rate=-1.0"),
         ("quantile", {"count_noise": 0}, "count_noise=0.0"),
         ("dpsur", {"test_batch_size": 0}, "test_batch_size=0"),
@@ -289,6 +295,39 @@ def test_bad_options_are_named(name: str, options: dict[str, object], words: str
 def test_bad_choices_made_in_python_are_named_too(method: Callable[[], Method], words: str) -> None:
     with pytest.raises(InputError, match=words):
         method()
+
+
+def test_a_second_moment_of_an_optimiser_that_keeps_none_is_refused_before_the_run() -> None:
+    method = AdaDPIGU(variance_from="optimiser")
+    with pytest.raises(
+        InputError, match=r"^variance_from='optimiser' with an optimizer that keeps no second moment; a"
+    ):
+        prepare_small(method, optimizer="sgd")
+    for optimizer in ("adam", "adamw", "nadam", "radam", "rmsprop", "adadelta", "adagrad"):
+        assert run_small(method, optimizer=optimizer, lr=0.01, steps=4).steps_done == 4
+
+
+def test_public_scores_of_what_is_no_image_are_refused_before_the_run() -> None:
+    data = small_digits()
+    assert isinstance(data.train, TensorRecords)
+    flat = replace(data, train=TensorRecords(data.train.inputs.flatten(1), data.train.targets), test=None, shape=(64,))
+    with pytest.raises(InputError, match=r"^score='public' for records that are no images of 1 or 3 channels"):
+        prepare_small(AdaDPIGU(score="public"), flat)
+
+
+def test_public_scores_are_the_same_whatever_the_records_and_cost_no_step() -> None:
+    data = small_digits()
+    assert isinstance(data.train, TensorRecords)
+    other = replace(data, train=TensorRecords(1 - data.train.inputs, data.train.targets.flip(0)))
+    method = AdaDPIGU(score="public", retention=0.3)
+    assert [stage.name for stage in method.stages(8)] == ["training"]
+    first, second = run_small(method, steps=4), run_small(method, steps=4, data=other)
+    assert first.importance is not None
+    assert second.importance is not None
+    assert torch.equal(first.importance, second.importance)
+    assert first.mask is not None
+    assert int(first.mask.sum()) == int(0.3 * len(first.mask))
+    assert (first.importance > 0).float().mean() > 0.9
 
 
 def test_a_share_of_no_coordinate_is_refused() -> None:

@@ -43,6 +43,11 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
         "per layer, unfreezing": {"importance_steps": 2, "retention": 0.4, "schedule": "linear", "per_layer": True},
         "from stage 1, pruned": {"importance_steps": 2, "variance_start": "stage-1", "mode": "prune"},
         "top-k": {"importance_steps": 2, "top_k": 0.3},
+        "quantile, blocks": {
+            **{"importance_steps": 2, "clip_quantile": 0.5, "clip_rate": 2.0, "count_noise": 3.0},
+            **{"blocks": 5, "restrict": "worthwhile", "variance_decay": 0.9},
+        },
+        "public scores": {"score": "public", "variance_start": "noise", "normalise": True},
     },
     "dpsur": {"small tests": {"test_batch_size": 20, "test_clip": 0.01, "test_noise_multiplier": 1.5}},
     "parameter-freezing": {

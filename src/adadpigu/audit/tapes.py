@@ -25,6 +25,7 @@ from adadpigu.errors import PrivacyLineError
 from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import unseal
+from adadpigu.tensors import digest
 from adadpigu.training.run import Facts, Metrics, Run
 
 TOLERANCE = 1e-5
@@ -231,7 +232,7 @@ class Recorder:
 def _outcome(run: Run) -> dict[str, object]:
     """All that a finished run says of itself, the clock and the model aside."""
     facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
-    return {**facts, **vars(run.privacy)}
+    return {**facts, "outputs": digest(sorted(run.outputs.items())), **vars(run.privacy)}
 
 
 class Player:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 from adadpigu.errors import unknown
 from adadpigu.methods.adaclip import AdaCliP
-from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
+from adadpigu.methods.adadpigu import AdaDPIGU
 from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, register, registered
 from adadpigu.methods.dpsgd import DPSGD
 from adadpigu.methods.dpsur import DPSUR
 from adadpigu.methods.parameter_freezing import ParameterFreezing
+from adadpigu.methods.parts import Layers, Masked
 from adadpigu.methods.quantile import QuantileClipping
 from adadpigu.methods.random_freeze import RandomFreeze
 from adadpigu.methods.sgd import SGD

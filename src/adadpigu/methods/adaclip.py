@@ -87,7 +87,7 @@ class _Running(Running):
     def __init__(self, options: AdaCliP, setting: Setting) -> None:
         layers = setting.layout.layer_index().to(setting.device)
         start = torch.full_like(setting.weights, options.floor * options.ceiling)
-        self._statistics = Statistics(options._statistics_options(), variance=start, layers=layers)
+        self._statistics = Statistics(options._statistics_options(), variance=start, groups=layers)
         self._clip_norm = options.clip_norm
         self._batch_size = setting.batch_size
 

@@ -20,15 +20,17 @@ from torch import Tensor
 from adadpigu.beside import beside
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
-from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score
+from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score, chosen
 from adadpigu.mechanism import Release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_choices, check_positive, register
+from adadpigu.methods.quantile import FollowedBound, Quantile
 from adadpigu.state import State, named, number, part
-from adadpigu.statistics import LayerPower, Statistics, StatisticsOptions
+from adadpigu.statistics import CoordinatePower, LayerPower, Statistics, StatisticsOptions, VarianceFrom
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
-VarianceStart = Literal["constant", "stage-1"]
+Restrict = Literal["always", "worthwhile"]
+VarianceStart = Literal["constant", "stage-1", "noise"]
 
 
 @register
@@ -48,9 +50,18 @@ class AdaDPIGU(Method):
     """r, the share of coordinates that stage 2 starts with"""
     clip_norm: float = 0.5
     """C, in standardised units in stage 2"""
+    clip_quantile: float | None = None
+    """the share of records that shall be within C, which then follows; unset: C stays"""
+    clip_rate: float = 0.2
+    """η, how fast C follows"""
+    count_noise: float | None = None
+    """σ_b, the noise on the count of those within C; unset: a twentieth of the expected batch size"""
     importance_steps: int | None = None
     """T_pre, counted within the run's steps; unset: 15 of every 200; 0: no stage 1 (needs retention 1)"""
     score: Score = "absolute"
+    """what ranks coordinates; `public` takes images of random processes, and needs no stage 1"""
+    restrict: Restrict = "always"
+    """`worthwhile`: no mask unless what it loses of the releases' power is less than the noise it saves"""
     schedule: Schedule = "linear"
     unfreeze_by: float = 1.0
     """the share of stage 2 after which a growing schedule is at 1"""
@@ -62,7 +73,9 @@ class AdaDPIGU(Method):
     """what ρ is a share of: the active coordinates, or all d, of which no more than the active ones can be kept"""
     variance_start: VarianceStart = "constant"
     beta: float = 1.0
-    """β at the start, for variance_start constant"""
+    """β at the start, for variance_start constant; `noise` starts it at the noise variance (σC/B)² of a release"""
+    variance_from: VarianceFrom = "releases"
+    """what β follows: releases, or the second moment that the run's optimiser keeps of them"""
     mean_decay: float = 0.9
     """γ1; 1 holds α at 0"""
     variance_decay: float = 0.999
@@ -74,11 +87,19 @@ class AdaDPIGU(Method):
     """h1, the least β and (ĝ − α)²"""
     ceiling: float = 1e6
     """h2, the largest"""
+    noise_floor: float = 0.0
+    """the least β as a share of the known noise variance"""
     per_layer: bool = False
+    blocks: int = 0
+    """share β among so many blocks of coordinates of equal released power; 0: there are none"""
+    normalise: bool = False
+    """divide √β + μ by its geometric mean, so that C stays in units of the gradient"""
 
     def __post_init__(self) -> None:
         check_positive(self, "clip_norm", "beta")
         check_choices(self)
+        if self.clip_quantile is not None:
+            self._quantile(self.clip_quantile).check(self.clip_norm, "clip_quantile")
         if not 0 < self.top_k <= 1:
             raise InputError(f"top_k={self.top_k} is not in (0, 1]")
         self._mask_schedule()
@@ -90,19 +111,42 @@ class AdaDPIGU(Method):
         return (Stage(name="importance", steps=first), training) if first else (training,)
 
     def begin(self, setting: Setting) -> Running:
+        if self.variance_from == "optimiser" and setting.second_moment is None:
+            raise InputError(
+                "variance_from='optimiser' with an optimizer that keeps no second moment; allowed: adam, adamw, nadam, "
+                "radam, rmsprop, adadelta, adagrad"
+            )
+        if self._public and setting.public_scores is None:
+            raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
         return _Running(self, setting)
 
+    @property
+    def _public(self) -> bool:
+        """Whether coordinates are ranked by public images."""
+        return self.score == "public" and self.retention < 1
+
+    def _quantile(self, target: float) -> Quantile:
+        return Quantile(target=target, rate=self.clip_rate, count_noise=self.count_noise)
+
     def _importance_steps(self, steps: int) -> int:
-        needed = self.retention < 1 or self.variance_start == "stage-1"
-        first = (max(1, 15 * steps // 200) if needed else 0) if self.importance_steps is None else self.importance_steps
+        least = self._least_importance_steps()
+        first = (
+            (max(least, 15 * steps // 200) if least else 0) if self.importance_steps is None else self.importance_steps
+        )
         if not 0 <= first < steps:
             raise InputError(f"importance_steps={first} is not from 0 to below the run's {steps} steps")
-        if needed and first == 0:
+        if first < least:
             raise InputError(
-                f"importance_steps=0 with retention={self.retention}, variance_start={self.variance_start!r}: "
-                "a mask or a start from stage 1 needs at least 1 step there"
+                f"importance_steps={first}: with retention={self.retention}, variance_start={self.variance_start!r}, "
+                f"restrict={self.restrict!r} and blocks={self.blocks}, stage 1 needs at least {least} steps"
             )
         return first
+
+    def _least_importance_steps(self) -> int:
+        """A mask or a start from stage 1 takes a step; what half of them rank and the others measure takes two."""
+        if self.blocks or (self.restrict == "worthwhile" and self.retention < 1):
+            return 2
+        return int((self.retention < 1 and not self._public) or self.variance_start == "stage-1")
 
     def _mask_schedule(self) -> MaskSchedule:
         return MaskSchedule(
@@ -113,49 +157,28 @@ class AdaDPIGU(Method):
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
 
 
-@register
-@dataclass(frozen=True, kw_only=True)
-class Masked(AdaDPIGU):
-    """AdaDPIGU's mask and unfreezing alone: α = 0 and β = 1 throughout."""
-
-    name: ClassVar[str] = "masked"
-    source: ClassVar[str] = "a part of adadpigu"
-    adds: ClassVar[str] = "a mask by importance and progressive unfreezing"
-
-    mean_decay: float = 1.0
-    variance_decay: float = 1.0
-    offset: float = 0.0
-    floor: float = 0.0
-    ceiling: float = math.inf
-
-
-@register
-@dataclass(frozen=True, kw_only=True)
-class Layers(Masked):
-    """No mask: β per layer from what stage 1 released, then held."""
-
-    name: ClassVar[str] = "layers"
-    source: ClassVar[str] = "a relative of adadpigu"
-    adds: ClassVar[str] = "a clipping scale for each layer, from stage 1"
-
-    retention: float = 1.0
-    variance_start: VarianceStart = "stage-1"
-
-
 class _Running(Running):
     def __init__(self, options: AdaDPIGU, setting: Setting) -> None:
         size, device = setting.layout.size, setting.device
         self._options = options
+        self._setting = setting
         self._batch_size = setting.batch_size
-        self._layers = setting.layout.layer_index().to(device)
+        self._groups = setting.layout.layer_index().to(device)
         self._importance = Importance(size, options.score, device, setting.chance(0))
-        self._power = LayerPower(self._layers)
+        self._power = LayerPower(self._groups)
+        halved = options._least_importance_steps() == 2
+        self._halves = CoordinatePower(size, device) if halved else None
         self._schedule = options._mask_schedule()
         self._mask = GrowingMask(setting.layout, device)
         self._kept = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
         self._device, self._dtype = device, setting.weights.dtype
+        target = options.clip_quantile
+        quantile = None if target is None else options._quantile(target)
+        self._bound = None if quantile is None else FollowedBound(options.clip_norm, quantile, setting)
+        self._first: Tensor | None = None
+        self._restricts = True
         self._keep_entries(size)
 
     @property
@@ -173,22 +196,37 @@ class _Running(Running):
     def active_share(self) -> float:
         return self._mask.count / self._mask.size
 
-    def record(self, stage: Stage) -> Hashable:
+    def record(self, stage: Stage) -> Hashable | None:
+        if self._bound is not None:  # C is a number of Python's
+            return None
         return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if stage.name != "training":
             return
         if self._statistics is None:
-            self._statistics = self._begin_training()
+            if self._options._public:
+                assert self._setting.public_scores is not None
+                self._importance.take_public(self._setting.public_scores())
+            self._statistics = self._begin_training(self._worthwhile())
         count = self._schedule.count(self._mask.size, index, stage.steps)
         self._moving = count != self._mask.count
         if self._moving:
             self._mask.aim(count)
             self._keep_entries(count)
-        if self._moving and self._options.mode == "prune":  # the model acts on the mask before the step begins
+        by_optimiser = self._options.variance_from == "optimiser"
+        if self._moving and (by_optimiser or self._options.mode == "prune"):  # the mask acts before the step begins
             self._move(self._statistics)
             self._moving = False
+        if by_optimiser:
+            self._follow_optimiser(self._statistics)
+
+    def _follow_optimiser(self, statistics: Statistics) -> None:
+        """β from what the optimiser has learned of releases until now."""
+        assert self._setting.second_moment is not None
+        active = self._mask.active
+        noise = statistics.noise_variance(statistics.scale(active), self._noise)
+        statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
 
     def _keep_entries(self, count: int) -> None:
         """How many entries of a record top-k keeps of `count` active ones."""
@@ -199,34 +237,83 @@ class _Running(Running):
         self._share_kept = kept / count
         self._kept.fill_(kept)
 
-    def _begin_training(self) -> Statistics:
-        """Ends stage 1: fixes the ranking and where β starts."""
+    @property
+    def _clip_norm(self) -> float:
+        return self._options.clip_norm if self._bound is None else self._bound.value
+
+    @property
+    def _noise(self) -> float:
+        """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
+        share = 1.0 if self._bound is None else 1 - self._bound.share
+        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(share) / self._batch_size
+
+    def _begin_training(self, restricts: bool) -> Statistics:
+        """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
         options = self._options
-        if options.retention < 1:
-            self._mask.rank(self._importance.ranking())
+        self._restricts, ranking = restricts, self._importance.ranking()
+        if not restricts:
+            self._schedule = MaskSchedule(retention=1.0)
+        if self._schedule.retention < 1:
+            self._mask.rank(ranking)
+        self._first = chosen(ranking, self._schedule.count(self._mask.size, 0, 1))
+        if options.blocks:
+            assert self._halves is not None
+            self._groups = self._halves.blocks(options.blocks)
+        return Statistics(options._statistics_options(), variance=self._variance().to(self._dtype), groups=self._groups)
+
+    def _worthwhile(self) -> bool:
+        """Whether the power that a mask freezes out, measured by half of stage 1, is less than the noise it saves.
+
+        Scores made of releases rank by the other half here: what made a coordinate rank high must not measure it too.
+        """
+        options = self._options
+        if options.restrict == "always" or options.retention == 1:
+            return True
+        assert self._halves is not None
+        public = options.score in ("random", "public")
+        ranking = self._importance.ranking() if public else self._halves.ranking()
+        frozen = ranking[self._schedule.count(self._mask.size, 0, 1) :]
+        return bool(self._halves.measured()[frozen].mean() < self._noise**2)
+
+    def _variance(self) -> Tensor:
+        """β at the start of stage 2, [d]."""
+        options, size = self._options, self._mask.size
         if options.variance_start == "stage-1":
-            variance = self._power.variance()
-        else:
-            variance = torch.full((len(self._layers),), options.beta, device=self._layers.device)
-        variance = variance.to(self._dtype)
-        return Statistics(options._statistics_options(), variance=variance, layers=self._layers)
+            return self._halves.variance(self._groups) if self._halves and options.blocks else self._power.variance()
+        start = options.beta if options.variance_start == "constant" else self._noise**2
+        return torch.full((size,), start, dtype=torch.float64, device=self._device)
+
+    def outputs(self) -> State:
+        """Importance s and the mask m with which stage 2 began, as Algorithm 1 gives them."""
+        if self._first is None or not (self._options.retention < 1 or self._options._least_importance_steps()):
+            return {}
+        return {"importance": self._importance.scores.float(), "mask": self._first}
 
     def state(self) -> State:
         found = named("importance", self._importance.state()) | named("power", self._power.state())
+        if self._halves is not None:
+            found |= named("halves", self._halves.state())
+        if self._bound is not None:
+            found |= named("bound", self._bound.state())
         if self._statistics is not None:
-            found |= {"mask.count": number(self._mask.count)} | named("statistics", self._statistics.state())
+            found |= {"mask.count": number(self._mask.count), "mask.restricts": number(self._restricts)}
+            found |= named("statistics", self._statistics.state())
         return found
 
     def load(self, state: State) -> None:
         """The ranking follows from the scores, so that it is not kept."""
         self._importance.load(part("importance", state))
         self._power.load(part("power", state))
+        if self._halves is not None:
+            self._halves.load(part("halves", state))
         if "mask.count" in state:
-            self._statistics = self._begin_training()
+            self._statistics = self._begin_training(bool(state["mask.restricts"]))
             self._statistics.load(part("statistics", state))
             self._mask.aim(int(state["mask.count"]))
             self._mask.move()
             self._keep_entries(self._mask.count)
+        if self._bound is not None:
+            self._bound.load(part("bound", state))
 
     def effective(self, parameters: Tensor) -> Tensor:
         active = self._mask.active
@@ -237,14 +324,31 @@ class _Running(Running):
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return self._train(batches) if self._statistics is not None else self._rank(batches)
 
+    def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, float]:
+        """ĝ, and the deviation of its noise before it was restored; counts for C where that follows a quantile."""
+        if self._bound is None:
+            total = batches.release(query)[query.name]
+        else:
+            count = self._bound.count(query, int(self._kept) if query.top_k < 1 else None)
+            made = batches.release(query, count)
+            total = made[query.name]
+            self._bound.follow(made[count.name])
+        return total.map(lambda value: query.restore(value, self._batch_size)), (
+            total.noise_stddev or 0.0
+        ) / self._batch_size
+
+    @property
+    def _share(self) -> float:
+        """of the event that the gradient has"""
+        return 1.0 if self._bound is None else 1 - self._bound.share
+
     def _rank(self, batches: Batches) -> Release:
-        """Stage 1: a DP-SGD step whose release also feeds the scores and the layers' power."""
-        query = GradientSum(clip_norm=self._options.clip_norm)
-        total = batches.release(query)[query.name]
-        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
+        restored, noise = self._release(batches, GradientSum(clip_norm=self._clip_norm, share=self._share))
         self._importance.update(restored)
-        noise = (total.noise_stddev or 0.0) / self._batch_size
         self._power.update(restored, noise_variance=noise**2)
+        if self._halves is not None:
+            self._halves.update(restored, noise_variance=noise**2)
         return restored
 
     def _train(self, batches: Batches) -> Release:
@@ -254,20 +358,21 @@ class _Running(Running):
         with beside(self._device):
             if self._moving:
                 self._move(statistics)
+            active = self._mask.snapshot()
+            scale = None if statistics.plain else statistics.scale(active)
             query = GradientSum(
-                clip_norm=self._options.clip_norm,
-                active=self._mask.snapshot(),
+                clip_norm=self._clip_norm,
+                active=active,
                 center=None if statistics.mean_held else statistics.mean.clone(),
-                scale=None if statistics.plain else statistics.scale,
+                scale=scale,
                 top_k=self._share_kept,
+                share=self._share,
                 trained=self._mask.trained,
                 kept=self._kept,
             )
-        total = batches.release(query)[query.name]
-        restored = total.map(lambda value: query.restore(value, self._batch_size))
-        noise = (total.noise_stddev or 0.0) / self._batch_size
+        restored, noise = self._release(batches, query)
         with beside(self._device):
-            statistics.update(restored, noise_variance=statistics.noise_variance(noise))
+            statistics.update(restored, noise_variance=statistics.noise_variance(scale, noise))
         return restored
 
     def _move(self, statistics: Statistics) -> None:

@@ -62,6 +62,10 @@ class Setting:
     seed: int
     """for a method's own public choices, such as a random mask; never for noise"""
     device: torch.device
+    second_moment: Callable[[], Tensor] | None = None
+    """v of the run's optimiser, [d], bias corrected: a function of releases; None where it keeps none"""
+    public_scores: Callable[[], Tensor] | None = None
+    """mean |∇ℓ| over public images at the weights of now, [d]; None where the model does not take images"""
 
     def chance(self, number: int) -> np.random.Generator:
         """For a method's own public choices: a generator fixed by the run's seed, another one for every number."""
@@ -114,6 +118,10 @@ class Running(ABC):
         if type(self).state is not Running.state:
             return None
         return next((name for name, value in vars(self).items() if _learns(value)), None)
+
+    def outputs(self) -> State:
+        """What it has found out besides the weights, by name: functions of releases, kept with the run."""
+        return {}
 
     def load(self, state: State) -> None:
         """Takes the `state` of a run that goes on; called once, before the first step."""

@@ -19,10 +19,79 @@ from adadpigu.bounding import GradientSum, Record, RecordSum
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release, require_release
 from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
+from adadpigu.standardising import only
 from adadpigu.state import State, number
 
 LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 """C stays between these, whatever the noise says: it can neither vanish nor overflow"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantile:
+    """Which quantile of the norms a clipping bound follows, and how."""
+
+    target: float
+    """γ, the share of records that shall be within C"""
+    rate: float = 0.2
+    """η, how fast C follows"""
+    count_noise: float | None = None
+    """σ_b, the noise on the count; unset: a twentieth of the expected batch size"""
+
+    def check(self, clip_norm: float, name: str = "quantile") -> None:
+        """Refuses what cannot be followed; `name` is the target's among the options."""
+        if not LEAST_CLIP <= clip_norm <= LARGEST_CLIP:
+            raise InputError(f"clip_norm={clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
+        if not 0 < self.target < 1:
+            raise InputError(f"{name}={self.target} is not in (0, 1)")
+        if not 0 <= self.rate < math.inf:
+            raise InputError(f"clip_rate={self.rate} is not a finite number of at least 0")
+        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
+            raise InputError(f"count_noise={self.count_noise} is not a finite number above 0")
+
+
+class FollowedBound:
+    """C at work: counts, in the same draw as a sum of gradients, who is within it, and moves."""
+
+    def __init__(self, clip_norm: float, quantile: Quantile, setting: Setting) -> None:
+        sigma, batch_size = setting.noise_multiplier, setting.batch_size
+        noise = batch_size / 20 if quantile.count_noise is None else quantile.count_noise
+        if not sigma < 2 * noise:
+            raise InputError(
+                f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
+                f"count_noise above {sigma / 2:g}, half the noise multiplier"
+            )
+        self.share = (sigma / (2 * noise)) ** 2
+        """of the event that the count takes"""
+        if not 0 < self.share < 1:
+            raise InputError(f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
+        self.value = clip_norm
+        self._quantile, self._batch_size = quantile, batch_size
+
+    def count(self, gradient: GradientSum, kept: int | None = None) -> RecordSum:
+        """Who is within the bound of this sum, after its mask, centre, scale and top-k of `kept` entries."""
+        bound, active, center, scale = gradient.clip_norm, gradient.active, gradient.center, gradient.scale
+
+        def centred(record: Record) -> Tensor:
+            z = record.gradient if center is None else record.gradient - center
+            z = z if scale is None else z / scale
+            z = z if active is None else only(active, z)
+            z = z if kept is None else torch.topk(z.abs(), kept, sorted=False).values
+            within: Tensor = torch.linalg.vector_norm(z) <= bound
+            return within.to(record.gradient.dtype) - 0.5
+
+        return RecordSum(name="within", of=centred, clip_norm=0.5, needs=frozenset({"gradient"}), share=self.share)
+
+    def follow(self, count: Release) -> None:
+        """Moves C towards the quantile."""
+        within = float(require_release(count).value) / self._batch_size + 0.5
+        wanted = math.log(self.value) - self._quantile.rate * (within - self._quantile.target)
+        self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
+
+    def state(self) -> State:
+        return {"clip_norm": number(self.value)}
+
+    def load(self, state: State) -> None:
+        self.value = float(state["clip_norm"])
 
 
 @register
@@ -49,60 +118,29 @@ class QuantileClipping(Method):
     """σ_b, the noise on the count; unset: a twentieth of the expected batch size"""
 
     def __post_init__(self) -> None:
-        if not LEAST_CLIP <= self.clip_norm <= LARGEST_CLIP:
-            raise InputError(f"clip_norm={self.clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
-        if not 0 <= self.quantile <= 1:
-            raise InputError(f"quantile={self.quantile} is not in [0, 1]")
-        if not 0 <= self.clip_rate < math.inf:
-            raise InputError(f"clip_rate={self.clip_rate} is not a finite number of at least 0")
-        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
-            raise InputError(f"count_noise={self.count_noise} is not a finite number above 0")
+        self._quantile.check(self.clip_norm)
 
     def begin(self, setting: Setting) -> Running:
-        sigma, noise = setting.noise_multiplier, self._count_noise(setting.batch_size)
-        if not sigma < 2 * noise:
-            raise InputError(
-                f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
-                f"count_noise above {sigma / 2:g}, half the noise multiplier"
-            )
-        share = (sigma / (2 * noise)) ** 2
-        if not 0 < share < 1:
-            raise InputError(f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
-        return _Running(self, setting.batch_size, share=share)
+        return _Running(FollowedBound(self.clip_norm, self._quantile, setting), setting.batch_size)
 
-    def _count_noise(self, batch_size: int) -> float:
-        return batch_size / 20 if self.count_noise is None else self.count_noise
+    @property
+    def _quantile(self) -> Quantile:
+        return Quantile(target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise)
 
 
 class _Running(Running):
-    def __init__(self, options: QuantileClipping, batch_size: int, share: float) -> None:
-        self._options = options
-        self._batch_size = batch_size
-        self._share = share
-        self._clip_norm = options.clip_norm
+    def __init__(self, bound: FollowedBound, batch_size: int) -> None:
+        self._bound, self._batch_size = bound, batch_size
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        bound = self._clip_norm
-
-        def centred(record: Record) -> Tensor:
-            within: Tensor = torch.linalg.vector_norm(record.gradient) <= bound
-            return within.to(record.gradient.dtype) - 0.5
-
-        gradient = GradientSum(clip_norm=bound, share=1 - self._share)
-        count = RecordSum(name="within", of=centred, clip_norm=0.5, needs=frozenset({"gradient"}), share=self._share)
+        gradient = GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share)
+        count = self._bound.count(gradient)
         made = batches.release(gradient, count)
-        self._follow(made[count.name])
+        self._bound.follow(made[count.name])
         return made[gradient.name].map(lambda value: gradient.restore(value, self._batch_size))
 
     def state(self) -> State:
-        return {"clip_norm": number(self._clip_norm)}
+        return self._bound.state()
 
     def load(self, state: State) -> None:
-        self._clip_norm = float(state["clip_norm"])
-
-    def _follow(self, count: Release) -> None:
-        """Moves C towards the quantile."""
-        options = self._options
-        within = float(require_release(count).value) / self._batch_size + 0.5
-        wanted = math.log(self._clip_norm) - options.clip_rate * (within - options.quantile)
-        self._clip_norm = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
+        self._bound.load(state)

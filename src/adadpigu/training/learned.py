@@ -32,7 +32,7 @@ class Learned:
             name: _copies_of_untrained(module) for name, module in self._modules.items() if name != "normaliser"
         }
         self.optimiser = MaskedOptimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
-        self.running = prepared.method.begin(prepared.setting())
+        self.running = prepared.method.begin(prepared.setting(self.optimiser))
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
             try:

@@ -210,6 +210,7 @@ class Session:
             interrupted=interrupted,
             execution=self._steps.description,
             folder=None if self._store is None else self._store.path,
+            outputs={name: found.detach().cpu() for name, found in self._running.outputs().items()},
         )
         self._telling.end(run)
         return run

@@ -49,6 +49,17 @@ def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_dec
     return lambda parameters: kind(parameters, **options)
 
 
+_SECOND_MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, Callable[[dict[str, Any], float], float]]] = {
+    torch.optim.Adam: ("exp_avg_sq", lambda group, steps: 1 - group["betas"][1] ** steps),
+    torch.optim.NAdam: ("exp_avg_sq", lambda group, steps: 1 - group["betas"][1] ** steps),
+    torch.optim.RAdam: ("exp_avg_sq", lambda group, steps: 1 - group["betas"][1] ** steps),
+    torch.optim.RMSprop: ("square_avg", lambda group, steps: 1 - group["alpha"] ** steps),
+    torch.optim.Adadelta: ("square_avg", lambda group, steps: 1 - group["rho"] ** steps),
+    torch.optim.Adagrad: ("sum", lambda group, steps: steps),
+}
+"""where an optimiser keeps the mean square of its gradients, and how much of it has been seen (AdamW is an Adam)"""
+
+
 class MaskedOptimiser:
     """Steps a model's parameters along a release, on the release's active coordinates."""
 
@@ -137,6 +148,22 @@ class MaskedOptimiser:
     def refresh(self) -> None:
         """Reads θ from the model."""
         self.weights.copy_(_flat([parameter.detach() for parameter in self._parameters]))
+
+    @property
+    def second_moment(self) -> Callable[[], Tensor] | None:
+        """Reads v, the mean square of the directions so far, [d], 0 where there was none; None if it keeps no such."""
+        kinds = [place for kind, place in _SECOND_MOMENTS.items() if isinstance(self._optimiser, kind)]
+        return (lambda: self._mean_squares(*kinds[0])) if kinds else None
+
+    @torch.no_grad()
+    def _mean_squares(self, key: str, seen: Callable[[dict[str, Any], float], float]) -> Tensor:
+        groups = {id(p): group for group in self._optimiser.param_groups for p in group["params"]}
+        found = []
+        for parameter in self._parameters:
+            state = self._optimiser.state.get(parameter, {})
+            share = seen(groups[id(parameter)], float(state["step"])) if key in state else 0.0
+            found.append(state[key] / share if share > 0 else torch.zeros_like(parameter))
+        return _flat(found)
 
     def state(self) -> State:
         """Momentum and the like, for a checkpoint."""

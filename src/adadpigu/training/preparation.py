@@ -10,6 +10,7 @@ import secrets
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from adadpigu.gradients.state import untouched
 from adadpigu.isolation import isolated
 from adadpigu.layout import Layout
 from adadpigu.methods.base import Method, Setting, Stage
+from adadpigu.priors.scores import process_scores, takes_images
 from adadpigu.randomness import SystemRandomness
 from adadpigu.sampling import PoissonSampler, Population
 from adadpigu.training.normalising import normalisation_stage
@@ -73,15 +75,19 @@ class Preparation:
     epsilons: dict[str, float]
     """ε of the whole plan, by accountant"""
     warnings: tuple[str, ...]
+    record: Tensor
+    """a synthetic record, [1, ...], as it comes to the front"""
+    loss: Loss
 
     @property
     def sample_rate(self) -> float:
         """q = B/N."""
         return self.options.batch_size / self.data.records
 
-    def setting(self) -> Setting:
+    def setting(self, optimiser: MaskedOptimiser | None = None) -> Setting:
         """The public facts that a method starts from."""
         layout = self.engine.layout
+        scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
         return Setting(
             layout=layout,
             batch_size=self.options.batch_size,
@@ -90,6 +96,8 @@ class Preparation:
             weights=layout.read(self.model),
             seed=self.seed,
             device=self.device,
+            second_moment=None if optimiser is None else optimiser.second_moment,
+            public_scores=scores if takes_images(self.record) else None,
         )
 
     @property
@@ -145,7 +153,7 @@ def prepare(
     engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         _check_data(data, classes)
-    MaskedOptimiser(model, Layout.of(model), options.factory())
+    optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     placed = settle(data, front, device, augmentation=options.augmentation(), progress=progress)
@@ -166,8 +174,12 @@ def prepare(
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=epsilons(plan.event(), delta),
         warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
+        record=inputs[:1],
+        loss=loss,
     )
-    method.begin(ready.setting())  # what a method refuses of σ or of the model, it refuses before anything is written
+    method.begin(
+        ready.setting(optimiser)
+    )  # what a method refuses of σ or of the model, it refuses before anything is written
     return ready
 
 

@@ -23,6 +23,9 @@ from adadpigu.tensors import digest, write_tensors
 SUMMARY = "summary.json"
 """written last: a folder that has it holds a run that has ended, by itself or by an interrupt"""
 
+OUTPUTS = "importance.safetensors"
+"""what the method found out besides the weights: for AdaDPIGU, importance s and mask m"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
@@ -104,12 +107,24 @@ class Run:
     execution: str = ""
     """how steps were run: eagerly, or as a graph that a GPU has recorded"""
     folder: Path | None = None
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """what the method found out besides the weights, by name"""
     weights: str | None = None
     """SHA-256 of the weights as the run left them; None where a tensor has no bytes to hash, as a sparse one"""
 
     def __post_init__(self) -> None:
         if self.weights is None:
             object.__setattr__(self, "weights", weights_digest(self.model))
+
+    @property
+    def importance(self) -> Tensor | None:
+        """s, the score of each coordinate by which stage 1 has ranked it, [d] in `named_parameters()` order."""
+        return self.outputs.get("importance")
+
+    @property
+    def mask(self) -> Tensor | None:
+        """m, the coordinates that were active when stage 2 began, [d] of bool in `named_parameters()` order."""
+        return self.outputs.get("mask")
 
     @property
     def epsilon(self) -> float:
@@ -158,7 +173,13 @@ class RunFolder:
         folder = cls.__new__(cls)
         folder.path = path
         with _writing(path):
-            for name in (SUMMARY, "privacy.json", "statement.txt", "model.safetensors"):  # of a process before this one
+            for name in (
+                SUMMARY,
+                "privacy.json",
+                "statement.txt",
+                "model.safetensors",
+                OUTPUTS,
+            ):  # of a process before this one
                 (path / name).unlink(missing_ok=True)
             folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
             folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
@@ -187,6 +208,8 @@ class RunFolder:
         """Stores the model and the summary."""
         self._metrics.close()
         write_tensors(self.path / "model.safetensors", tensors_of(run.model))
+        if run.outputs:
+            write_tensors(self.path / OUTPUTS, dict(run.outputs))
         self.write_text(SUMMARY, json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
 
 
