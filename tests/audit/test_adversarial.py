@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from adadpigu.audit.adversarial import Edge, Unchecked, adversarial_records
 from adadpigu.bounding import GradientSum
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.data.datasets import IndexedRecords, check_records
+from adadpigu.data.checking import check_records
+from adadpigu.data.datasets import IndexedRecords
 from adadpigu.errors import InputError, ModelError
 from trials import small_digits
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -52,11 +50,6 @@ class OwnSequence(SequentialSampler):
         (lambda: OwnLoader(DATA), "mine: a OwnLoader makes its own batches"),
         (lambda: DataLoader(Endless()), "mine: Endless has no length or no positions.*map-style Dataset"),
         (lambda: DataLoader(TensorDataset(torch.zeros(0, 2))), "mine: there is no record; allowed: at least 1"),
-        (
-            lambda: DataLoader(Subset(DATA, [0, *[3] * 5])),
-            "mine: its items 1 and 2 are the same record.*each record once",
-        ),
-        (lambda: DataLoader(ConcatDataset([DATA, DATA])), "mine: its items 0 and 6 are the same record"),
         (lambda: DataLoader(DATA, batch_size=None), "mine: a batch_sampler of your own.*allowed: batch_size"),
         (lambda: DataLoader(DATA, batch_sampler=[[0], [1]]), "mine: a batch_sampler of your own"),
         (

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "input shape": (lambda: nn.Linear(63, 10), arrays, {}, "does not take records of shape"),
     "unsized": (small_net, lambda: Unsized(), {}, "map-style"),
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
-    "test is train": (small_net, arrays, {"test": arrays()}, "these are the training records"),
+    "test is train": (small_net, arrays, {"test": arrays()}, "there are training records among"),
     "test of another type": (
         small_net,
         arrays,
@@ -93,6 +93,11 @@ def test_a_folder_that_holds_a_run_is_never_written_over(tmp_path: Path) -> None
 def test_a_shuffled_or_partial_copy_of_the_training_records_is_no_test_set() -> None:
     inputs, targets = arrays()
     order = torch.randperm(240)
-    for test in ((inputs[order], targets[order]), (inputs[1:], targets[1:]), TensorDataset(inputs, targets)):
-        with pytest.raises(ad.InputError, match="these are the training records"):
+    others = torch.cat([inputs[:120], arrays()[0][120:] + 1])  # half of them
+    told: dict[str, tuple[Any, ...]] = {
+        "these are the training records": ((inputs[order], targets[order]), (others, targets)),
+        "there are training records among": ((inputs[1:], targets[1:]), TensorDataset(inputs, targets)),
+    }
+    for message, test in ((message, test) for message, tests in told.items() for test in tests):
+        with pytest.raises(ad.InputError, match=f"test: {message}"):
             ad.train(small_net(), (inputs, targets), records=240, test=test, method=DPSGD(), **SHORT)

@@ -1,8 +1,7 @@
 """A training loader of the user's own, judged: its data set and its batch size are taken, its order is not.
 
 A loader decides which records come together, and accounting holds for Poisson draws alone. So whatever decides that
-besides the batch size is refused by name, but what has no say where every draw is Poisson; that is told. A data set
-that holds one record several times is refused as well: each of its items would be drawn and bounded by itself.
+besides the batch size is refused by name, but what has no say where every draw is Poisson; that is told.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from adadpigu.compat.overlap import refuse_repeated
 from adadpigu.errors import InputError
 
 DROP_LAST = "drop_last=True"
@@ -62,7 +60,6 @@ def _refuse_records(dataset: Any, name: str) -> None:
         )
     if not len(dataset):
         raise InputError(f"{name}: there is no record; allowed: at least 1")
-    refuse_repeated(dataset, name)
 
 
 def _is_shuffle(sampler: Any) -> bool:

@@ -1,13 +1,12 @@
 """A data set as the trainer sees it: records that can be gathered by position, and their public description.
 
-Input is checked once, here. A refusal names the record at fault, to the person who holds the data anyway.
+What is declared is checked here, the records themselves by `checking`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sized
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,7 +21,9 @@ from adadpigu.sampling import Population
 class TensorRecords:
     """Records held as two tensors, inputs [n, ...] and targets [n, ...]."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, *, name: str = "data", published: bool = False) -> None:
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, *, name: str = "data", published: bool = False, origin: object = None
+    ) -> None:
         for what, value in (("inputs", inputs), ("targets", targets)):
             if not isinstance(value, Tensor):
                 raise InputError(
@@ -33,6 +34,8 @@ class TensorRecords:
         self.inputs, self.targets, self.name = inputs, targets, name
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
+        self.origin = origin
+        """the data set that the tensors were made from, record by record; None: themselves"""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -52,7 +55,7 @@ class IndexedRecords:
     def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
         if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
             raise InputError(f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
-        self.dataset = dataset
+        self.dataset = self.origin = dataset
         self._size = len(dataset)
         self._name = name
         if self._size:
@@ -183,48 +186,3 @@ def _population(source: Source, name: str) -> Population:
             raise InputError(f"{name}: {len(source)} parts; allowed: two tensors (inputs, targets)")
         return TensorRecords(source[0], source[1], name=name)
     return IndexedRecords(source, name=name)
-
-
-def check_records(population: Population, classes: int | None, *, name: str, chunk: int = 4096) -> None:
-    """Reads every record once and refuses NaN, infinities and labels outside 0 … classes − 1, naming the record.
-
-    The refusal goes to whoever holds the data, before anything is trained; it is outside the guarantee.
-    """
-    for start in range(0, len(population), chunk):
-        inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
-        for what, tensor in (("input", inputs), ("target", targets)):
-            record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
-            if record is not None:
-                raise InputError(f"{name}: record {start + record} has a NaN or infinite value in its {what}")
-        if classes is None:
-            continue
-        record = _first((targets < 0) | (targets >= classes))
-        if record is not None:
-            label = targets[record].flatten()[0].item()
-            raise InputError(
-                f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
-                f"model's {classes} outputs"
-            )
-
-
-def refuse_unfit_test(train: Population, test: Population) -> None:
-    """Refuses test records of another kind, or most of which are training records: accuracy on those would be exact."""
-    kinds = [(inputs.dtype, tuple(inputs.shape[1:])) for inputs, _ in (p.take(torch.arange(0)) for p in (train, test))]
-    if kinds[0] != kinds[1]:
-        raise InputError(f"test: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
-    # Only rows that occur once in training: a table of few categories holds the same row many times, and rightly so.
-    once = {row for row, count in Counter(_fingerprints(train)).items() if count == 1}
-    if 2 * sum(row in once for row in _fingerprints(test)) > len(test):
-        raise InputError("test: these are the training records, and accuracy on them would be exact; allowed: others")
-
-
-def _fingerprints(population: Population, chunk: int = 4096) -> Iterator[int]:
-    for start in range(0, len(population), chunk):
-        inputs, _ = population.take(torch.arange(start, min(start + chunk, len(population))))
-        yield from (hash(row.tobytes()) for row in inputs.cpu().numpy())
-
-
-def _first(bad: Tensor) -> int | None:
-    """The first record with a bad value."""
-    rows = bad.reshape(len(bad), -1).any(dim=1).nonzero() if len(bad) else bad.nonzero()
-    return int(rows[0]) if len(rows) else None

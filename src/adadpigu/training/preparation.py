@@ -27,7 +27,8 @@ from adadpigu.accounting import (
     epsilon,
     epsilons,
 )
-from adadpigu.data.datasets import DataSet, check_records, refuse_unfit_test
+from adadpigu.data.checking import check_data
+from adadpigu.data.datasets import DataSet
 from adadpigu.errors import BudgetError, InputError, ModelError, first_line
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.gradients import GradientEngine, Loss, choose_engine
@@ -152,7 +153,7 @@ def prepare(
     classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        _check_data(data, classes)
+        check_data(data, classes)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -195,13 +196,6 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
     if front is None or front.released is None:
         return stages
     return (normalisation_stage(front.released, data.records), *stages)
-
-
-def _check_data(data: DataSet, classes: int | None) -> None:
-    check_records(data.train, classes, name=data.name)
-    if data.test is not None:
-        refuse_unfit_test(data.train, data.test)
-        check_records(data.test, classes, name=f"{data.name} test")
 
 
 def _example(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:

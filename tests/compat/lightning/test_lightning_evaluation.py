@@ -11,7 +11,7 @@ from torch.utils._pytree import SequenceKey
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 import adadpigu as ad
-from adadpigu.compat.lightning.loading import refuse_copies
+from adadpigu.compat.lightning.loading import refuse_copied
 from adadpigu.compat.lightning.tracing import Leaf
 from wrapped_records import Wrapped
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 TRAIN = TensorDataset(*records())
 OTHER = TensorDataset(*records(2))
 SHARED = "val_dataloader: there are training records among its records"
-COPIES = "test: these are the training records"
+COPIES = "val.*: these are the training records"
 
 
 class Own(Dataset[Any]):
@@ -85,16 +85,16 @@ def test_reading_records_to_compare_them_moves_no_generator_and_refuses_no_other
     train = Own(TRAIN.tensors[0] + 1, TRAIN.tensors[1])
     inputs = Leaf(node=None, path=(SequenceKey(0),), label="x", like=torch.zeros(1, 5))  # type: ignore[arg-type]
     state = torch.get_rng_state()
-    refuse_copies(train, other, inputs)
+    refuse_copied(train, other, inputs, "val")
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_of_records_in_another_form_none_is_a_copy() -> None:
     inputs = Leaf(node=None, path=(SequenceKey(0),), label="x", like=torch.zeros(1, 5))  # type: ignore[arg-type]
     for other in ([{"x": 1}], [(torch.zeros(2), 0)], [("text", 0)], [5], []):
-        refuse_copies(TRAIN, other, inputs)
+        refuse_copied(TRAIN, other, inputs, "val")
     with pytest.raises(ad.InputError, match=COPIES):
-        refuse_copies(TRAIN, [*TRAIN.tensors[0].clone()], inputs)  # inputs alone, as for prediction
+        refuse_copied(TRAIN, [*TRAIN.tensors[0].clone()], inputs, "val")  # inputs alone, as for prediction
 
 
 def test_of_several_validation_sets_each_is_looked_at() -> None:

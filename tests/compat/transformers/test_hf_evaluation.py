@@ -15,7 +15,7 @@ from wrapped_records import Wrapped
 TRAIN: Any = records()
 OTHERS: Any = records(9, seed=8)
 SHARED = "there are training records among its records"
-COPIES = "test: these are the training records"
+COPIES = "_dataset.*: these are the training records"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ COPIES = "test: these are the training records"
         ([*OTHERS, TRAIN[0]], SHARED),
         (records(), COPIES),
         ([dict(record) for record in TRAIN[:20]], COPIES),
+        ([*OTHERS, *(dict(record) for record in TRAIN[:9])], COPIES),
     ],
 )
 def test_training_records_are_refused(evaluated: Any, told: str, tmp_path: Path) -> None:

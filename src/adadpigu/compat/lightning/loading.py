@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from adadpigu.compat.lightning.tracing import Leaf
 from adadpigu.compat.loaders import DROP_LAST, judged, tell_ignored
-from adadpigu.data.datasets import Source, TensorRecords, refuse_unfit_test
+from adadpigu.data.checking import digests, refuse_copies
+from adadpigu.data.datasets import DataSet, TensorRecords, declare
 from adadpigu.errors import InputError, PrivacyLineError, first_line
 from adadpigu.isolation import isolated
 from adadpigu.randomness import SystemRandomness
@@ -84,13 +85,13 @@ class PrivateLoader:
             yield batch
 
 
-def source_of(dataset: Dataset[Any], inputs: Leaf, targets: Leaf) -> Source:
+def data_of(dataset: Dataset[Any], records: int, inputs: Leaf, targets: Leaf) -> DataSet:
     """The records as pairs of what the model takes and what the loss compares with."""
     held = _held(dataset)
     if held is None:
-        return _Pairs(dataset, inputs, targets)
-    one, other = inputs.take(held), targets.take(held)
-    return one, other
+        return declare(_Pairs(dataset, inputs, targets), records=records)
+    pairs = TensorRecords(inputs.take(held), targets.take(held), name="own data", origin=dataset)
+    return DataSet(name=pairs.name, train=pairs, records=records)
 
 
 def _held(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
@@ -103,15 +104,16 @@ def _held(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     return None
 
 
-def refuse_copies(train: Dataset[Any], other: Any, inputs: Leaf) -> None:
-    """Refuses records to be evaluated on of which most have the values of training records, however they are held.
+def refuse_copied(train: Dataset[Any], other: Any, inputs: Leaf, name: str) -> None:
+    """Refuses records to be evaluated on of which half have the values of training records, however they are held.
 
     Where they are not held as tensors, items are read: all of the training set, and up to 1000 of the other.
     """
     if not isinstance(other, Sized) or isinstance(other, IterableDataset):
         return
     with isolated(SystemRandomness(), torch.device("cpu")):  # a data set may draw at random when a record is read
-        refuse_unfit_test(_inputs_of(train, inputs, most=None), _inputs_of(other, inputs, most=_LOOKED_AT))
+        looked_at = _inputs_of(other, inputs, most=_LOOKED_AT)
+        refuse_copies(digests(_inputs_of(train, inputs, most=None)), digests(looked_at), len(looked_at), name)
 
 
 def _inputs_of(dataset: Any, inputs: Leaf, most: int | None) -> Population:

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.compat.lightning.hooks import check_kept, check_readers
-from adadpigu.compat.lightning.loading import PrivateLoader, refuse_copies, source_of
+from adadpigu.compat.lightning.loading import PrivateLoader, data_of, refuse_copied
 from adadpigu.compat.lightning.moments import Moment, moments_of
 from adadpigu.compat.lightning.settings import (
     check_module,
@@ -38,7 +38,7 @@ from adadpigu.compat.lightning.silence import silenced
 from adadpigu.compat.lightning.splitting import PrivateStep, split
 from adadpigu.compat.lightning.tracing import Traced, follow, trace
 from adadpigu.compat.options import check_options
-from adadpigu.compat.overlap import refuse_shared_records
+from adadpigu.data.overlap import refuse_shared_records
 from adadpigu.errors import InputError, ModelError, PrivacyLineError
 from adadpigu.methods import Method
 from adadpigu.randomness import Randomness, Tier
@@ -214,8 +214,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             self._loop = PrivateLoop(
                 step.model,
                 self.optimizers[0],
-                source_of(loader.source, step.inputs, step.targets),
-                records=self._records,
+                data_of(loader.source, self._records, step.inputs, step.targets),
                 loss=step.loss,
                 batch_size=loader.batch_size,
                 steps=steps,
@@ -327,7 +326,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         for name, dataset in evaluated:
             refuse_shared_records(self._loader.source, dataset, name)
             if self._step is not None:
-                refuse_copies(self._loader.source, dataset, self._step.inputs)
+                refuse_copied(self._loader.source, dataset, self._step.inputs, name)
 
     def _finish(self) -> None:
         """Ends the run, and compares the steps that were made with those that were charged."""

@@ -27,6 +27,7 @@ class CollatedRecords:
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
+        self.origin = dataset
         self._filler = _longest(dataset)
         self._empty = tuple(tensor[:0] for tensor in self._one(0))
 

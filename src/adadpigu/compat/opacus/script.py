@@ -48,7 +48,7 @@ class HeldRecords:
     """A population whose latest draw is kept until it is released: the script and the engine see the same records."""
 
     def __init__(self, records: Population) -> None:
-        self._records = records
+        self._records = self.origin = records
         self._held: tuple[Tensor, Tensor, Tensor] | None = None
         self._holding = False
         self._leaf: Leaf | None = None

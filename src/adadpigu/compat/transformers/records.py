@@ -51,7 +51,7 @@ class Packing:
             row, target = self._pair(dataset[number], f"{name}: record {number}")
             rows.append(row)
             targets.append(target)
-        return TensorRecords(torch.stack(rows), torch.stack(targets), name=name)
+        return TensorRecords(torch.stack(rows), torch.stack(targets), name=name, origin=dataset)
 
     def unlabelled(self, dataset: Any, name: str) -> TensorRecords:
         """All records of a data set that need not have labels."""

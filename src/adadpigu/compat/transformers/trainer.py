@@ -24,7 +24,6 @@ from transformers.trainer_utils import TrainOutput
 
 from adadpigu.accounting import Budget
 from adadpigu.compat.options import check_options
-from adadpigu.compat.overlap import refuse_repeated, refuse_shared_records
 from adadpigu.compat.transformers.batches import PrivateBatches, steps_an_epoch
 from adadpigu.compat.transformers.encoding import encoding_for
 from adadpigu.compat.transformers.layers import known_layers
@@ -41,7 +40,9 @@ from adadpigu.compat.transformers.settings import (
 )
 from adadpigu.compat.transformers.tasks import task_of
 from adadpigu.compat.transformers.telling import StepBar, sayable, silenced
-from adadpigu.data.datasets import DataSet, refuse_unfit_test
+from adadpigu.data.checking import digests, refuse_copies
+from adadpigu.data.datasets import DataSet
+from adadpigu.data.overlap import refuse_shared_records
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import Loss, choose_engine
 from adadpigu.gradients.rule_engine import ruled
@@ -134,7 +135,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         refuse_accelerator(self.accelerator)
         self._packing = self._packing_for(train_dataset, max_length, loss)
         self.data_collator = self._packing
-        refuse_repeated(train_dataset, "train_dataset")
         packed = self._packing.packed(train_dataset, "train_dataset")
         self._evaluated: list[Any] = []
         """found to be other records than those that are trained on"""
@@ -367,7 +367,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             return
         refuse_shared_records(self.train_dataset, dataset, name)
         if isinstance(dataset, Sized) and len(dataset):
-            refuse_unfit_test(self._data.train, self._packing.unlabelled(dataset, name))
+            others = self._packing.unlabelled(dataset, name)
+            refuse_copies(digests(self._data.train), digests(others), len(others), name)
         self._evaluated.append(dataset)
 
 

@@ -1,9 +1,9 @@
 """Whether two data sets hold some of the same records, however each is wrapped: scores on training records are exact.
 
-Integrations are handed data sets of the user's own. Random splits of one set are two that share no record; a `Subset`
-of the training set is training records. So records are told apart by where they lie (a row of memory, an object, a
-position of a data set), and no value is compared: equal copies are for `refuse_unfit_test`. By the same places a record
-is found that stands in one data set several times: each would be drawn by itself, and bounded by itself.
+Random splits of one data set are two that share no record; a `Subset` of the training set is training records. So
+records are told apart by where they lie (a row of memory, an object, a position of a data set), and no value is
+compared: equal copies are for `checking`. By the same places a record is found that stands in one data set several
+times: each would be drawn by itself, and bounded by itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
+from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
 
 Positions = NDArray[np.int64]
@@ -61,7 +62,8 @@ def refuse_repeated(dataset: object, name: str) -> None:
             one = np.sort(which[where == where[repeated[np.argmin(which[repeated])]]])
             raise InputError(
                 f"{name}: its items {one[0]} and {one[1]} are the same record, which would be drawn and bounded as if "
-                "it were several; allowed: each record once, since the unit of privacy is a record"
+                "it were several; allowed: each record once, since the unit of privacy is a record (for rare classes, "
+                "a loss with declared class weights)"
             )
 
 
@@ -79,17 +81,24 @@ def _shared(found: list[Place], trained: list[Place]) -> NDArray[np.bool_]:
 
 
 def places_of(dataset: object) -> list[Place]:
-    """Where each record of a data set lies.
+    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them.
 
     >>> whole = TensorDataset(torch.zeros(3, 2))
     >>> chosen, same = places_of(Subset(Subset(whole, [2, 0]), [1])), places_of(Subset(whole, [0]))
     >>> chosen[0].holder == same[0].holder and chosen[0].where == same[0].where
     array([ True])
     """
+    dataset = _origin(dataset)
     if isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset):
         everything = np.arange(len(dataset))
         return [*_places(dataset, everything, everything)]
     return [Place("itself", np.array([id(dataset)]), np.zeros(1, np.int64))]  # no positions: it is itself or another
+
+
+def _origin(dataset: object) -> object:
+    """What the records of a population were made from, as far as it says so; else itself."""
+    inner = getattr(dataset, "origin", None)
+    return dataset if inner is None else _origin(inner)
 
 
 def _main(dataset: object) -> list[Place]:
@@ -122,7 +131,9 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[Place
 
 def _rows(dataset: Any, wanted: Positions, which: Positions) -> Iterator[Place]:
     """Of a data set that holds its records itself: rows of its arrays, or else its positions."""
-    arrays = dataset.tensors[:1] if isinstance(dataset, TensorDataset) else getattr(dataset, "__dict__", {}).values()
+    arrays: Any = getattr(dataset, "__dict__", {}).values()
+    if isinstance(dataset, TensorDataset | TensorRecords):
+        arrays = [dataset.inputs] if isinstance(dataset, TensorRecords) else dataset.tensors[:1]
     found = [memory for memory in map(_memory, arrays) if memory is not None and memory[3] == len(dataset)]
     for number, (device, start, step, _) in enumerate(found):
         yield Place(("memory", device), start + step * wanted, which, main=number == 0)
@@ -148,6 +159,7 @@ def _wrapped(dataset: Any) -> Any:
 
 def _held(dataset: object) -> list[Any]:
     """The data sets, other than none, that one of the user's own classes has as attributes."""
+    dataset = _origin(dataset)
     if isinstance(dataset, Subset | ConcatDataset | TensorDataset):
         return []
     values = getattr(dataset, "__dict__", {}).values()

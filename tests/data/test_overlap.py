@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
 
 import adadpigu as ad
-from adadpigu.compat.overlap import refuse_repeated, refuse_shared_records
+from adadpigu.data.overlap import refuse_repeated, refuse_shared_records
 
 ROWS = torch.arange(20.0).reshape(10, 2)
 WHOLE = TensorDataset(ROWS, torch.arange(10))

@@ -1,0 +1,80 @@
+"""Test records that are training records are found by their values, where values can tell."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import adadpigu as ad
+from adadpigu.data.checking import Digests, digests, refuse_copies
+from adadpigu.data.datasets import TensorRecords
+
+COPIES = "these are the training records"
+
+
+def of(rows: torch.Tensor) -> Digests:
+    return digests(TensorRecords(rows, rows))
+
+
+def table(count: int, cells: int, seed: int) -> torch.Tensor:
+    """Rows of a table with so many different ones, all as likely."""
+    return torch.randint(cells, (count, 1), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("cells", [4, 300, 1000, 3000, 10**9])
+def test_fresh_rows_of_the_same_table_are_never_refused(cells: int) -> None:
+    """False alarms: at most 1e-6 for each of 100 test sets, by Chernoff's bound."""
+    for seed in range(20):
+        trained = of(table(1000, cells, 2 * seed))
+        for size in (1, 7, 50, 200, 1000):
+            fresh = of(table(size, cells, 2 * seed + 1))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                refuse_copies(trained, fresh, size, "test")
+
+
+@pytest.mark.parametrize("cells", [1000, 3000, 10**9])
+def test_half_of_the_training_rows_among_test_rows_are_refused(cells: int) -> None:
+    """Also where rows of the table repeat: 37 % of the training rows occur once for 1000 cells."""
+    rows, fresh = table(1000, cells, 0), table(1000, cells, 1)
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(2))
+    mixed = torch.cat([rows[order][:500], fresh[:500]])
+    with pytest.raises(ad.InputError, match=COPIES):
+        refuse_copies(of(rows), of(mixed), 1000, "test")
+
+
+def test_of_few_categories_the_same_rows_in_the_same_order_are_refused_and_others_are_told() -> None:
+    rows = table(400, 4, 0)
+    for copied in (rows.clone(), rows[100:200].clone()):
+        with pytest.raises(ad.InputError, match=COPIES):
+            refuse_copies(of(rows), of(copied), len(copied), "test")
+    for other in (table(400, 4, 1), rows[torch.randperm(400)], rows[:3], torch.zeros_like(rows)):
+        with pytest.warns(UserWarning, match="table of few categories"):
+            refuse_copies(of(rows), of(other), len(other), "test")
+
+
+def test_records_of_another_kind_than_those_trained_on_are_no_copies() -> None:
+    refuse_copies(np.arange(5), np.zeros(0, np.int64), 0, "test")
+    refuse_copies(np.arange(5), np.zeros(0, np.int64), 3, "test")
+
+
+INPUTS, TARGETS = torch.rand(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+WHOLE = TensorDataset(INPUTS, TARGETS)
+
+
+@pytest.mark.parametrize("repeated", [ConcatDataset([WHOLE, WHOLE]), Subset(WHOLE, [*range(40), 5, 5])])
+def test_a_record_that_stands_there_twice_is_refused_by_train(repeated: Any) -> None:
+    """An oversampled class: each of its items would be clipped by itself, so one person's record counts twice."""
+    with pytest.raises(ad.InputError, match=r"are the same record.*each record once.*class weights"):
+        ad.train(torch.nn.Linear(3, 2), repeated, records=40, batch_size=10, steps=2)
+
+
+@pytest.mark.parametrize("test", [Subset(WHOLE, [7]), (INPUTS[20:], TARGETS[20:]), WHOLE])
+def test_a_part_of_the_training_records_is_no_test_set(test: Any) -> None:
+    with pytest.raises(ad.InputError, match="test: there are training records among its records"):
+        ad.train(torch.nn.Linear(3, 2), WHOLE, records=40, test=test, batch_size=10, steps=2)
