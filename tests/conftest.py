@@ -18,6 +18,7 @@ from adadpigu.gradients import GradientBatch, PerSampleGradients
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.sampling import PoissonSampler
+from adadpigu.training.earlier import earlier_runs
 
 Call = tuple[int, str, str]
 
@@ -129,6 +130,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number % -(-len(cases) // _CASES):
                 case.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures of whole files train
+def pytest_runtest_setup() -> None:
+    """Each test is a process of its own, as far as statements know of earlier runs."""
+    earlier_runs.clear()
 
 
 # Without a GPU kernels run in Triton's interpreter, which is chosen for a whole process and would change other tests.

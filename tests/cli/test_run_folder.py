@@ -15,7 +15,7 @@ FACTS = """
 records = 60
 label = "y"
 classes = ["no", "yes"]
-test = "people.csv"
+test = "people-test.csv"
 [columns.age]
 range = [0, 10]
 [columns.job]
@@ -26,7 +26,8 @@ TRAIN = ("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40",
 
 def _people() -> None:
     rows = [(age % 11, "ab"[age % 2], "yes" if age % 11 > 5 else "no") for age in range(60)]
-    Path("people.csv").write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in rows))
+    for name, order in (("people.csv", 1), ("people-test.csv", -1)):
+        Path(name).write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in rows[::order]))
     Path("people.toml").write_text(FACTS)
 
 
@@ -71,7 +72,7 @@ def test_a_model_predicts_without_the_records_it_was_trained_on(call: Any) -> No
 
 def test_a_description_that_changed_since_training_is_refused_and_does_not_change_a_prediction(call: Any) -> None:
     _people()
-    Path("people.toml").write_text(FACTS.replace('test = "people.csv"\n', ""))
+    Path("people.toml").write_text(FACTS.replace('test = "people-test.csv"\n', ""))
     assert (
         call("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40", "--out", "run", "--json")[0] == 0
     )
@@ -155,7 +156,7 @@ def test_a_picture_that_fails_costs_neither_the_other_one_nor_the_table(
 
 def test_without_test_records_the_next_step_is_to_predict(call: Any) -> None:
     _people()
-    Path("people.toml").write_text(FACTS.replace('test = "people.csv"\n', ""))
+    Path("people.toml").write_text(FACTS.replace('test = "people-test.csv"\n', ""))
     code, out, err = call("train", "--dataset", "people.csv", "--method", "dpsgd", "--steps", "4", "--out", "run")
     assert code == 0, err
     assert "predict run FILE" in out

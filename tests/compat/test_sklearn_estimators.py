@@ -16,8 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
+from sklearn.ensemble import BaggingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.metrics import roc_auc_score
+from sklearn.multiclass import OneVsRestClassifier
 from torch import nn
 
 import adadpigu as ad
@@ -25,6 +27,7 @@ from adadpigu.accounting.shared import create_shared, read_shared
 from adadpigu.compat.sklearn import AdaDPIGUClassifier, AdaDPIGURegressor, estimator
 from adadpigu.compat.sklearn.columns import declared_columns, encoded, scaled, unscaled
 from adadpigu.data.description import NumericColumn
+from adadpigu.training.earlier import earlier_runs
 
 Matrix = NDArray[np.float64]
 SHORT: dict[str, Any] = {"records": 200, "epochs": 2, "bounds": (-3, 3), "model": "linear"}
@@ -118,7 +121,10 @@ def test_scaling_a_target_and_back_is_the_identity_within_its_bounds() -> None:
 def test_nothing_public_depends_on_the_number_of_records() -> None:
     """The plan, σ and δ of two data sets of different length are the same."""
     X, y = blobs()
-    reports = [short().fit(X[:n], y[:n]).privacy_.to_json() for n in (200, 120)]
+    reports = []
+    for n in (200, 120):
+        earlier_runs.clear()
+        reports.append(short().fit(X[:n], y[:n]).privacy_.to_json())
     for key in ("noise_multiplier", "sample_rate", "delta", "events", "records", "stages", "not_covered"):
         assert reports[0][key] == reports[1][key], key
     assert short(delta=None).fit(X, y).delta_ == 1e-5
@@ -263,6 +269,25 @@ def test_columns_in_another_order_are_refused() -> None:
     classifier = AdaDPIGUClassifier(categories=CATEGORIES, **facts).fit(X, y)
     with pytest.raises(ValueError, match="feature names should match"):
         classifier.predict(X.select(["job", "age", "hours", "sex", "school"]))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda one: VotingClassifier([("a", one), ("b", one), ("c", one)]),
+        lambda one: OneVsRestClassifier(one),
+        lambda one: BaggingClassifier(one, n_estimators=3),
+    ],
+)
+def test_models_of_the_same_records_say_what_they_amount_to(made: Any) -> None:
+    """The sum of their ε, however scikit-learn makes several of one: by labels, by bootstraps, by the same records."""
+    X, _ = blobs()
+    y = np.arange(len(X)) % 3
+    whole = made(short(classes=[0, 1] if made(None).__class__ is OneVsRestClassifier else [0, 1, 2])).fit(X, y)
+    lines = [[line for line in one.privacy_.not_covered if "of this process" in line] for one in whole.estimators_]
+    assert [len(found) for found in lines] == [0, 1, 1]
+    total = sum(one.epsilon_ for one in whole.estimators_)
+    assert float(lines[-1][0].split("epsilon = ")[1].split()[0]) == pytest.approx(total, rel=1e-3)
 
 
 def test_random_state_fixes_the_start_and_never_the_noise() -> None:

@@ -50,9 +50,8 @@ def test_half_of_the_training_rows_among_test_rows_are_refused(cells: int) -> No
 
 def test_of_few_categories_the_same_rows_in_the_same_order_are_refused_and_others_are_told() -> None:
     rows = table(400, 4, 0)
-    for copied in (rows.clone(), rows[100:200].clone()):
-        with pytest.raises(ad.InputError, match=COPIES):
-            refuse_copies(of(rows), of(copied), len(copied), "test")
+    with pytest.raises(ad.InputError, match=COPIES):
+        refuse_copies(of(rows), of(rows.clone()), len(rows), "test")
     for other in (table(400, 4, 1), rows[torch.randperm(400)], rows[:3], torch.zeros_like(rows)):
         with pytest.warns(UserWarning, match="table of few categories"):
             refuse_copies(of(rows), of(other), len(other), "test")

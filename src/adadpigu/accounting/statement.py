@@ -213,8 +213,10 @@ def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str
         "the choice of hyper-parameters, if other runs on the same records guided it",
         "test records: whatever is measured on them is exact",
         "the initial weights, if they have seen these records before: that run's epsilon adds up",
+        "other models trained on these records (an ensemble, one a class, folds, further runs): their epsilon adds up",
         "how long the run and its steps took",
         "facts declared as public: the record count, normalisation constants, the list of classes",
+        "what was computed from these records beforehand: class weights, scalers, vocabularies, bounds",
     ]
     exposed = ["diagnostics that were looked at: un-noised losses, norms, batch sizes"] if diagnostics_exposed else []
     return _unique([*usual, *exposed, *further])

@@ -118,7 +118,7 @@ class Subject:
     def _prepared(
         self, config: RunConfig, front: Front | None, body: nn.Module, data: DataSet, loss: Loss
     ) -> Preparation:
-        return prepare(
+        ready = prepare(
             body,
             data,
             method=make_method(config.method, config.method_options),
@@ -129,6 +129,7 @@ class Subject:
             front=front,
             seed=config.seed or 0,
         )
+        return replace(ready, used=None)  # neighbours are trained one after the other, and say the same
 
 
 def subject_of(

@@ -26,6 +26,7 @@ from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import unseal
 from adadpigu.tensors import digest
+from adadpigu.training.earlier import EARLIER
 from adadpigu.training.run import Facts, Metrics, Run
 
 TOLERANCE = 1e-5
@@ -230,9 +231,11 @@ class Recorder:
 
 
 def _outcome(run: Run) -> dict[str, object]:
-    """All that a finished run says of itself, the clock and the model aside."""
+    """All that a finished run says of itself, the clock, the model and the runs before it aside."""
     facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
-    return {**facts, "outputs": digest(sorted(run.outputs.items())), **vars(run.privacy)}
+    uncovered = tuple(line for line in run.privacy.not_covered if EARLIER not in line)
+    outputs = digest(sorted(run.outputs.items()))
+    return {**facts, "outputs": outputs, **vars(run.privacy), "not_covered": uncovered}
 
 
 class Player:

@@ -189,11 +189,17 @@ def _tables(record: LedgerRecord | SharedRecord) -> list[tuple[str, tuple[list[s
     ]
 
 
+_KINDS = ("charge", "reserve", "settle", "torn", "releases", "note", "confession", "ledger")
+
+
 def _row(line: dict[str, object]) -> list[str]:
-    kind = next(key for key in ("charge", "reserve", "settle", "torn", "releases", "note", "ledger") if key in line)
-    events = line.get("draws") or line.get("event") or line.get("charged") or line.get("releases") or ""
+    kind = next(key for key in _KINDS if key in line)
+    parts = ("draws", "event", "charged", "releases", "confession")
+    events = next((line[part] for part in parts if line.get(part)), "")
     steps = (
-        {"charge": 1, "torn": line.get("steps")}.get(kind, line.get(kind)) if kind not in ("note", "releases") else ""
+        {"charge": 1, "torn": line.get("steps")}.get(kind, line.get(kind))
+        if kind not in ("note", "releases", "confession")
+        else ""
     )
     what = f"note: {line['note']}" if kind == "note" else kind
     return [what, str(line.get("stage", "")), str(line.get("step", "")), str(steps), _short(events)]

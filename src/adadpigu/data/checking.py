@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.data.datasets import DataSet
-from adadpigu.data.overlap import refuse_repeated, refuse_shared_records
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.mixing import refuse_mixed_items
+from adadpigu.data.overlap import origin_of, refuse_repeated, refuse_shared_records
 from adadpigu.errors import InputError
 from adadpigu.sampling import Population
 
@@ -27,15 +29,34 @@ _ALARM = 1e-6
 """with at most this probability an honest test set is refused"""
 
 
-def check_data(data: DataSet, classes: int | None) -> Digests:
-    """Refuses records that cannot be trained on and test records that are training records. Digests of the former."""
+@dataclass(frozen=True)
+class Checked:
+    """What is known of training records that were read once."""
+
+    digests: Digests
+    origin: object | None
+    """the data set they come from, if its items change from one look to the next"""
+    told: tuple[str, ...]
+    """what could not be seen, for the statement"""
+
+
+def check_data(data: DataSet, classes: int | None) -> Checked:
+    """Refuses records that cannot be trained on, and test records that are training records."""
     refuse_repeated(data.train, data.name)
+    told = refuse_mixed_items(origin_of(data.train), data.name)
     trained = check_records(data.train, classes, name=data.name)
     if data.test is not None:
         refuse_other_kind(data.train, data.test, "test")
         refuse_shared_records(data.train, data.test, "test")
         refuse_copies(trained, check_records(data.test, classes, name=f"{data.name} test"), len(data.test), "test")
-    return trained
+    changes = not isinstance(data.train, TensorRecords) and not _repeats(data.train, trained)
+    return Checked(trained, origin_of(data.train) if changes else None, told)
+
+
+def _repeats(population: Population, found: Digests) -> bool:
+    """Whether the first records are what they were."""
+    again = torch.arange(min(len(population), 8))
+    return np.array_equal(_hashes(population.take(again)[0]), found[: len(again)])
 
 
 def check_records(population: Population, classes: int | None, *, name: str, chunk: int = 4096) -> Digests:
@@ -82,14 +103,14 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
 
     Equal values are no proof: a table of few categories holds the same row many times, and rightly so. Of n training
     rows let n₁ occur once; then a fresh row is new to training with probability about n₁/n (Good and Turing). So test
-    records are refused where far fewer than that are new. Where hardly any would be, they are refused if they stand in
-    the training records in the same order, and else the caller is warned.
+    records are refused where far fewer than that are new. Where hardly any would be, they are refused if they are
+    all training records in the same order (one file read twice), and else the caller is warned.
     """
     rows, counts = np.unique(trained, return_counts=True)
     known = np.isin(other, rows)
     fresh, once = count - int(known.sum()), int((counts == 1).sum()) / max(1, len(trained))
     unlikely = count * _divergence(fresh / max(1, count), once) > -math.log(_ALARM)
-    if (fresh < count and unlikely and fresh <= _FRESH * once * count) or _is_slice(trained, other, rows, counts):
+    if (fresh < count and unlikely and fresh <= _FRESH * once * count) or _is_the_same(trained, other, counts):
         raise InputError(
             f"{name}: these are the training records, about half of them or more, and scores on them would be exact; "
             "allowed: others, or none, and those scored after training"
@@ -113,12 +134,10 @@ def _divergence(found: float, expected: float) -> float:
     return tails + (found * math.log(found / expected) if found else 0.0)
 
 
-def _is_slice(trained: Digests, other: Digests, rows: Digests, counts: NDArray[np.int64]) -> bool:
-    """Whether the others are training records one after the other, and it would be a wonder if they were by chance."""
-    if not len(other) or trained.tobytes().find(other.tobytes()) % other.itemsize:  # -1 where they are not
-        return False
-    chance = np.log(counts[np.searchsorted(rows, other)] / len(trained)).sum()
-    return bool(chance + math.log(len(trained)) < math.log(_ALARM))
+def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
+    """Whether the others are all training records in their order, and it would be a wonder if they were by chance."""
+    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
+    return chance < math.log(_ALARM) and np.array_equal(trained, other)
 
 
 def _hashes(inputs: Tensor) -> list[int]:

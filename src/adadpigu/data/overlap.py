@@ -42,13 +42,18 @@ class Place:
 
 def refuse_shared_records(train: object, other: object, name: str) -> None:
     """Refuses a data set to be evaluated on that holds a record of the training set."""
-    trained = places_of(train)
-    chosen = [_shared(_main(held), trained) for held in _held(other)]  # by a class of the user's: which is not known
-    if _shared(places_of(other), trained).any() or any(shared.size and shared.all() for shared in chosen):
+    if share_records(train, other):
         raise InputError(
             f"{name}: there are training records among its records, and scores on them are exact; allowed: others, "
             "such as the other part of a random split"
         )
+
+
+def share_records(train: object, other: object) -> bool:
+    """Whether a record of one data set lies where one of the other does."""
+    trained = places_of(train)
+    chosen = [_shared(_main(held), trained) for held in _held(other)]  # by a class of the user's: which is not known
+    return bool(_shared(places_of(other), trained).any()) or any(shared.size and shared.all() for shared in chosen)
 
 
 def refuse_repeated(dataset: object, name: str) -> None:
@@ -88,17 +93,17 @@ def places_of(dataset: object) -> list[Place]:
     >>> chosen[0].holder == same[0].holder and chosen[0].where == same[0].where
     array([ True])
     """
-    dataset = _origin(dataset)
+    dataset = origin_of(dataset)
     if isinstance(dataset, Sized) and not isinstance(dataset, IterableDataset):
         everything = np.arange(len(dataset))
         return [*_places(dataset, everything, everything)]
     return [Place("itself", np.array([id(dataset)]), np.zeros(1, np.int64))]  # no positions: it is itself or another
 
 
-def _origin(dataset: object) -> object:
+def origin_of(dataset: object) -> object:
     """What the records of a population were made from, as far as it says so; else itself."""
     inner = getattr(dataset, "origin", None)
-    return dataset if inner is None else _origin(inner)
+    return dataset if inner is None else origin_of(inner)
 
 
 def _main(dataset: object) -> list[Place]:
@@ -159,7 +164,7 @@ def _wrapped(dataset: Any) -> Any:
 
 def _held(dataset: object) -> list[Any]:
     """The data sets, other than none, that one of the user's own classes has as attributes."""
-    dataset = _origin(dataset)
+    dataset = origin_of(dataset)
     if isinstance(dataset, Subset | ConcatDataset | TensorDataset):
         return []
     values = getattr(dataset, "__dict__", {}).values()

@@ -39,6 +39,7 @@ from adadpigu.methods.base import Method, Setting, Stage
 from adadpigu.priors.scores import process_scores, takes_images
 from adadpigu.randomness import SystemRandomness
 from adadpigu.sampling import PoissonSampler, Population
+from adadpigu.training.earlier import Used
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
@@ -79,6 +80,10 @@ class Preparation:
     record: Tensor
     """a synthetic record, [1, ...], as it comes to the front"""
     loss: Loss
+    used: Used | None = None
+    """the records, to know them again in a later run; None: they are not remembered"""
+    told: tuple[str, ...] = ()
+    """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
 
     @property
     def sample_rate(self) -> float:
@@ -153,7 +158,7 @@ def prepare(
     classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        check_data(data, classes)
+        checked = check_data(data, classes)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -174,6 +179,8 @@ def prepare(
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=epsilons(plan.event(), delta),
+        used=Used.of(checked.digests, checked.origin),
+        told=(*checked.told, *weights_of(loss), *_soft(loss, targets)),
         warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
         record=inputs[:1],
         loss=loss,
@@ -299,6 +306,32 @@ def trained_before(model: nn.Module) -> tuple[str, ...]:
     if not any(module in trained_models for module in model.modules()):
         return ()
     return (TRAINED_BEFORE,)
+
+
+def weights_of(loss: object) -> tuple[str, ...]:
+    """Names the weights that a loss was given: class frequencies of the records, more often than not.
+
+    >>> weights_of(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])))[0][:53]
+    'declared public: weight of CrossEntropyLoss; computed'
+    """
+    parts = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
+    found = [(type(part).__name__, vars(part).get("_buffers", {})) for part in parts if isinstance(part, nn.Module)]
+    if isinstance(loss, partial):
+        found.append((getattr(loss.func, "__name__", "the loss"), loss.keywords))
+    return tuple(
+        f"declared public: {name} of {where}; computed from these records, it would tell of them without noise"
+        for where, given in found
+        for name in ("weight", "pos_weight")
+        if isinstance(given.get(name), Tensor)
+    )
+
+
+def _soft(loss: object, targets: Tensor) -> tuple[str, ...]:
+    """Targets that are shares of classes come from mixup, or from labellers who disagree: nobody sees which."""
+    labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if not (labels and targets.is_floating_point()):
+        return ()
+    return ("targets that are shares of classes, if they come of mixing records (mixup): each must be of one alone",)
 
 
 def _unbudgeted(method: Method, budget: Budget | None, sigma: float, plan: Plan, delta: float) -> tuple[str, ...]:

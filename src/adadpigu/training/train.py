@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from adadpigu.mechanism import MakeMechanism
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.training.checkpoints import Checkpoint
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.hooked import hooks_of, in_words
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
@@ -239,6 +241,7 @@ def session(
         begun, total = (_follow(prepared, processes), None) if led is None else led
         if led is not None and processes.size > 1:
             _lead_on(begun, processes)
+        _tell_earlier(begun, source, shared)
         yield Session(
             begun.prepared,
             ledger=begun.ledger,
@@ -251,6 +254,17 @@ def session(
             shared=total,
             processes=processes,
         )
+
+
+def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
+    """Has the statement say what this run and earlier ones of the process amount to, if they used the same records."""
+    prepared, run = begun.prepared, str(begun.ledger.facts["run"])
+    if prepared.used is None:
+        return
+    claim = prepared.epsilons["pld"] if source.private else math.inf
+    told = earlier_runs.add(run, prepared.used, epsilon=claim, delta=prepared.delta, ledger=shared)
+    if told is not None:
+        begun.ledger.confess(told)
 
 
 @contextlib.contextmanager
