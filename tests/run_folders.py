@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from adadpigu.accounting.journal import Journal, head_path, read_journal
+from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.cli.app import run as command
+from adadpigu.training.run import TEXTS
 
 SHORT = ("--model", "mlp", "--steps", "12", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0", "--json")
 _DYING = """
@@ -67,3 +73,25 @@ def changed(folder: Path, name: str, **values: object) -> None:
     """Other values in a JSON file of the folder."""
     stored = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps({**stored, **values}))
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = dict, records: int | None = None) -> None:
+    """The ledger of a folder, its header changed, and only so many of its records kept: whole, as its writer would."""
+    header, *lines = read_journal(folder / NAME).bodies
+    change(header)
+    for old in (folder / NAME, head_path(folder / NAME)):
+        old.unlink()
+    journal = Journal(folder / NAME, new=True)
+    for body in [header, *lines][:records]:
+        journal.append(body)
+    journal.close()
+
+
+def rebound(folder: Path) -> None:
+    """The ledger of a folder closed anew over the texts that are there now, as somebody does who rewrites all of it."""
+    closing = read_journal(folder / NAME).bodies[-1]["closing"]
+    rewritten(folder, records=-1)
+    journal = Journal(folder / NAME, new=False)
+    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in TEXTS}
+    journal.append({"closing": {**closing, **files}})
+    journal.close()

@@ -40,6 +40,7 @@ from witness import PHASES, Planted, Testimony, Witness, read
 
 from adadpigu.accounting import draw_event, epsilon
 from adadpigu.accounting.events import compose
+from adadpigu.accounting.ledger_reading import NAME, inspect_ledger
 from adadpigu.cli.app import run
 
 STEPS, BATCH, RECORDS, SIGMA, DELTA = 120, 96, 1437, 0.8, 1e-5
@@ -169,7 +170,7 @@ class Chain:
         self.tally.kills += 1
         self.tally.phases[outcome.seen.phase] += 1
         self._check_killed()
-        if (self.run / "summary.json").exists():  # killed over its figures: it has ended, and is told so
+        if _closed(self.run):  # killed over its figures: it has ended, and is told so
             refused = self.live(None, None)
             if refused.code != 2 or not re.search("it is finished|its budget is spent", refused.errors):
                 self.fail(f"resume of a run that has ended: exit code {refused.code}: {refused.errors[-2000:]}")
@@ -276,6 +277,10 @@ def _wait(child: int, seconds: float) -> int:
         time.sleep(0.0005)
     os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _closed(folder: Path) -> bool:
+    return (folder / "summary.json").exists() and inspect_ledger(folder / NAME).closing is not None
 
 
 def _verify(folder: Path) -> tuple[int, str, str]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import adadpigu as ad
-from adadpigu.accounting.accountants import epsilons
 from adadpigu.accounting.statement import PrivacyReport
 from adadpigu.export import Synthetic, export_onnx, export_program, facts_of_run, subject_of, write_card
 from adadpigu.methods import all_methods, make_method
@@ -130,7 +129,7 @@ def test_other_weights_in_a_folder_are_refused(use: Export, folder: Path, tmp_pa
     tensors = {name: value.clone() for name, value in read_tensors(run / "model.safetensors", "model").items()}
     next(iter(tensors.values())).view(-1)[0] += 0.5
     write_tensors(run / "model.safetensors", tensors)
-    with pytest.raises(ad.InputError, match=r"the weights are not those that summary\.json tells of"):
+    with pytest.raises(ad.InputError, match=r"model\.safetensors is not as the run left it"):
         use(run)
 
 
@@ -138,56 +137,8 @@ def test_a_loaded_model_that_was_changed_is_refused(folder: Path) -> None:
     loaded = load_run(folder)
     assert subject_of(loaded).model is loaded.model
     next(loaded.model.parameters()).data += 1e-3
-    with pytest.raises(ad.InputError, match="was not changed since it was read"):
+    with pytest.raises(ad.InputError, match="was changed since it was read"):
         subject_of(loaded)
-
-
-def halved(stored: dict[str, Any]) -> None:
-    for name in ("epsilon_pld", "epsilon_rdp", "epsilon_rdp_classic", "epsilon_spent"):
-        stored[name] /= 2
-
-
-def consistently(stored: dict[str, Any], change: Callable[[dict[str, Any]], object]) -> None:
-    """Other events or another δ, with the ε that they cost."""
-    change(stored)
-    report = PrivacyReport.from_json(stored)
-    for name, value in epsilons(report.event(), report.delta).items():
-        stored[f"epsilon_{name}"] = value
-
-
-def fewer_steps(stored: dict[str, Any]) -> None:
-    for event in stored["events"]:
-        event["count"] //= 2
-
-
-LIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "half of all epsilons": (halved, "claims epsilon_pld="),
-    "half of the epsilon by RDP": (lambda s: s.update(epsilon_rdp=s["epsilon_rdp"] / 2), "claims epsilon_rdp="),
-    "an epsilon that is no number": (lambda s: s.update(epsilon_rdp=float("nan")), "claims epsilon_rdp=nan"),
-    "half of the epsilon spent": (lambda s: s.update(epsilon_spent=s["epsilon_spent"] / 2), "other epsilon_spent than"),
-    "fewer events, and what they cost": (lambda s: consistently(s, fewer_steps), "other events than ledger.log"),
-    "more noise, and what it costs": (
-        lambda s: consistently(s, lambda t: [e["event"]["of"].update(noise_multiplier=2.0) for e in t["events"]]),
-        "other events than ledger.log",
-    ),
-    "another delta, and what it costs": (lambda s: consistently(s, lambda t: t.update(delta=0.01)), "other delta than"),
-    "more records": (lambda s: s.update(records=10**6), "other records than"),
-    "less that is not covered": (lambda s: s.update(not_covered=[]), "other not_covered than"),
-    "a larger group": (lambda s: s.update(unit_of_privacy="a whole town"), "other unit_of_privacy than"),
-    "words where numbers are": (lambda s: s.update(epsilon_spent="little"), "holds what no run has written"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("use", [subject_of, facts_of_run])
-def test_a_report_that_was_edited_is_refused(use: Export, lie: str, folder: Path, tmp_path: Path) -> None:
-    run, (edit, words) = copied(folder, tmp_path / "run"), LIES[lie]
-    stored = json.loads((run / "privacy.json").read_text())
-    edit(stored)
-    (run / "privacy.json").write_text(json.dumps(stored))
-    with pytest.raises(ad.InputError, match=words) as caught:
-        use(run)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_statement_needs_its_ledger_whole(folder: Path, tmp_path: Path) -> None:
@@ -195,7 +146,7 @@ def test_a_statement_needs_its_ledger_whole(folder: Path, tmp_path: Path) -> Non
     content = bytearray((run / "ledger.log").read_bytes())
     content[len(content) // 2] ^= 1
     (run / "ledger.log").write_bytes(content)
-    with pytest.raises(ad.InputError, match=r"ledger\.log does not bear the statement out: .* damaged"):
+    with pytest.raises(ad.InputError, match=r"the ledger is damaged: .* \(ledger\.log\)"):
         subject_of(run)
     (run / "ledger.log").unlink()
     with pytest.raises(ad.InputError, match=r"has no ledger\.log"):

@@ -19,7 +19,7 @@ from adadpigu.report.page import page
 from adadpigu.report.run_reading import read_run
 from adadpigu.report.series import LEAST, upwards
 from adadpigu.report.tables import MOST_ROWS, UNNOISED
-from run_folders import changed, trained
+from run_folders import changed, rebound, trained
 
 AUDIT: dict[str, Any] = {
     **{"audit": "one-run", "subject": "dpsgd", "epsilon_claimed": 4.0, "delta": 1e-5, "epsilon_lower": 0.5},
@@ -54,8 +54,8 @@ def test_every_list_is_as_long_as_somebody_reads_and_tells_how_much_longer_it_wa
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     many = [lines[-1] | {"step": step, "stage": f"stage {step}"} for step in range(1, MANY + 1)]
     written(run / "metrics.jsonl", *many)
-    (run / "ledger.log").unlink()
     changed(run, "privacy.json", warnings=["w"] * MANY, not_covered=[f"n{at}" for at in range(MANY)])
+    rebound(run)
     audited(run, long={**AUDIT, "assumed": ["a"] * MANY, "findings": ["f"] * MANY, "passed": False})
     shown = json.loads(json.dumps(Collection(runs=[read_run(run)], left_out=["x"] * MANY).to_json()))
     (one,) = shown["runs"]
@@ -69,8 +69,8 @@ def test_every_list_is_as_long_as_somebody_reads_and_tells_how_much_longer_it_wa
 
 
 def test_own_cautions_stand_before_any_that_a_file_brings(run: Path) -> None:
-    (run / "ledger.log").unlink()
     changed(run, "privacy.json", warnings=["w"] * MANY, diagnostics_exposed=True)
+    rebound(run)
     warnings = read_run(run).to_json(9)["warnings"]
     assert isinstance(warnings, list)
     assert warnings[0].startswith("Diagnostics were on")

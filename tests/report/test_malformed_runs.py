@@ -318,7 +318,8 @@ def test_predict_opens_the_folder_and_the_users_file_and_no_path_that_the_folder
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     opened = {Path(line).name for line in done.stdout.splitlines() if "stranger" in line}
-    assert opened <= {"config.toml", "data.json", TENSORS, "description.toml", "new.csv"}
+    bound = {"ledger.log", "ledger.head", "privacy.json", "statement.txt"}
+    assert opened <= {"config.toml", "data.json", TENSORS, "description.toml", "new.csv", *bound}
     assert {"config.toml", "new.csv"} <= opened
 
 

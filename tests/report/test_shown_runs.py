@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rewriting import rewritten
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.cli.app import run as command
@@ -20,7 +19,7 @@ from adadpigu.report.collecting import MOST_POINTS, Collection, collect
 from adadpigu.report.page import page
 from adadpigu.report.run_reading import LEFT, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
-from run_folders import changed, died, lengthened, resumed, trained
+from run_folders import changed, died, lengthened, resumed, rewritten, trained
 
 Change = Callable[[Path], object]
 
@@ -218,9 +217,9 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
         "summary",
     ),
     "nesting without end": (lambda run: (run / "summary.json").write_text("[" * 10**5), "nests too deep", "summary"),
-    "an epsilon below what its events cost": (
+    "a lower epsilon": (
         lambda run: changed(run, "privacy.json", epsilon_pld=0.01),
-        "allowed: what its events cost",
+        "privacy.json is not as the run left it",
         "privacy",
     ),
     "no claim": (lambda run: (run / "privacy.json").unlink(), "has no privacy.json, and has ended", "privacy"),
@@ -261,7 +260,7 @@ def test_settings_that_cannot_be_shown_are_told_beside_the_claim_that_they_no_lo
     (run / "config.toml").write_text(text)
     found = read_run(run)
     assert words in found.missing[0]
-    assert "config.toml was edited" in found.missing[1]
+    assert "config.toml is not as the run left it" in found.missing[1]
     assert (found.config, found.epsilon, len(found.missing)) == ("", None, 2)
 
 

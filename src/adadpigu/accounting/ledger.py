@@ -261,6 +261,13 @@ class Ledger:
             self._settle()
             self._write({"note": kind, "time": now(), **facts})
 
+    def write_closing(self, files: Mapping[str, str]) -> None:
+        """The last record of a process: SHA-256 of each file that it leaves, by name. They are on disk by then."""
+        with self._lock:
+            self._check_open()
+            self._settle()
+            self._write({"closing": dict(files)})
+
     def close(self) -> None:
         """Ends the record: nothing can be charged afterwards."""
         with self._lock:

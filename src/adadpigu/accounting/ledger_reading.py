@@ -1,6 +1,6 @@
 """Reading a ledger back: what was charged, in how many lives of the process, and whether the record is whole.
 
-    header -> (charge | reserve | settle | releases | torn | note)*
+    header -> (charge | reserve | settle | releases | torn | note)* -> closing, where a process came to its end
 
 A reservation charges several steps at once; `settle` gives back those at its end that the process knows it never began.
 A record that was never finished counts as the largest reservation that the header allows, because a flipped bit at the
@@ -26,7 +26,9 @@ from adadpigu.errors import AdaDPIGUError, LedgerError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-FORMAT = "adadpigu-ledger-2"
+FORMAT = "adadpigu-ledger-3"
+OLDER = "adadpigu-ledger-2"
+"""of runs that began before ledgers had a closing record"""
 NAME = "ledger.log"
 """of a run's ledger, in its folder"""
 MOST_RESERVED = 4096
@@ -68,6 +70,17 @@ class LedgerRecord:
     def plan(self) -> Plan:
         """What the run may spend."""
         return Plan.from_json(self.header["plan"])
+
+    @property
+    def closing(self) -> Mapping[str, str] | None:
+        """SHA-256 of each file that the last process left, by name; None where it has not closed the record."""
+        last = self.lines[-1] if self.lines and not self.torn else {}
+        return last.get("closing")
+
+    @property
+    def older(self) -> bool:
+        """Whether the run began before ledgers had a closing record."""
+        return bool(self.header["ledger"] == OLDER)
 
     @property
     def delta(self) -> float:
@@ -200,7 +213,7 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
         what = chain.damage or "it has no header, so nothing was charged yet"
         raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
     header, lines = chain.bodies[0], chain.bodies[1:]
-    if header.get("ledger") != FORMAT:
+    if header.get("ledger") not in (FORMAT, OLDER):
         raise LedgerError(f"ledger={str(path)!r} is not the ledger of a run ({FORMAT})")
     record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)
     try:
@@ -216,6 +229,7 @@ _KINDS = {
     "settle": {"settle", "stage", "step"},
     "torn": {"torn", "steps", "charged"},
     "confession": {"confession"},
+    "closing": {"closing"},
 }
 """lines by the key that names them, with the keys they have; besides, lists of releases, and notes with any facts"""
 _COUNTS = ("charge", "reserve", "settle", "torn", "steps", "step")
@@ -252,6 +266,8 @@ def _check_line(line: Line, most: int) -> None:
         raise ValueError
     counts = [line[key] for key in _COUNTS if key in line] + [count for _, count in line.get("charged", ())]
     if not all(type(count) is int and count >= 0 for count in counts) or line.get("reserve", 0) > most:
+        raise ValueError
+    if not all(isinstance(value, str) for value in line.get("closing", {}).values()):
         raise ValueError
     for release in line.get("releases", ()):
         str(release["name"]), float(release["noise_multiplier"] or 0), float(release["sensitivity"] or 0)

@@ -27,19 +27,28 @@ app = typer.Typer(
 
 
 def verify(run: Where, as_json: Json = False) -> int:
-    """Checks every record against the chain and the head. Exits 1 where the ledger was edited, cut or damaged.
+    """Checks every record, and the files that the last one names. Exits 1 where one was edited, cut or damaged.
 
     Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
     continued apart.
     """
+    from adadpigu.accounting.ledger_reading import LedgerRecord
+    from adadpigu.runs.verifying import compare
+
     record = _read(run, as_json)
+    binding = compare(run, record) if isinstance(record, LedgerRecord) and run.is_dir() else None
+    differs = record.damage or (binding is not None and binding.state == "differs")
     if as_json:
-        print_json(_facts(record))
-    elif record.damage:
+        print_json({**_facts(record), "ok": not differs, **({} if binding is None else binding.to_json())})
+    elif binding is not None and differs:
+        print_error(binding.why)
+    elif differs:
         print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}")
     else:
         _tell(record, "whole: ")
-    return 1 if record.damage else 0
+        if binding is not None:
+            print_prose("weights, config, privacy.json and statement are the run's" if binding.bound else binding.why)
+    return 1 if differs else 0
 
 
 def show(run: Where, as_json: Json = False) -> int:
@@ -189,18 +198,15 @@ def _tables(record: LedgerRecord | SharedRecord) -> list[tuple[str, tuple[list[s
     ]
 
 
-_KINDS = ("charge", "reserve", "settle", "torn", "releases", "note", "confession", "ledger")
+_STEPS, _OTHER = ("charge", "reserve", "settle", "torn"), ("releases", "note", "confession", "closing")
+"""kinds of records: those that count steps, and the others"""
 
 
 def _row(line: dict[str, object]) -> list[str]:
-    kind = next(key for key in _KINDS if key in line)
+    kind = next(key for key in (*_STEPS, *_OTHER) if key in line)
     parts = ("draws", "event", "charged", "releases", "confession")
     events = next((line[part] for part in parts if line.get(part)), "")
-    steps = (
-        {"charge": 1, "torn": line.get("steps")}.get(kind, line.get(kind))
-        if kind not in ("note", "releases", "confession")
-        else ""
-    )
+    steps = {"charge": 1, "torn": line.get("steps")}.get(kind, line.get(kind)) if kind in _STEPS else ""
     what = f"note: {line['note']}" if kind == "note" else kind
     return [what, str(line.get("stage", "")), str(line.get("step", "")), str(steps), _short(events)]
 

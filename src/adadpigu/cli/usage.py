@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, print_line
+from adadpigu.cli.output import Json, print_json, print_line, print_warning
 from adadpigu.errors import InputError
 
 Folder = Annotated[
@@ -20,6 +20,16 @@ Trust = Annotated[
     bool,
     typer.Option("--trust-model-code", help="Import and run the code of a run whose model is package.module:function."),
 ]
+
+
+def _binding(run: Path, as_json: bool) -> dict[str, object]:
+    """Whether the model is the one that the run's ledger closed with: as fields, and where it is not as a warning."""
+    from adadpigu.runs.verifying import verify
+
+    found = verify(run)
+    if not found.bound and not as_json:
+        print_warning(f"{found.why}; no ε holds for this model by the folder's word")
+    return found.to_json()
 
 
 def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False) -> None:
@@ -36,9 +46,10 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
             f"run={str(run)!r}: its data set {data.name!r} has no test records; allowed: one that has (for data of "
             "your own declare test = … in the description and train again); `adadpigu predict RUN FILE` needs none"
         )
+    bound = _binding(run, as_json)
     share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:
-        print_json({"run": str(run), "dataset": data.name, "test_accuracy": share, "test_records": count})
+        print_json({"run": str(run), "dataset": data.name, "test_accuracy": share, "test_records": count, **bound})
     else:
         print_line(f"test accuracy {share:.2%} on {count:,} records of {data.name}")
 
@@ -76,10 +87,11 @@ def predict(
     else:
         scores = outputs(loaded.model, inputs, device=torch.device("cpu")).softmax(dim=1).max(dim=1)
         classes, confidence = scores.indices.tolist(), [round(p, 4) for p in scores.values.tolist()]
+    bound = _binding(run, as_json)
     names = [str(label) if declared is None else declared.classes[label] for label in classes]
     if as_json:
         record = {"records": list(found.names), "predictions": classes, "labels": names, "confidence": confidence}
-        print_json({"run": str(run), **record})
+        print_json({"run": str(run), **record, **bound})
         return
     if names:
         sys.stdout.write("record\tclass\tsoftmax (a score, not calibrated)\n")

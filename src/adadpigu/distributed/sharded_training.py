@@ -123,10 +123,11 @@ def _trained(
         made = optimizer(prepared.model.parameters())
         prepared.model.train()
         done = _steps(prepared, draws, shards, made, clip_norm, ledger.cover)
-        privacy = report_on(prepared, ledger, source, done=done, interrupted=False, exposed=False)
         ledger.note("finished", steps_done=done)
+        privacy = report_on(prepared, ledger, source, done=done, interrupted=False, exposed=False)
         if begun.folder is not None:
             begun.folder.write_privacy(privacy)
+            begun.folder.close_record()
     return ShardedRun(model=prepared.model, privacy=privacy, steps=done, optimizer=made)
 
 

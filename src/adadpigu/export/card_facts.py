@@ -13,10 +13,10 @@ from pathlib import Path
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import InputError, first_line
-from adadpigu.export.evidence import check_folder, check_run, named_dataset, summary_of
-from adadpigu.export.subject import verified
-from adadpigu.report.loading import FACTS, facts_of, file_of, text_of
-from adadpigu.tensors import digest, read_tensors
+from adadpigu.export.evidence import check_run
+from adadpigu.report.checking import fields_of
+from adadpigu.report.loading import FACTS, facts_of, text_of
+from adadpigu.runs.verifying import verified
 from adadpigu.training.run import SUMMARY, Run
 
 _TOLD = (
@@ -61,17 +61,13 @@ def facts_of_run(run: Run | CardFacts | Path | str) -> CardFacts:
 
 
 def _facts_of_folder(folder: Path) -> CardFacts:
-    refusal, summary = f"run={str(folder)!r}: {SUMMARY}", summary_of(folder)
     privacy, record = verified(folder)
-    check_folder(folder, digest(sorted(read_tensors(file_of(folder, "model.safetensors"), "model").items())))
-    accuracy = summary.get("test_accuracy")
-    if accuracy is not None and not (type(accuracy) in (int, float) and 0 <= accuracy <= 1):
-        raise InputError(f"{refusal}: test_accuracy is odd; allowed: null, or a number from 0 to 1")
+    summary = fields_of(text_of(folder, SUMMARY), f"run={str(folder)!r}: {SUMMARY}")
     settings, shape, loadable = _known(folder)
     return CardFacts(
         privacy=privacy,
-        dataset=named_dataset(record, folder),
-        accuracy=accuracy,
+        dataset=str(record.header["facts"].get("dataset")),
+        accuracy=summary.number("test_accuracy", 0, 1),
         shape=shape,
         settings=settings,
         loadable=loadable,

@@ -1,33 +1,24 @@
 """What is exported: a trained model with its privacy report, of a run at hand or of a run folder. All of it public.
 
-A folder may be a stranger's: it is read as `report.loading` reads it, and a report whose ε is lower than what its own
-events cost is refused. So is one that its ledger does not bear out, and a model whose weights are not the run's.
+A folder may be a stranger's: it is read as `report.loading` reads it, and refused where its files do not belong
+together (`runs.verifying`). So is a model whose weights are not the run's.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.accountants import epsilons
-from adadpigu.accounting.ledger_reading import LedgerRecord
-from adadpigu.accounting.wording import number
-from adadpigu.errors import AdaDPIGUError, InputError, first_line
-from adadpigu.export.evidence import SLACK, check_folder, check_ledger, check_run
+from adadpigu.errors import InputError
+from adadpigu.export.evidence import check_run
 from adadpigu.export.synthetic import Synthetic
-from adadpigu.report.loading import FACTS, LoadedRun, facts_of, load_run, text_of
-from adadpigu.training.run import Run, weights_digest
-
-OTHERS = (
-    "other runs on the same records: they share a ledger with this one, whose total is left out here because the run's "
-    "folder does not prove it; whoever keeps that ledger can tell it, by `adadpigu ledger show FILE`"
-)
-"""what a folder leaves open of a run on a shared ledger"""
+from adadpigu.report.loading import FACTS, LoadedRun, facts_of, load_run
+from adadpigu.runs.verifying import verified
+from adadpigu.training.run import MODEL, Run, weights_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,53 +59,16 @@ def subject_of(run: Exportable, *, trust_code: bool = False) -> Subject:
         check_run(run)
         return Subject(model=run.model, privacy=run.privacy, synthetic=_described(run.folder))
     loaded = run if isinstance(run, LoadedRun) else load_run(Path(run), trust_code=trust_code)
-    check_folder(loaded.folder, weights_digest(loaded.model))
+    privacy, record = verified(loaded.folder)
+    if (record.closing or {}).get(MODEL) != weights_digest(loaded.model):
+        raise InputError(
+            f"run={str(loaded.folder)!r}: the model was changed since it was read, so the statement is not about it; "
+            "allowed: as load_run gives it (export first, then change a copy)"
+        )
     shape = loaded.facts.shape
-    synthetic = None if shape is None else Synthetic(shape=shape)
-    return Subject(model=loaded.model, privacy=verified_privacy(loaded.folder), synthetic=synthetic)
+    return Subject(model=loaded.model, privacy=privacy, synthetic=None if shape is None else Synthetic(shape=shape))
 
 
 def _described(folder: Path | None) -> Synthetic | None:
     shape = None if folder is None or not (folder / FACTS).is_file() else facts_of(folder).shape
     return None if shape is None else Synthetic(shape=shape)
-
-
-def verified_privacy(folder: Path) -> PrivacyReport:
-    """The privacy report in a run folder, compared with the ledger: what may be handed out beside a model."""
-    return verified(folder)[0]
-
-
-def verified(folder: Path) -> tuple[PrivacyReport, LedgerRecord]:
-    """`verified_privacy`, and the ledger that bears it out.
-
-    The total of a shared ledger is left out, and that is said: its file is elsewhere, so nothing here vouches for it.
-    """
-    report = read_privacy(folder)
-    record = check_ledger(report, folder)
-    if report.shared is not None:
-        report = replace(report, shared=None, not_covered=(*report.not_covered, OTHERS))
-    return report, record
-
-
-def read_privacy(folder: Path) -> PrivacyReport:
-    """The privacy report in a run folder, refused where it cannot be read or contradicts itself."""
-    refusal = f"run={str(folder)!r}: privacy.json"
-    text = text_of(folder, "privacy.json")
-    try:
-        stored = json.loads(text)
-        if not isinstance(stored, dict):
-            raise InputError("it is not an object")
-        report = PrivacyReport.from_json(stored)
-        report.statement()
-        costs = epsilons(report.event(), report.delta)
-    except RecursionError:
-        raise InputError(f"{refusal} cannot be read: it nests too deep") from None
-    except (AdaDPIGUError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{refusal} cannot be read: {first_line(error)}") from None
-    for name, cost in costs.items():
-        claim = getattr(report, f"epsilon_{name}")
-        if not (isinstance(claim, float | int) and claim >= cost * (1 - SLACK)):  # a NaN is refused, too
-            raise InputError(f"{refusal} claims epsilon_{name}={claim}; allowed: what its events cost, {number(cost)}")
-    if report.private and not (math.isfinite(report.epsilon_pld) and report.randomness_private):
-        raise InputError(f"{refusal} says private=true; allowed: with a finite epsilon and secret noise alone")
-    return report

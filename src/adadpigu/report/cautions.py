@@ -27,6 +27,10 @@ UNKNOWN = (
     "whether the noise was secret."
 )
 UNSTATED = "Its privacy.json cannot be trusted: no ε is shown for it."
+UNBOUND = (
+    "Its ledger has no record of the files that the run left, so its claim is not shown. An ε beside it is what the "
+    "ledger has charged."
+)
 UNCLAIMED = (
     "The run has ended and there is no privacy.json: nothing is claimed for it. An ε beside it is what its ledger has "
     "charged."
@@ -48,6 +52,8 @@ class Doubts:
     """no file tells whether Diagnostics were on, or whether the noise was secret"""
     unstated: bool
     """its claim cannot be trusted"""
+    unbound: bool
+    """nothing says that its claim is the run's: it has not closed, or began before ledgers did"""
     unclaimed: bool
     """it has ended without a claim"""
     exceeded: tuple[str, ...] = ()
@@ -68,11 +74,12 @@ def cautions_of(
         DIAGNOSTICS if exposed else "",
         UNKNOWN if doubts.unknown and not exposed else "",
         UNSTATED if doubts.unstated else "",
+        UNBOUND if doubts.unbound else "",
         UNCLAIMED if doubts.unclaimed else "",
         f"An audit has REFUTED the claim: {', '.join(refuted)}." if refuted else "",
         f"An audit is certain of more than the ε of this run: {', '.join(doubts.exceeded)}." if doubts.exceeded else "",
         UNSAID if doubts.unsaid and not doubts.unstated else "",
-        *_ledger(timeline, begun=privacy is not None),
+        _ledger(timeline),
         *((f"Not covered: {line}." for line in doubts.confessed) if privacy is None else ()),
         *((f"{warning}." for warning in privacy.warnings) if privacy is not None else ()),
     ]
@@ -89,9 +96,7 @@ def unprotected(method: str) -> bool:
     return known is not None and not known.private
 
 
-def _ledger(timeline: Timeline | None, *, begun: bool) -> list[str]:
-    if timeline is None:
-        return ["There is no ledger: what was charged cannot be checked."] if begun else []
-    if timeline.damage:
-        return [f"The ledger is damaged ({timeline.damage}): what was charged cannot be trusted."]
-    return []
+def _ledger(timeline: Timeline | None) -> str:
+    if timeline is None or not timeline.damage:
+        return ""
+    return f"The ledger is damaged ({timeline.damage}): what was charged cannot be trusted."

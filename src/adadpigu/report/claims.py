@@ -1,8 +1,8 @@
-"""What a run claims and what it has spent: `privacy.json` as far as the ledger bears it out, and the ledger itself.
+"""What a run has spent by its ledger, and what its `privacy.json` says, bound to the ledger or not.
 
 A folder may be a stranger's: how much there is to account is bounded before any accountant runs. What speaks against a
 run is taken from any file, also from a claim that is not trusted; an ε is taken from the ledger's record, or from a
-claim that agrees with it.
+claim that is bound to it (`runs.verifying`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import NAME as LEDGER
 from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
 from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
-from adadpigu.export.subject import read_privacy, verified_privacy
 from adadpigu.report.checking import fields_of
 from adadpigu.report.ledger_file import ODD, ledger_of
 from adadpigu.report.loading import text_of
@@ -54,17 +52,6 @@ def read_record(folder: Path) -> LedgerRecord | None:
         if not (folder / LEDGER).stat().st_size:
             return None
         raise InputError(f"{refusal}: {first_line(error)}") from None
-
-
-def read_claim(folder: Path, *, ledger: bool) -> PrivacyReport:
-    """The claim of a run folder, compared with the ledger where there is one."""
-    refusal = f"run={str(folder)!r}: {PRIVACY}"
-    events = stated(folder).get("events")
-    counts = [entry.get("count") for entry in events if isinstance(entry, dict)] if isinstance(events, list) else []
-    if not all(type(count) is int and count >= 0 for count in counts):
-        raise InputError(f"{refusal} cannot be read: how often an event was planned is no whole number of at least 0")
-    _check_amount(counts, refusal)
-    return verified_privacy(folder) if ledger else read_privacy(folder)
 
 
 def stated(folder: Path) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """A run read from its folder for a page, part by part: what cannot be read costs no other part, and is told in a line.
 
 The folder may come from a stranger: files are read as `loading` reads them, a statement is written anew from a
-`privacy.json` that its ledger bears out (`claims`), and the un-noised values of Diagnostics are never read.
+`privacy.json` that is bound to its ledger, and the un-noised values of Diagnostics are never read.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from adadpigu.errors import InputError, first_line
 from adadpigu.report.audits import StoredAudit, audits_of_run
 from adadpigu.report.cautions import Doubts, cautions_of, unprotected
 from adadpigu.report.checking import fields_of
-from adadpigu.report.claims import PRIVACY, Spent, read_claim, read_record, settings_of, spent_of, stated
+from adadpigu.report.claims import PRIVACY, Spent, read_record, settings_of, spent_of, stated
 from adadpigu.report.curves import METRICS, Curves, read_curves
 from adadpigu.report.embedding import name
 from adadpigu.report.loading import text_of
 from adadpigu.report.shown_run import OPEN, ShownRun
 from adadpigu.report.timeline import Timeline, timeline_of
+from adadpigu.runs.verifying import Binding, compare, read_privacy, verify
 from adadpigu.training.run import SUMMARY
 
 MOST_CONFIG = 1 << 14
@@ -73,6 +74,8 @@ class _Parts:
     timeline: Timeline | None = None
     spent: Spent | None = None
     """by the ledger, where nothing is claimed"""
+    binding: Binding | None = None
+    """of a claim to the ledger"""
     missing: list[str] = field(default_factory=list)
 
     def reading(self, read: Callable[[Path], T], otherwise: T) -> T:
@@ -146,16 +149,21 @@ def _read(folder: Path) -> _Parts:
 
 
 def _read_claim(found: _Parts) -> None:
-    """The claim, or else what the ledger has charged; a claim that is there and not borne out hides both."""
-    if found.there(PRIVACY):
+    """The claim, or else what the ledger has charged; a file that differs from what the run left hides both."""
+    record, claim = found.record, found.there(PRIVACY)
+    if claim:
         found.stated = found.reading(stated, found.stated)
-        if found.stated and (found.timeline is not None or not found.there(LEDGER)):
-            found.privacy = found.reading(lambda folder: read_claim(folder, ledger=found.there(LEDGER)), None)
-        return
-    if found.record is not None:
-        record = found.record
+        found.binding = verify(found.folder) if record is None else compare(found.folder, record)
+        told = not found.stated or (found.timeline is None and found.there(LEDGER))  # why it cannot be read
+        if found.binding.bound and not told:
+            found.privacy = found.reading(read_privacy, None)
+        elif not told:
+            found.missing.append(found.binding.why)
+        if found.binding.state in ("bound", "differs"):
+            return
+    if record is not None:
         found.spent = found.reading(lambda folder: spent_of(record, folder), None)
-    if found.there(SUMMARY) or _ended(found):
+    if not claim and (found.there(SUMMARY) or _ended(found)):
         found.missing.append(f"run={str(found.folder)!r} has no {PRIVACY}, and has ended; allowed: as the run wrote it")
 
 
@@ -274,7 +282,8 @@ def _doubts(found: _Parts, private: bool | None, state: str, exceeded: tuple[str
         or found.there(DIAGNOSTICS),
         unsaid=state == OPEN,
         unknown=not found.settings and found.privacy is None,
-        unstated=claim and found.privacy is None,
+        unstated=found.binding is not None and found.binding.state in ("bound", "differs") and found.privacy is None,
+        unbound=found.binding is not None and found.binding.state in ("open", "older"),
         unclaimed=not claim and (found.there(SUMMARY) or state != OPEN),
         exceeded=exceeded,
         confessed=() if found.timeline is None else found.timeline.confessed,
@@ -285,9 +294,10 @@ def _marks(found: _Parts, doubts: Doubts, *, incomplete: bool) -> tuple[str, ...
     """What its row says of the files that are not whole."""
     unread = found.there(LEDGER) and (found.record is None or found.timeline is None) and _begun(found)
     damaged = found.timeline is not None and found.timeline.damage != ""
-    explained = doubts.unstated + unread + doubts.unclaimed
+    explained = doubts.unstated + doubts.unbound + unread + doubts.unclaimed
     marks = {
         "claim not trusted": doubts.unstated,
+        "claim not bound": doubts.unbound,
         "no claim": doubts.unclaimed,
         "ledger damaged": damaged or unread,
         "audit above the claim": bool(doubts.exceeded),

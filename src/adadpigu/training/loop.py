@@ -176,6 +176,8 @@ class Session:
             self._note("failed", error=type(error).__name__)
         with contextlib.suppress(InputError):
             self.reported = self._report(interrupted=True)
+            if self._store is not None:
+                self._store.close_record()
         with contextlib.suppress(RuntimeError, KeyError):  # a device that has failed for good, a layer that is gone
             self._layout.write(self._p.model, self._start)
             self._untrained.put_back()

@@ -8,7 +8,7 @@ checkpoint of the same run, a ledger that is not older than it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import cast
 
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.journal import Journal
-from adadpigu.accounting.ledger_reading import NAME, Life, read_ledger
+from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
 from adadpigu.errors import InputError
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
@@ -78,7 +78,7 @@ def refuse_unfit(folder: Path) -> None:
     """Refuses, before any data is loaded, a run that has ended, is damaged, or that another process works on."""
     path = _ledger_path(folder)
     Journal(path, new=False).close()
-    _refuse_ended(read_ledger(path).lives(), folder)
+    _refuse_ended(read_ledger(path), folder)
 
 
 def noise_of(folder: Path) -> float | None:
@@ -101,14 +101,14 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     ledger = Ledger.resume(_ledger_path(out))
     try:
         _refuse_odd(ledger, out)
-        _refuse_ended(ledger.lives(), out)
+        _refuse_ended(ledger.record, out)
         checkpoint, problems = Checkpoints(out).newest()
         if checkpoint is not None:
             _refuse_foreign(checkpoint, ledger, out)
         _refuse_changed(prepared, ledger)
         _refuse_edited(ledger, out)
         prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
-        folder = RunFolder.reopen(out, () if checkpoint is None else checkpoint.metrics)
+        folder = RunFolder.reopen(out, ledger)
     except BaseException:
         ledger.close()
         raise
@@ -131,9 +131,10 @@ def _ledger_path(folder: Path) -> Path:
     return folder / NAME
 
 
-def _refuse_ended(lives: Sequence[Life], out: Path) -> None:
-    end = lives[-1].end
-    if end in _ENDS and (out / SUMMARY).exists():  # else it was killed while its end was written: that can be repeated
+def _refuse_ended(record: LedgerRecord, out: Path) -> None:
+    end = record.lives()[-1].end
+    closed = record.closing is not None or (record.older and (out / SUMMARY).exists())
+    if end in _ENDS and closed:  # else it was killed while its end was written: that can be repeated
         raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
 
 

@@ -6,6 +6,7 @@ Nothing here has seen a sensitive value: metrics are functions of releases, of t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,16 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting import Ledger, PrivacyReport
 from adadpigu.durable import write_text
-from adadpigu.errors import InputError
+from adadpigu.errors import BudgetError, InputError
 from adadpigu.tensors import digest, write_tensors
 
-SUMMARY = "summary.json"
-"""written last: a folder that has it holds a run that has ended, by itself or by an interrupt"""
+MODEL, SUMMARY = "model.safetensors", "summary.json"
+TEXTS = ("config.toml", "privacy.json", "statement.txt")
+"""whose SHA-256 the ledger's closing record has, beside the model's"""
+RUN = "run"
+"""metadata of a stored model: which run it is of, as the ledger's header names it"""
 
 OUTPUTS = "importance.safetensors"
 """what the method found out besides the weights: for AdaDPIGU, importance s and mask m"""
@@ -150,7 +154,6 @@ class Run:
             "private": self.privacy.private,
             "interrupted": self.interrupted,
             "execution": self.execution,
-            "weights": self.weights,
             "warnings": list(self.privacy.warnings),
         }
 
@@ -161,6 +164,7 @@ class RunFolder:
     def __init__(self, path: Path, config: str) -> None:
         check_free(path)
         self.path = path
+        self.ledger: Ledger | None = None
         with _writing(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private from its first moment
             path.chmod(0o700)  # one that was there, and was empty
@@ -168,22 +172,19 @@ class RunFolder:
             self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
 
     @classmethod
-    def reopen(cls, path: Path, metrics: Sequence[Mapping[str, object]]) -> RunFolder:
-        """The folder of a run that goes on; of its metrics, those until its checkpoint stay."""
+    def reopen(cls, path: Path, ledger: Ledger) -> RunFolder:
+        """The folder of a run that goes on; `rewind` comes before anything is written to it."""
         folder = cls.__new__(cls)
-        folder.path = path
-        with _writing(path):
-            for name in (
-                SUMMARY,
-                "privacy.json",
-                "statement.txt",
-                "model.safetensors",
-                OUTPUTS,
-            ):  # of a process before this one
-                (path / name).unlink(missing_ok=True)
-            folder.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
-            folder._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        folder.path, folder.ledger = path, ledger
         return folder
+
+    def rewind(self, metrics: Sequence[Mapping[str, object]]) -> None:
+        """Removes what the process before this one left, once the ledger says that the run goes on; metrics stay."""
+        with _writing(self.path):
+            for name in (SUMMARY, "privacy.json", "statement.txt", MODEL, OUTPUTS):
+                (self.path / name).unlink(missing_ok=True)
+            self.write_text("metrics.jsonl", "".join(json.dumps(line, allow_nan=False) + "\n" for line in metrics))
+            self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write_text(self, name: str, text: str) -> None:
         """Writes a whole file or none of it."""
@@ -205,12 +206,27 @@ class RunFolder:
         self.write_text("statement.txt", privacy.statement() + "\n")
 
     def end(self, run: Run) -> None:
-        """Stores the model and the summary."""
+        """Stores the model and the summary, then closes the record."""
         self._metrics.close()
-        write_tensors(self.path / "model.safetensors", tensors_of(run.model))
+        of = {} if self.ledger is None else {RUN: str(self.ledger.facts["run"])}
+        write_tensors(self.path / MODEL, tensors_of(run.model), of)
         if run.outputs:
-            write_tensors(self.path / OUTPUTS, dict(run.outputs))
+            write_tensors(self.path / OUTPUTS, dict(run.outputs), of)
         self.write_text(SUMMARY, json.dumps(run.summary(), indent=2, allow_nan=False) + "\n")
+        self.close_record(run.weights)
+
+    def close_record(self, weights: str | None = None) -> None:
+        """Binds what the run leaves to its ledger; a run without a model leaves `weights` out.
+
+        All of it is on disk by now: a process that is killed before leaves a run that has not closed.
+        """
+        if self.ledger is None:
+            return
+        with _writing(self.path):
+            files = {name: hashlib.sha256((self.path / name).read_bytes()).hexdigest() for name in TEXTS}
+        files["config.toml"] = str(self.ledger.facts["config"])  # as the run began: it may have been edited since
+        with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
+            self.ledger.write_closing(files if weights is None else {**files, MODEL: weights})
 
 
 @contextlib.contextmanager

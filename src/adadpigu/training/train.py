@@ -234,6 +234,8 @@ def session(
             step = 0 if begun.checkpoint is None else begun.checkpoint.step
             told = {"warnings": list(begun.prepared.warnings), "declared": declared_by(begun.prepared)}
             begun.ledger.note("resumed", step=step, **drawn_by, **told)
+            assert begun.folder is not None
+            begun.folder.rewind(() if begun.checkpoint is None else begun.checkpoint.metrics)
         return begun, total
 
     with contextlib.ExitStack() as opened:
@@ -337,6 +339,8 @@ def _begin(
             **facts,
         },
     )
+    if folder is not None:
+        folder.ledger = ledger
     return Begun(prepared=prepared, folder=folder, ledger=ledger)
 
 
