@@ -104,7 +104,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from adadpigu.cli.app import run as command
 
     path = tmp_path_factory.mktemp("runs") / "run"
-    asked = ["--model", "linear", "--steps", "8", "--batch-size", "64", "--noise-multiplier", "1", "--json"]
+    asked = [
+        "--method",
+        "dpsgd",
+        "--model",
+        "linear",
+        "--steps",
+        "8",
+        "--batch-size",
+        "64",
+        "--noise-multiplier",
+        "1",
+        "--json",
+    ]
     assert command(["train", *asked, "--out", str(path)]) == 0
     return path
 

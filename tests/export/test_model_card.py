@@ -144,7 +144,7 @@ def test_the_card_of_a_folder_is_the_card_of_its_run(tmp_path: Path) -> None:
 
 
 def test_the_code_on_the_card_runs(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call("train", "--steps", "2", "--batch-size", "64", "--out", "RUN", "--json")[0] == 0
+    assert call("train", "--method", "dpsgd", "--steps", "2", "--batch-size", "64", "--out", "RUN", "--json")[0] == 0
     for form, name in (("onnx", "model.onnx"), ("torch-export", "model.pt2"), ("card", "README.md")):
         assert call("export", "RUN", "--to", form, "--out", name)[0] == 0
     blocks = re.findall(r"```python\n(.*?)```", (tmp_path / "README.md").read_text(), flags=re.S)
