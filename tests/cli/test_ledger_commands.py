@@ -141,7 +141,7 @@ def test_bad_input_is_one_line(refused: Refused, arguments: list[str], message: 
 def test_bad_flags_of_train_are_one_line_and_nothing_is_written(
     refused: Refused, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    lines = refused("train", "--steps", "3", "--noise-multiplier", "3", "--out", "run", *arguments)
+    lines = refused("train", "--method", "dpsgd", "--steps", "3", "--noise-multiplier", "3", "--out", "run", *arguments)
     (error,) = [line for line in lines if "error" in line]  # besides, a warning that no budget was set
     assert message in error
     assert not (tmp_path / "run").exists()
@@ -165,7 +165,18 @@ def test_noise_that_can_be_repeated_repeats_and_is_not_private(
 
 @pytest.mark.parametrize(("tier", "name"), [("secure", "ChaCha20"), ("fast", "tier fast")])
 def test_the_tier_is_in_the_statement(tmp_path: Path, tier: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = ["train", "--steps", "3", "--noise-multiplier", "3", "--json", "--out", str(tmp_path / "run")]
+    steps = [
+        "train",
+        "--method",
+        "dpsgd",
+        "--steps",
+        "3",
+        "--noise-multiplier",
+        "3",
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert command([*steps, "--randomness", tier]) == 0
     assert json.loads(capsys.readouterr().out)["private"] is True
     assert name in " ".join((tmp_path / "run" / "statement.txt").read_text().split())
