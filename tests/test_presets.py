@@ -11,28 +11,26 @@ from adadpigu.config import all_presets, merge, read_preset
 from adadpigu.data import load_dataset
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.named import find_published
+from adadpigu.methods import Method, make_method
+from adadpigu.models import all_models
 from adadpigu.training.configured import configured, front_and_body
 
-CELL = re.compile(r"(mnist|fashion|cifar10)-(dpsgd|ts|hf|dpsur|adadpigu|best)-eps(2|4)")
+CELL = re.compile(r"(mnist|fashion|cifar10)-([a-z-]+)-eps(2|4|8)")
+SETS = ("mnist", "fashion", "cifar10")
+FREEZING = ("parameter-freezing", "parameter-selection")
+BY_EPSILON = {
+    (2, 4, 8): ("dpsgd", "adadpigu", "adadpigu-as-written", "adadpigu-as-coded"),
+    (2, 4): ("ts", "hf", "dpsur", "best", "adaclip", "quantile", "random-freeze", *FREEZING),
+}
+TRAINS = dict.fromkeys(("ts", "hf", "best"), "dpsgd") | {"parameter-selection": "parameter-freezing"}
+"""what a name's method is, where the name has another"""
 
 
 def test_every_cell_of_the_table_and_every_yardstick_has_a_preset() -> None:
-    sets = ("mnist", "fashion", "cifar10")
     cells = {
-        f"{s}-{m}-eps{e}" for s in sets for m in ("dpsgd", "ts", "hf", "dpsur", "adadpigu", "best") for e in (2, 4)
+        f"{s}-{m}-eps{e}" for budgets, methods in BY_EPSILON.items() for s in SETS for m in methods for e in budgets
     }
-    assert cells | {f"{s}-sgd" for s in sets} | {"mnist-quick"} <= all_presets().keys()
-
-
-PARTS = {
-    "cifar10-adadpigu-eps2": "layers",
-    "cifar10-adadpigu-eps4": "masked",
-    "fashion-adadpigu-eps2": "layers",
-    "fashion-adadpigu-eps4": "layers",
-    "mnist-adadpigu-eps2": "masked",
-    "mnist-adadpigu-eps4": "layers",
-}
-"""presets whose names say more than they train"""
+    assert cells | {f"{s}-sgd" for s in SETS} | {"mnist-quick"} <= all_presets().keys()
 
 
 @pytest.mark.parametrize("name", all_presets())
@@ -43,13 +41,44 @@ def test_a_preset_does_what_its_name_says(name: str) -> None:
         short, method, epsilon = cell.groups()
         assert config.dataset == find_published(short).name
         assert config.epsilon == float(epsilon)
-        trains = {"ts": "dpsgd", "hf": "dpsgd", "best": "dpsgd"}.get(method, method)
-        assert config.method == PARTS.get(name, trains)
+        assert config.method == TRAINS.get(method, "adadpigu" if method.startswith("adadpigu") else method)
         assert (config.features != "none") == (method in ("hf", "dpsur", "best"))
         assert (config.activation or "tanh").startswith("tempered") == (method == "ts")
     assert config.delta == 1e-5
     assert config.noise_multiplier is None
     assert all_presets()[name].startswith("# ")
+
+
+def method_of(preset: str) -> Method:
+    config = merge(read_preset(preset))
+    return make_method(config.method, config.method_options)
+
+
+@pytest.mark.parametrize("name", [name for name in all_presets() if "adadpigu" in name and "as-coded" not in name])
+def test_what_is_called_adadpigu_is_the_whole_method(name: str) -> None:
+    """The name stands for stage 1, a mask, unfreezing and moving statistics: parts of it have names of their own."""
+    options = method_of(name).options()
+    for key in ("retention", "mean_decay", "variance_decay"):
+        assert options[key] != 1, f"{name} has {key} = 1"
+    assert options["schedule"] != "constant"
+
+
+def test_the_paper_as_written_and_as_coded_is_told_apart_by_resolved_settings() -> None:
+    nets = {"mnist": (46_490, 26_010), "fashion": (46_490, 26_010), "cifar10": (74_362, 550_570)}
+    for name, (written, coded) in nets.items():
+        for epsilon in (2, 4, 8):
+            pair = [f"{name}-adadpigu-as-{how}-eps{epsilon}" for how in ("written", "coded")]
+            for preset, size in zip(pair, (written, coded), strict=True):
+                config, method = merge(read_preset(preset)), method_of(preset)
+                assert (config.batch_size, config.epochs, config.lr, config.momentum) == (1000, 200, 0.1, 0)
+                assert all_models()[str(config.model)].parameters() == size
+                assert method.stages(12_000)[0].steps == 900  # 15 of 200 epochs
+            first, second = (method_of(preset).options() for preset in pair)
+            shared = {"retention": 0.6, "clip_norm": 5.0, "score": "absolute", "beta": 1.0, "top_k_of": "all"}
+            whole = {"schedule": "linear", "mean_decay": 0.9, "variance_decay": 0.999, "top_k": 0.6, "offset": 1e-6}
+            held = {"schedule": "constant", "mean_decay": 1.0, "variance_decay": 1.0, "top_k": 0.4}
+            assert shared.items() | whole.items() | {("floor", 1e-6), ("ceiling", 1e6)} <= first.items()
+            assert shared.items() | held.items() <= second.items()
 
 
 def stand_in(name: str) -> DataSet:
@@ -77,7 +106,7 @@ def test_a_presets_model_takes_what_its_front_makes_of_its_records(name: str) ->
     assert body(inputs if front is None else front(inputs)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["mnist-hf-eps2", "fashion-adadpigu-eps4", "mnist-dpsur-eps4"])
+@pytest.mark.parametrize("name", ["mnist-hf-eps2", "fashion-adadpigu-eps8", "mnist-dpsur-eps4"])
 def test_a_preset_is_calibrated_to_the_budget_in_its_name(name: str) -> None:
     config = merge(read_preset(name))
     ready = configured(config, stand_in(config.dataset))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import re
 import sys
 import tomllib
@@ -225,7 +226,8 @@ def read_config(path: Path) -> dict[str, object]:
     return parse(text, str(path))
 
 
-def all_presets() -> dict[str, str]:
+@functools.cache
+def all_presets() -> Mapping[str, str]:
     """The text of every preset, by name."""
     folder = resources.files("adadpigu") / "presets"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)

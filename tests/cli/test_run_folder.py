@@ -123,7 +123,7 @@ def test_a_data_set_by_name_takes_the_preset_of_its_method() -> None:
     assert default_preset(RunConfig(dataset="fashion-mnist", method="dpsgd", epsilon=2.0)) == "fashion-dpsgd-eps2"
     assert default_preset(RunConfig(dataset="mnist")) == "mnist-adadpigu-eps4"
     assert default_preset(RunConfig(dataset="cifar10", method="sgd")) == "cifar10-sgd"
-    assert default_preset(RunConfig(dataset="mnist", method="adaclip")) is None
+    assert default_preset(RunConfig(dataset="digits", method="adaclip")) is None
     assert {"fashion-dpsgd-eps2", "mnist-adadpigu-eps4", "cifar10-sgd"} <= all_presets().keys()
 
 

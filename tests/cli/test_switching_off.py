@@ -48,8 +48,8 @@ def test_no_preset_means_the_defaults_of_the_classes() -> None:
 
 
 def test_the_default_preset_is_that_of_the_nearest_budget() -> None:
-    found = [default_preset(RunConfig(dataset="mnist", method="dpsgd", epsilon=e)) for e in (None, 1.0, 3.0, 3.1, 5.0)]
-    assert found == [f"mnist-dpsgd-eps{near}" for near in (4, 2, 2, 4, 4)]
+    found = [default_preset(RunConfig(dataset="mnist", method="dpsgd", epsilon=e)) for e in (None, 1, 3, 3.1, 5, 7)]
+    assert found == [f"mnist-dpsgd-eps{near}" for near in (4, 2, 2, 4, 4, 8)]
 
 
 def test_every_option_of_every_method_is_a_flag_and_none_is_a_flag_of_the_run() -> None:

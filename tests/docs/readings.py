@@ -131,7 +131,7 @@ READINGS: dict[str, Reading] = {
     "data-sets": Reading(
         not_run={"adadpigu data get all": NETWORK, "from adadpigu.data import load_dataset, training_split": NETWORK}
     ),
-    "gpu": Reading(smaller={"--preset mnist-adadpigu-eps4": "--steps 5 --set importance_steps=1"}),
+    "gpu": Reading(smaller={"--preset mnist-adadpigu-eps4": "--steps 5"}),
     "hugging-face": Reading(
         smaller={"--train lora": "--train lora --records 200 --epochs 1"},
         not_run={"python experiments/lora_memory.py": "minutes of a core: it compares fresh processes"},

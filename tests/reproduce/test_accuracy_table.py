@@ -84,6 +84,13 @@ def test_the_claim_beside_the_best_recipe_is_the_highest_printed() -> None:
         73.21,
     ]
     assert claim("cifar10", "ts", 4) == 60.96
+    assert claim("cifar10", "adadpigu-as-coded", 4) == 73.21
+    assert [claim("mnist", method, 8) for method in ("adadpigu", "adadpigu-as-written", "dpsgd")] == [
+        99.12,
+        99.12,
+        None,
+    ]
+    assert claim("mnist", "layers", 4) is None
     assert claim("cifar10", "sgd", None) == 71.12
 
 
@@ -100,9 +107,9 @@ def test_a_verdict_agrees_with_students_test() -> None:
 
 def test_json_rows_are_what_the_table_promises() -> None:
     drawn = draw([row("cifar10-ts-eps2", 0.5, seed=seed) for seed in range(5)])
-    assert len(drawn.rows) == 3 * (6 * 2 + 1)
+    assert len(drawn.rows) == 3 * 33
     assert {made["dataset"] for made in drawn.rows} == {"mnist", "fashion-mnist", "cifar10"}
-    assert {made["epsilon"] for made in drawn.rows} == {2, 4, None}
+    assert {made["epsilon"] for made in drawn.rows} == {2, 4, 8, None}
     for made in drawn.rows:
         assert {"dataset", "method", "epsilon", "mean", "std", "seeds", "claim"} <= made.keys()
     measured = [made for made in drawn.rows if made["mean"] is not None]
@@ -113,7 +120,7 @@ def test_json_rows_are_what_the_table_promises() -> None:
 
 def test_the_full_table_runs_every_preset_with_five_seeds() -> None:
     todo = jobs(Scale(quick=False))
-    assert len(todo) == 5 * 39
+    assert len(todo) == 5 * 99
     assert {job.score for job in todo} == {"test"}
     assert [job.seed for job in todo] == sorted(job.seed for job in todo)  # whole tables first
 

@@ -30,7 +30,7 @@ def why_lower(dataset: str, method: str, epsilon: int | None) -> Reason:
     """What explains a figure below the claim."""
     if epsilon is None:
         return "features"
-    if method == "adadpigu":
+    if method.startswith("adadpigu"):
         ablated: dict[str, Reason] = {"fashion-mnist": "leaks, ablated", "cifar10": "leaks, ablated elsewhere"}
         return ablated.get(dataset, "leaks")
     known: dict[str, Reason] = {"dpsur": "accepted", "best": "highest"}

@@ -5,12 +5,15 @@ Un-noised scores: on private records such a choice would be outside the guarante
 
 from __future__ import annotations
 
+import functools
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from adadpigu.config import merge
+from adadpigu.methods import make_method
 from adadpigu.reproduce.jobs import Row
 
 
@@ -34,8 +37,15 @@ class Tuned:
 
 
 def settings_of(config: Mapping[str, Any]) -> str:
-    """What a run is defined by, as text: all of its config but how it is computed."""
-    return replace(merge(config), engine="auto", device="auto", seed=None).to_toml()
+    """What a run is defined by, as text: all of its config, defaults of the method included, but how it is computed."""
+    return _settings_of(json.dumps(dict(config), sort_keys=True))
+
+
+@functools.cache
+def _settings_of(config: str) -> str:
+    made = merge(json.loads(config))
+    options = make_method(made.method, made.method_options).options()
+    return replace(made, engine="auto", device="auto", seed=None, method_options=options).to_toml()
 
 
 def tuned(name: str, settings: str | None, rows: Sequence[Row]) -> Tuned:
