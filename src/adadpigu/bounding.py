@@ -244,7 +244,7 @@ class Bounder:
             raise PrivacyLineError(f"expected PerSampleGradients from an engine, got {type(gradients).__name__}")
         if not isinstance(self._query, GradientSum):
             raise PrivacyLineError(f"{self._query.name!r} is not a sum of gradients: use add_records")
-        rows = unseal(gradients).gradients
+        rows = unseal(gradients).records_only().gradients
         standardised = Standardiser(self._query, self._size, device=rows.device)
         self._add(standardised.widened(rows), rows.dtype, self._query.stability)
 
@@ -265,8 +265,6 @@ class Bounder:
         """Adds one micro-batch to a sum over records; what the query needs of them must be there."""
         if not isinstance(self._query, RecordSum):
             raise PrivacyLineError(f"{self._query.name!r} is a sum of gradients: use add")
-        if records.present is not None:
-            raise PrivacyLineError(f"{self._query.name!r}: a batch of fixed size is summed by an engine alone")
         inputs, targets = unseal(records)
         count, blank = len(targets), torch.zeros(len(targets), 0, device=targets.device)
         parts = {
@@ -278,6 +276,8 @@ class Bounder:
             else blank,
         }
         values = _per_record(self._query, parts, count)
+        if records.present is not None:
+            values = values[unseal(records.present)]
         self._add(values.to(torch.float64, copy=True), values.dtype, None)
 
     def _add(self, rows: Tensor, dtype: torch.dtype, stability: float | None) -> None:

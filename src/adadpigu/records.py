@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from adadpigu.errors import PrivacyLineError
@@ -38,12 +39,31 @@ class Records(Sensitive[tuple[Tensor, Tensor]]):
         self.present = present
 
 
+def padded(records: Records, rows: int) -> Records:
+    """So many rows, of which those after the last record repeat the first and are absent; no records stay none."""
+    inputs, targets = records._open()
+    more = rows - len(targets)
+    if more == 0 or len(targets) == 0:
+        return records
+    here = targets.new_ones(len(targets), dtype=torch.bool) if records.present is None else records.present._open()
+    inputs, targets = (torch.cat([t, t[:1].expand(more, *t.shape[1:])]) for t in (inputs, targets))
+    return Records((inputs, targets), present=Presence(torch.cat([here, here.new_zeros(more)])))
+
+
 @dataclass(frozen=True)
 class GradientBatch:
     """Per-sample gradients [b, d] in the order of the layout, and the losses [b] they belong to."""
 
     gradients: Tensor
     losses: Tensor
+    present: Tensor | None = None
+    """which rows are records, [b] of bool; None: all of them"""
+
+    def records_only(self) -> GradientBatch:
+        """The rows that are records."""
+        if self.present is None:
+            return self
+        return GradientBatch(self.gradients[self.present], self.losses[self.present])
 
 
 class PerSampleGradients(Sensitive[GradientBatch]):

@@ -70,7 +70,7 @@ class FixedBatch:
     @staticmethod
     def size_for(batch_size: float, sample_rate: float) -> int:
         """B plus three standard deviations, from public numbers: about one draw in 700 does not fit."""
-        return math.ceil(batch_size + 3 * math.sqrt(batch_size * (1 - sample_rate)))
+        return math.ceil((batch_size + 3 * math.sqrt(batch_size * (1 - sample_rate))) / 32) * 32
 
     def toss(self, sampler: PoissonSampler, population: Population, randomness: Randomness) -> Coins:
         """Tosses one coin a record and puts those that were taken into shape; `load` takes them over."""

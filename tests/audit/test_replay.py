@@ -276,13 +276,6 @@ def test_frozen_chance_has_the_laws_it_replaces(used: bool) -> None:
     assert chance.used == used
 
 
-def test_without_frozen_chance_dropout_of_copies_would_look_like_a_breach(monkeypatch: pytest.MonkeyPatch) -> None:
-    option = OPTIONS["dropout of copies, micro-batches"]
-    monkeypatch.setattr(FrozenChance, "rekey", lambda *_: None)
-    monkeypatch.setattr(FrozenChance, "__torch_dispatch__", lambda _, f, t, args=(), kw=None: f(*args, **(kw or {})))
-    assert on_neighbour("zero", DPSGD(), option).breaches
-
-
 def test_a_removed_record_is_looked_at_wherever_it_stands() -> None:
     """Its place is the last one, so that nobody else's augmentation moves."""
     found = replay(lambda data: prepare_small(DPSGD(), data, steps=3, copies=2, flip=True), small_digits(), removed=3)

@@ -77,7 +77,7 @@ def test_large_nets_are_put_together_one_weight_at_a_time(monkeypatch: pytest.Mo
     records = Records((torch.randn(6, POSITIONS, WIDTH), torch.arange(6)))
     engine = GhostEngine(model, LOSS, "")
     whole = unseal(engine.clipped_sum(records, query))
-    monkeypatch.setattr(rule_engine, "_AT_ONCE", 1)
+    monkeypatch.setattr(rule_engine, "LARGE", 1)
     assert torch.equal(unseal(engine.clipped_sum(records, query)), whole)
 
 

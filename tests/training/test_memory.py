@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,10 @@ def drop_net() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Dropout(0.3), nn.Linear(12, 10))
 
 
+MOST = 64
+"""records of the small runs that are processed at once where memory allows: whole blocks of 40 + 8·√40"""
+
+
 class Cramped:
     """An engine of a GPU without room for more than `fits` records at once, or (`fails_at`) for its n-th call."""
 
@@ -73,6 +78,16 @@ class Cramped:
 
     def keepsake(self) -> object:
         return self._engine.keepsake()
+
+    @property
+    def rows_alike(self) -> bool:
+        return self._engine.rows_alike
+
+    def slice_length(self, expected: float, copies: int) -> int:
+        return self._engine.slice_length(expected, copies)
+
+    def watched(self) -> AbstractContextManager[None]:
+        return self._engine.watched()
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
         result = self._engine.per_sample_gradients(records)
@@ -203,7 +218,7 @@ def test_no_private_record_is_read_to_find_the_size() -> None:
     inputs, targets = arrays()
     ready = prepare_small(DPSGD(), physical_batch_size="auto", memory_limit="50MB")
     watched = replace(ready, data=replace(ready.data, train=Watched(inputs, targets)))
-    assert records_at_once(watched) == 40 + 51
+    assert records_at_once(watched) == MOST
 
 
 @pytest.mark.parametrize("engine", ["ghost", "materialised", "functional", "loop"])
@@ -213,11 +228,11 @@ def test_every_engine_finds_more_records_for_more_memory(engine: str) -> None:
         assert size is not None
         return size
 
-    assert 1 <= found("200kB") <= found("400kB") <= found("1GB") == 40 + 51
+    assert 1 <= found("200kB") <= found("400kB") <= found("1GB") == (32 if engine == "loop" else MOST)
 
 
 def test_without_a_named_limit_what_is_free_is_enough_for_a_small_net() -> None:
-    assert records_at_once(prepare_small(DPSGD(), physical_batch_size="auto")) == 40 + 51
+    assert records_at_once(prepare_small(DPSGD(), physical_batch_size="auto")) == MOST
     assert records_at_once(prepare_small(DPSGD(), physical_batch_size=7)) is None
 
 
@@ -267,7 +282,7 @@ def test_features_computed_beforehand_are_made_up_too() -> None:
     assert ready.view.variants is not None
     shown = Rehearsal(ready.data.train, ready.view).records(3)
     assert (shown.copies, len(unseal(shown)[0]), len(unseal(shown)[1])) == (2, 6, 3)
-    assert records_at_once(ready) == 40 + 51
+    assert records_at_once(ready) == MOST
 
 
 CHILD = """
@@ -275,6 +290,7 @@ import re, sys, torch
 from pathlib import Path
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, TensorRecords
+from adadpigu.gradients.interface import SealedEngine
 from adadpigu.training import train_prepared
 from adadpigu.training.configured import configured
 
@@ -282,6 +298,7 @@ torch.set_num_threads(1)
 train = TensorRecords(torch.rand(1300, 1, 28, 28), torch.zeros(1300).long())
 data = DataSet(name="made", train=train, records=1300, classes=10, shape=(1, 28, 28))
 keys = dict(method="dpsgd", model="mnist-cnn", noise_multiplier=1.0, steps=1, batch_size=1200)
+SealedEngine.slice_length = lambda engine, expected, copies: 1280 if expected > 1 else 32
 keys |= dict(engine="functional", device="cpu")
 def peak(**more):
     train_prepared(configured(RunConfig(**keys, **more), data))

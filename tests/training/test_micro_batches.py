@@ -18,28 +18,37 @@ from trials import prepare_small
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize(("count", "size", "parts"), [(10, 4, [4, 4, 2]), (4, None, [4]), (0, 4, [0]), (0, None, [0])])
-def test_every_record_is_in_one_part_with_its_copies_and_an_empty_draw_is_one_empty_part(
-    count: int, size: int | None, parts: list[int], copies: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("count", "parts"), [(10, [4, 4, 4]), (8, [4, 4]), (9, [4, 4, 4]), (1, [4]), (0, [0])])
+def test_parts_have_one_shape_every_record_is_in_one_with_its_copies_and_an_empty_draw_is_one_empty_part(
+    count: int, parts: list[int], copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = prepare_small(DPSGD(), copies=copies, flip=copies > 1)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    present: list[torch.Tensor] = []
     genuine = prepared.engine.clipped_sum
 
     def watched(records: Records, query: GradientSum) -> ClippedSum:
         seen.append(unseal(records))
+        everyone = torch.ones(len(seen[-1][1]), dtype=torch.bool)
+        present.append(everyone if records.present is None else unseal(records.present))
         return genuine(records, query)
 
     monkeypatch.setattr(prepared.engine, "clipped_sum", watched)
     shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
     batches = MicroBatches(
-        population=prepared.data.train, randomness=ReproducibleRandomness(0), at_once=size, diagnostics=None, **shared
+        population=prepared.data.train,
+        randomness=ReproducibleRandomness(0),
+        at_once=4,
+        expected=8,
+        diagnostics=None,
+        **shared,
     )
     drawn = torch.arange(7, 7 + count)
-    batches.sums(Drawn(drawn), None, (GradientSum(clip_norm=1.0),), size)
+    batches.sums(Drawn(drawn), None, (GradientSum(clip_norm=1.0),), 4)
     assert [len(targets) for _, targets in seen] == parts
     assert [len(inputs) for inputs, _ in seen] == [copies * part for part in parts]
-    assert torch.equal(torch.cat([targets for _, targets in seen]), prepared.data.train.take(drawn)[1])
+    targets = torch.cat([targets for _, targets in seen])[torch.cat(present)]
+    assert torch.equal(targets, prepared.data.train.take(drawn)[1])
 
 
 def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +69,12 @@ def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monke
     monkeypatch.setattr(prepared.engine, "clipped_sum", cramped)
     shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
     batches = MicroBatches(
-        population=prepared.data.train, randomness=ReproducibleRandomness(0), at_once=8, diagnostics=None, **shared
+        population=prepared.data.train,
+        randomness=ReproducibleRandomness(0),
+        at_once=8,
+        expected=16,
+        diagnostics=None,
+        **shared,
     )
     batches.relief = relief
     query = GradientSum(clip_norm=1.0)

@@ -19,6 +19,7 @@ from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled, side_by_side
+from adadpigu.gradients.slicing import BLOCK, computes_rows_alike, counted_operations
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
@@ -56,11 +57,29 @@ def choose_engine(
     with untouched(model), exact_products(), torch.enable_grad():
         inputs = prepared(model, inputs)
         refuse_by_behaviour(model, inputs)
-        record_loss = RecordLoss.of(loss, forward(model, inputs).detach(), targets)
+        with counted_operations(model) as operations:
+            outputs = forward(model, inputs).detach()
+        record_loss = RecordLoss.of(loss, outputs, targets)
         chosen = _choose(model, record_loss, inputs, targets, engine)
+        chosen.operations = sum(operations)
+        chosen.rows_alike = _computes_rows_alike(chosen, inputs, targets)
         if precision == "bf16":
             _shorten(chosen, inputs, targets)
         return chosen
+
+
+def _computes_rows_alike(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> bool:
+    """Tried where it can be seen and is of use: on a CPU, without randomness, with slices of more than one block."""
+    if inputs.device.type != "cpu" or isinstance(engine, LoopEngine):
+        return isinstance(engine, LoopEngine)
+    engine.rows_alike = True
+    most = engine.slice_length(1.0, 1)
+    if most <= BLOCK or quiet_mode(engine.model, inputs) is None:
+        return False
+    try:
+        return computes_rows_alike(lambda x, y: engine.compute(x, y).gradients, inputs, targets, most)
+    finally:
+        engine.model.train()
 
 
 def _shorten(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> None:

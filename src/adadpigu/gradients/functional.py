@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from adadpigu.gradients.interface import SealedEngine
+from adadpigu.gradients.slicing import BLOCK
 from adadpigu.records import GradientBatch
 
 
@@ -56,13 +57,16 @@ class LoopEngine(SealedEngine):
 
     name: ClassVar[str] = "loop"
 
+    def slice_length(self, expected: float, copies: int) -> int:
+        return BLOCK  # records are alone anyway
+
     def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
         flat = self.buffer(len(targets))
         losses = []
         parameters = self.layout.parameters(self.model)
         grouped = inputs.reshape(len(targets), copies, 1, *inputs.shape[1:])
         for row, rows, y in zip(flat, grouped, targets.unsqueeze(1), strict=True):
-            loss = torch.stack([self.loss.one(self.model(x), y) for x in rows]).mean()
+            loss = torch.stack([self.loss.one(self.model(x), y) for x in rows.clone()]).mean()
             row.copy_(flat_gradient(loss, parameters))
             losses.append(loss.detach())
         return GradientBatch(flat, torch.stack(losses))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -17,11 +18,21 @@ from torch import Tensor, nn
 from adadpigu.bounding import ClippedSum, GradientSum, record_factors
 from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
+from adadpigu.gradients.slicing import BLOCK, length_for_all, rounded
 from adadpigu.gradients.state import refuse_changes
 from adadpigu.layout import Layout
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import unseal
 from adadpigu.standardising import Standardiser
+
+LARGE = 2**20
+"""parameters from which a net counts as large: memory is kept for them"""
+ROWS_AT_ONCE = 256
+"""rows that go through a net together on a CPU: more would not fit its cache"""
+_FEW_ROWS = 16
+"""the same for a large net: what its layers keep should not come on top of its parameters"""
+_MANY_OPERATIONS = 2**22
+"""multiply-adds for each row from which a slice of one block takes no longer than a long one"""
 
 
 class GradientEngine(Protocol):
@@ -54,6 +65,19 @@ class GradientEngine(Protocol):
         """ℓ_i for every record, at the model's current parameters, without gradients."""
         ...
 
+    @property
+    def rows_alike(self) -> bool:
+        """Whether a row's gradient is the same, bit for bit, in any number of blocks of rows."""
+        ...
+
+    def slice_length(self, expected: float, copies: int) -> int:
+        """How many records are best processed at once where so many are drawn on average: a public number."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Watches the model over several calls, instead of anew over each."""
+        ...
+
     def keepsake(self) -> object:
         """What must stay alive for as long as a device may replay this engine's last work."""
         ...
@@ -65,6 +89,7 @@ class SealedEngine(ABC):
     | batch | result |
     | --- | --- |
     | no records | [0, d] and [0]; the model is not run |
+    | rows that are no records | computed with, and marked: they count for nothing |
     | a buffer or parameter changed in the forward | `ModelError` that names it |
     | not `Records` | `PrivacyLineError` |
     """
@@ -76,6 +101,10 @@ class SealedEngine(ABC):
         self.loss = loss
         self.reason = reason
         self.layout = Layout.of(model)
+        self.operations = 0.0
+        """multiply-adds of a forward for each row, about"""
+        self.rows_alike = False
+        self._watched = False
 
     @abstractmethod
     def compute(self, inputs: Tensor, targets: Tensor, copies: int = 1) -> GradientBatch:
@@ -89,20 +118,20 @@ class SealedEngine(ABC):
         """The unsealed losses of at least one input, one each; only for this package."""
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
-        inputs, targets = _open_full(records)
+        inputs, targets = _open(records)
         if len(targets) == 0:
             return PerSampleGradients(GradientBatch(self.buffer(0), self._no_losses()))
-        with self._alone(), torch.enable_grad():
-            return PerSampleGradients(self.compute(inputs, targets, records.copies))
+        with self.watched(), torch.enable_grad():
+            batch = self.compute(inputs, targets, records.copies)
+        return PerSampleGradients(replace(batch, present=_present(records)))
 
     def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
         inputs, targets = _open(records)
         dtype, device = self._kind()
         if len(targets) == 0:
             return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
-        present = None if records.present is None else unseal(records.present)
-        with self._alone(), torch.enable_grad():
-            total = self.clipped(inputs, targets, records.copies, query, present)
+        with self.watched(), torch.enable_grad():
+            total = self.clipped(inputs, targets, records.copies, query, _present(records))
         return ClippedSum(total.detach(), query, dtype)
 
     def clipped(
@@ -117,12 +146,33 @@ class SealedEngine(ABC):
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
-        inputs, targets = _open_full(records)
+        """One a row, rows that are no records included."""
+        inputs, targets = _open(records)
         if len(targets) == 0:
             return PerRecordLosses(self._no_losses())
-        with self._alone(), torch.no_grad():
+        with self.watched(), torch.no_grad():
             each = self.losses(inputs, repeated(targets, records.copies)).detach()
         return PerRecordLosses(each.view(len(targets), records.copies).mean(dim=1))
+
+    def slice_length(self, expected: float, copies: int) -> int:
+        large = self.layout.size > LARGE
+        if self._kind()[1].type != "cpu":
+            most = length_for_all(expected)
+            return min(most, max(1, 128 // copies)) if large else most
+        rows = BLOCK if self.operations >= _MANY_OPERATIONS else ROWS_AT_ONCE if self.rows_alike else 2 * BLOCK
+        return rounded(max(1, (_FEW_ROWS if large else rows) // copies))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        if self._watched:
+            yield
+            return
+        self._watched = True
+        try:
+            with self._alone():
+                yield
+        finally:
+            self._watched = False
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -166,9 +216,5 @@ def _open(records: Records) -> tuple[Tensor, Tensor]:
     return unseal(records)
 
 
-def _open_full(records: Records) -> tuple[Tensor, Tensor]:
-    """Where one result a row leaves the engine, a row that is no record would pass for one."""
-    content = _open(records)
-    if records.present is not None:
-        raise PrivacyLineError("a batch of fixed size holds rows that are no records: only clipped_sum takes it")
-    return content
+def _present(records: Records) -> Tensor | None:
+    return None if records.present is None else unseal(records.present)

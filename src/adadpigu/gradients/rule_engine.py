@@ -21,7 +21,7 @@ from adadpigu.beside import beside, join
 from adadpigu.bounding import GradientSum, record_factors
 from adadpigu.errors import ModelError
 from adadpigu.gradients.destinations import FlatGradients, ModuleGradients
-from adadpigu.gradients.interface import SealedEngine, repeated
+from adadpigu.gradients.interface import LARGE, SealedEngine, repeated
 from adadpigu.gradients.losses import RecordLoss
 from adadpigu.gradients.outer import Outer
 from adadpigu.gradients.rules import RULES, Rule, bytes_at_work
@@ -34,13 +34,6 @@ from adadpigu.standardising import Standardiser
 
 Precision = Literal["float32", "bf16"]
 """what a net's products are computed in; norms, sums and noise are float64 in either case"""
-
-_ROWS_AT_ONCE = 256
-"""rows that go through a net together on a CPU: more would not fit its cache"""
-_LARGE_ROWS_AT_ONCE = 16
-"""the same for a net with so many parameters that what its layers keep should not come on top of them"""
-_AT_ONCE = 2**20
-"""parameters up to which all sums are made and then put together; of more, one at a time, for memory's sake"""
 
 
 @dataclass(frozen=True)
@@ -127,21 +120,6 @@ class RuleEngine(SealedEngine):
     def clipped(
         self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:
-        size = self._records_at_once(inputs.device, copies) or len(targets)
-        split = [None] * -(-len(targets) // size) if present is None else torch.split(present, size)
-        parts = zip(torch.split(inputs, size * copies), torch.split(targets, size), split, strict=True)
-        totals = (self._clipped(x, y, copies, query, here) for x, y, here in parts)
-        return functools.reduce(torch.add, totals)
-
-    def _records_at_once(self, device: torch.device, copies: int) -> int | None:
-        """How many records go through the net together; None: all of them."""
-        large = self.layout.size > _AT_ONCE
-        rows = (_LARGE_ROWS_AT_ONCE if large else _ROWS_AT_ONCE) if device.type == "cpu" else 128 if large else None
-        return None if rows is None else max(1, rows // copies)
-
-    def _clipped(
-        self, inputs: Tensor, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None
-    ) -> Tensor:
         part = self._wanted(query, inputs.device)
         with beside(inputs.device):  # vectors that will be needed, if the same layers are built as in the last batch
             _ = part.whole, (part if query.top_k < 1 else part.without(self._apart)).standardised
@@ -181,17 +159,17 @@ class RuleEngine(SealedEngine):
         used = [(call, dy) for call, dy in pairs if owns(call.module, parameters)]
         with beside(built.device):
             elsewhere = [layer.squares() for layer in outer]
-        size = _slice_size(used, built.width, copies, built.device)
+        size = slice_size(records, _bytes_a_record(used, built.width, copies), built.device)
         factors: list[Tensor] = []
         added: Tensor | None = None
         parts: dict[Slot, Tensor] = {}
         for start in range(0, records, size):
-            part = slice(start, min(start + size, records))
+            part = slice(start, start + size)
             z = built.standardised(self._rows(used, built, part, copies))
             here = None if batch.present is None else batch.present[part]
             squares = [z.squares(), *(square[..., part].contiguous() for square in elsewhere)]
             factors.append(record_factors(squares, query, here, length=self.layout.size))
-            if len(elsewhere) and part.stop == records and self.layout.size <= _AT_ONCE:
+            if len(elsewhere) and part.stop == records and self.layout.size <= LARGE:  # of more, one at a time
                 with beside(built.device):
                     parts = {layer.slot: layer.total(_joined(factors)) for layer in outer}
             here_added = z.total(factors[-1])
@@ -286,10 +264,9 @@ def owns(module: nn.Module, parameters: set[int]) -> bool:
     return any(id(parameter) in parameters for parameter in module.parameters(recurse=False))
 
 
-def _slice_size(pairs: Sequence[tuple[Call, Tensor]], width: int, copies: int, device: torch.device) -> int:
-    """How many records are built at once."""
+def _bytes_a_record(pairs: Sequence[tuple[Call, Tensor]], width: int, copies: int) -> int:
     widest = max((bytes_at_work(call.module, call.x, dy) for call, dy in pairs), default=0)
-    return slice_size(max(8 * width, copies * widest), device)
+    return max(8 * width, copies * widest)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

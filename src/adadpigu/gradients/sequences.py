@@ -28,9 +28,10 @@ _WIDE = 2**16
 """entries of a weight from which its gradients are not kept"""
 
 
-def slice_size(bytes_a_record: int, device: torch.device, most: int = _SLICE_BYTES_ELSEWHERE) -> int:
-    """How many records' gradients are built at once."""
-    return max(1, _SLICE_BYTES.get(device.type, most) // max(bytes_a_record, 1))
+def slice_size(records: int, bytes_a_record: int, device: torch.device, most: int = _SLICE_BYTES_ELSEWHERE) -> int:
+    """How many records' gradients are built at once: a number that divides them all, so that slices are alike."""
+    fit = max(1, _SLICE_BYTES.get(device.type, most) // max(bytes_a_record, 1))
+    return next(size for size in range(min(fit, max(records, 1)), 0, -1) if records % size == 0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class SequenceLayer:
         return raised.square()
 
     def _slices(self, bytes_a_record: int) -> list[slice]:
-        size = slice_size(bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
+        size = slice_size(len(self.left), bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
         return [slice(start, start + size) for start in range(0, len(self.left), size)]
 
 

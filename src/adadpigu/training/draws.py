@@ -85,6 +85,7 @@ class Draws:
             randomness=randomness,
             view=view,
             at_once=at_once,
+            expected=batch_size,
             diagnostics=diagnostics,
             processes=processes,
         )
@@ -180,13 +181,13 @@ class Draws:
         self._failed = False
         return True
 
-    def _record(self, queries: tuple[Query, ...], draw: str, size: int | None) -> dict[str, Release]:
+    def _record(self, queries: tuple[Query, ...], draw: str, size: int) -> dict[str, Release]:
         """What `release` does, for the recording device: nothing is looked at, drawn or released."""
         fixed = self._fixed
         if fixed is None or self._made is None or self._made or not self._fits_shape(queries):
             raise RuntimeError("it makes more than one draw, or other sums than one of gradients")
         _, noise_multiplier = self._planned[draw]
-        sums = self._micro_batches.recorded_sums(*fixed.drawn(), queries, size)
+        sums = self._micro_batches.recorded_sums(*fixed.drawn(), queries, min(size, fixed.size))
         recorded = self._mechanism.record(sums, noise_multiplier)
         self._made.append(RecordedDraw(draw, recorded, self._engine.keepsake()))
         return recorded.releases
@@ -222,11 +223,11 @@ class Draws:
     def _fits_shape(self, queries: tuple[Query, ...]) -> bool:
         return self._fixed is not None and self._micro_batches.clipped_by_engine(queries)
 
-    def _sums(self, coins: Coins, queries: tuple[Query, ...], size: int | None) -> list[BoundedSum]:
+    def _sums(self, coins: Coins, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         fixed = self._fixed
         if fixed is not None and self._fits_shape(queries):
             drawn, present = fixed.drawn() if fixed.load() else fixed.several(coins)
-            return self._micro_batches.sums(drawn, present, queries, min(size or fixed.size, fixed.size))
+            return self._micro_batches.sums(drawn, present, queries, min(size, fixed.size))
         if fixed is not None:
             fixed.wait()
         return self._micro_batches.sums(coins.drawn(), None, queries, size)

@@ -14,7 +14,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from adadpigu.bounding import GradientSum
 from adadpigu.errors import InputError
+from adadpigu.gradients.slicing import rounded
 from adadpigu.isolation import isolated
 from adadpigu.randomness import SystemRandomness
 from adadpigu.records import Records
@@ -276,8 +277,10 @@ def records_at_once(prepared: Preparation) -> int | None:
     modes = {module: module.training for module in model.modules()}
     model.train()  # as it will be: dropout takes memory too
     try:
-        rehearsal = Rehearsal(prepared.data.train, prepared.view)
-        return rehearsal.largest(lambda records: prepared.engine.clipped_sum(records, query), choice)
+        rehearsal, copies = Rehearsal(prepared.data.train, prepared.view), prepared.view.augmentation.copies
+        most = prepared.engine.slice_length(prepared.options.batch_size, copies)
+        choice = replace(choice, most=min(most, choice.most))
+        return rounded(rehearsal.largest(lambda records: prepared.engine.clipped_sum(records, query), choice))
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +22,7 @@ from adadpigu.diagnostics import Diagnostics
 from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import InputError
 from adadpigu.gradients import GradientEngine
+from adadpigu.gradients.slicing import BLOCK, rounded
 from adadpigu.isolation import host_state, isolated
 from adadpigu.randomness import Randomness
 from adadpigu.records import (
@@ -31,13 +32,12 @@ from adadpigu.records import (
     Presence,
     Records,
     losses_of,
+    padded,
 )
 from adadpigu.sampling import Drawn, Population, gather
 from adadpigu.sensitive import unseal
 from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
 from adadpigu.training.view import View
-
-_RECORDS_AT_ONCE = 4096
 
 
 class MicroBatches:
@@ -50,10 +50,13 @@ class MicroBatches:
     | over drawn records | the size is halved and the draw processed anew; its sums are those of the smaller size |
     | over one record | an error of one line |
 
-    That a draw was processed again is told (`MemoryWarning`) and takes time. Micro-batches never exceed a public size,
-    and on a GPU that size was tried before; so this tells about the device, not about the draw. Without a
-    `physical_batch_size` there is no such size: running out of memory then tells that a draw was large, which the
-    guarantee of `Draws` does not cover.
+    That a draw was processed again is told (`MemoryWarning`) and takes time. Micro-batches have a public size; so this
+    tells about the device, not about the draw.
+
+    Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
+    each row is computed alike (`rows_alike`). Rows after the last record are absent and add zero, whatever they hold.
+    So what a record adds depends on no other record, bit for bit; sums are float64, and one record moves them by at
+    most C, up to n·2⁻⁵² of it.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class MicroBatches:
         randomness: Randomness,
         view: View,
         at_once: int | Auto | None,
+        expected: float,
         diagnostics: Diagnostics | None,
         processes: Processes | None = None,
     ) -> None:
@@ -75,8 +79,9 @@ class MicroBatches:
         self._randomness = randomness
         self._view = view
         self._at_once = at_once
+        self._expected = expected / self._processes.size
         self._rehearsal = Rehearsal(population, view)
-        self._sizes: dict[object, int | None] = {}
+        self._sizes: dict[object, int] = {}
         self._most: int | None = None
         self._told: int | None = None
         self._seen: list[PerSampleGradients] = []
@@ -106,21 +111,19 @@ class MicroBatches:
         """Whether nobody but the engine looks at single records: for one sum of gradients, without diagnostics."""
         return len(queries) == 1 and isinstance(queries[0], GradientSum) and self._diagnostics is None
 
-    def size(self, queries: tuple[Query, ...]) -> int | None:
-        """How many records are processed at once for such queries: a public number, None for all of them."""
+    def size(self, queries: tuple[Query, ...]) -> int:
+        """How many rows each micro-batch has for such queries: a public number."""
         kind = tuple(map(_kind, queries))
         if kind not in self._sizes:
             self._sizes[kind] = self._first_size(queries)
-        return _least(self._sizes[kind], self._most)
+        return self._sizes[kind] if self._most is None else min(self._sizes[kind], self._most)
 
     def process_at_once(self, records: int) -> None:
         """From here on so many: it changes nothing but memory."""
         self._at_once = records
         self._sizes.clear()
 
-    def sums(
-        self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int | None
-    ) -> list[BoundedSum]:
+    def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
         drawn, present = self._in_step(drawn, present, size)
         with isolated(self._randomness, self._view.device):
@@ -142,15 +145,13 @@ class MicroBatches:
                 self._diagnostics.observe(part)
         return [bounder.result() for bounder in bounders]
 
-    def recorded_sums(
-        self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int | None
-    ) -> list[BoundedSum]:
+    def recorded_sums(self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """What `sums` does, once and in the stream that is there: for a device that records it."""
         bounders = self._bounders(queries)
         self._process(drawn, present, queries, bounders, size)
         return [bounder.result() for bounder in bounders]
 
-    def _in_step(self, drawn: Drawn, present: Presence | None, size: int | None) -> tuple[Drawn, Presence | None]:
+    def _in_step(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:
         """Rows that are no records, where processes must run the model equally often."""
         positions = unseal(drawn)
         added = self._processes.padding(len(positions), size)
@@ -159,17 +160,19 @@ class MicroBatches:
         here = torch.arange(len(positions) + added, device=positions.device) < len(positions)
         return Drawn(torch.nn.functional.pad(positions, (0, added))), Presence(here)
 
-    def _first_size(self, queries: tuple[Query, ...]) -> int | None:
+    def _first_size(self, queries: tuple[Query, ...]) -> int:
         size = self._at_once
-        if size is None:  # a draw that needs no gradient may take every record there is
-            return None if any("gradient" in query.needs for query in queries) else _RECORDS_AT_ONCE
+        most = self._engine.slice_length(self._expected, self._view.augmentation.copies)
+        if size is None:
+            return most
         asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
 
         def work(records: Records) -> None:
             self._bound(records, asked, self._bounders(asked))
 
         if isinstance(size, Auto):
-            return self._rehearsal.largest(work, size)
+            return rounded(self._rehearsal.largest(work, replace(size, most=min(most, size.most))))
+        size = rounded(min(size, most))
         passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
         if passing < size:
             _tell(passing)
@@ -184,17 +187,22 @@ class MicroBatches:
         present: Presence | None,
         queries: tuple[Query, ...],
         bounders: list[Bounder],
-        size: int | None,
+        size: int,
     ) -> None:
-        """Gathers and bounds a draw, so many records at a time; an empty one is one empty micro-batch."""
-        positions = unseal(drawn)
-        at_once = size or max(len(positions), 1)
-        parts = torch.split(positions, at_once)
+        """Gathers and bounds a draw in micro-batches of `size` rows; an empty one is one empty micro-batch."""
+        parts = torch.split(unseal(drawn), size)
         here: list[Presence | None] = [None] * len(parts)
         if present is not None:
-            here = [Presence(part) for part in torch.split(unseal(present), at_once)]
-        for part, presence in zip(parts, here, strict=True):
-            self._bound(self._view(gather(self._population, Drawn(part), presence)), queries, bounders)
+            here = [Presence(part) for part in torch.split(unseal(present), size)]
+        with self._engine.watched() if self.clipped_by_engine(queries) else nullcontext():
+            for part, presence in zip(parts, here, strict=True):
+                records = padded(gather(self._population, Drawn(part), presence), self._rows(len(part), size))
+                self._bound(self._view(records), queries, bounders)
+
+    def _rows(self, records: int, size: int) -> int:
+        """How many rows a micro-batch of so many records gets."""
+        alike = self._engine.rows_alike and self._view.front is None
+        return min(size, -(-records // BLOCK) * BLOCK) if alike else size
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
@@ -240,18 +248,14 @@ def _kind(query: Query) -> object:
     return query.name, query.needs, len(query.losses_at)
 
 
-def _least(*sizes: int | None) -> int | None:
-    return min((size for size in sizes if size is not None), default=None)
-
-
-def _smaller(size: int | None) -> int:
-    """The size after one that did not fit. It must not tell the size of the draw, so all at once becomes a constant."""
+def _smaller(size: int) -> int:
+    """The size after one that did not fit."""
     if size == 1:
         raise InputError(
             "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
             "another engine or device"
         )
-    return _RECORDS_AT_ONCE if size is None else size // 2
+    return rounded(size // 2)
 
 
 def _tell(size: int | None) -> None:
@@ -260,7 +264,7 @@ def _tell(size: int | None) -> None:
 
 def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
     """All that diagnostics look at, in few bytes: rows of one entry, the norm, kept until the draw is through."""
-    batch = unseal(gradients)
+    batch = unseal(gradients).records_only()
     norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
     return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
 

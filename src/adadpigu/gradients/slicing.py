@@ -1,0 +1,73 @@
+"""How many records go through a net together: one length for all slices of a run, from public numbers alone.
+
+A product rounds a row otherwise among 129 rows than among 128, and the last rows of a slice otherwise than the first.
+So every slice has the same length, and its last rows are absent where records are missing. On a CPU the last slice may
+be shorter by whole blocks, where a rehearsal on synthetic rows has shown that each is computed alike, bit for bit, at
+any place and in any number of blocks. Then a record's gradient depends on no other record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BLOCK = 32
+"""rows that a CPU's kernels take at a time, twice a vector of 16"""
+
+
+def length_for_all(expected: float) -> int:
+    """B plus three standard deviations: on a GPU padding takes less time than a second slice."""
+    return math.ceil((expected + 3 * math.sqrt(expected)) / BLOCK) * BLOCK
+
+
+def rounded(length: int) -> int:
+    """The largest length up to this one that kernels take whole: a multiple of `BLOCK`, or a power of two below it.
+
+    >>> rounded(70), rounded(31), rounded(3)
+    (64, 16, 1)
+    """
+    if length >= BLOCK:
+        return length // BLOCK * BLOCK
+    return 1 if length < 4 else 1 << (length.bit_length() - 1)
+
+
+def computes_rows_alike(
+    compute: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, most: int
+) -> bool:
+    """Whether the gradients [b, d] of equal rows are equal bit for bit, wherever they lie among up to `most` rows."""
+    generator = torch.Generator().manual_seed(0)
+    if inputs.is_floating_point():
+        inputs = torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype)
+    kinds = len(inputs) - 1 + len(inputs) % 2  # odd, so that each kind comes to lie at every place of a vector
+    which = torch.arange(most) % kinds
+    first = compute(inputs[which[:BLOCK]], targets[which[:BLOCK]])[:kinds]
+    return all(
+        torch.equal(compute(inputs[which[:rows]], targets[which[:rows]]), first[which[:rows]])
+        for rows in (BLOCK, 3 * BLOCK, most)
+    )
+
+
+@contextmanager
+def counted_operations(model: nn.Module) -> Iterator[list[float]]:
+    """Within, each call of a layer notes its multiply-adds for each row, about: its parameters times its positions."""
+    noted: list[float] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        parameters = list(module.parameters(recurse=False))
+        if parameters and isinstance(output, Tensor) and output.dim() > 0 and len(output) > 0:
+            channels = parameters[0].shape[0] if parameters[0].dim() > 0 else 1
+            positions = max(1.0, output.numel() / len(output) / max(1, channels))
+            noted.append(positions * sum(parameter.numel() for parameter in parameters))
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()
