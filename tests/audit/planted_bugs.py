@@ -57,7 +57,11 @@ KNOWN = (
 )
 """what has to be planted, whatever else is"""
 
-FURTHER = ("too little noise on one tensor",)
+FURTHER = (
+    "too little noise on one tensor",
+    "half of the noise where no auditor looks at sums",
+    "half of the noise where records are drawn",
+)
 """what audits once passed, and do not any more"""
 
 LISTED = KNOWN + FURTHER
@@ -262,6 +266,18 @@ BUGS: tuple[Bug, ...] = (
         name="too little noise on one tensor",
         does="the last bias, 10 of 4,810 coordinates, gets a tenth of the noise that is charged",
         plant=plants.low_on_one_tensor,
+        caught_by="noise",
+    ),
+    Bug(
+        name="half of the noise where no auditor looks at sums",
+        does="the mechanism of every run halves its noise; one that an auditor has put in its place does not",
+        plant=plants.halved_out_of_sight,
+        caught_by="noise",
+    ),
+    Bug(
+        name="half of the noise where records are drawn",
+        does="empty draws get the noise that is charged, all others half of it",
+        plant=plants.halved_unless_empty,
         caught_by="noise",
     ),
 )

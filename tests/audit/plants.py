@@ -186,6 +186,22 @@ def low_sigma() -> AbstractContextManager[None]:
     return _noise(lambda heard, own, count: own.normal(count) * 0.95)
 
 
+@contextmanager
+def halved_out_of_sight() -> Iterator[None]:
+    """Half of the noise wherever no auditor's mechanism is in the place of the run's own."""
+    genuine = GaussianMechanism._noisy
+
+    def noisy(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
+        return genuine(self, total, noise_multiplier / (2 if type(self) is GaussianMechanism else 1))
+
+    with patch.object(GaussianMechanism, "_noisy", noisy):
+        yield
+
+
+def halved_unless_empty() -> AbstractContextManager[None]:
+    return _noise(lambda heard, own, count: own.normal(count) * (0.5 if heard.drawn else 1.0))
+
+
 def low_on_one_tensor() -> AbstractContextManager[None]:
     """A tenth of the noise on the last tensor, which is a bias."""
 

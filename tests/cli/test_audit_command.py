@@ -258,7 +258,7 @@ def test_a_run_of_another_model_than_its_config_names_is_refused(call: Any, tmp_
 def test_an_audit_that_is_interrupted_is_none(call: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from adadpigu.audit.canaries import Canaries
 
-    def stop(self: Canaries, queries: object) -> None:
+    def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Canaries, "asked", stop)

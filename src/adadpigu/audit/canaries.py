@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from adadpigu import mechanism
 from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.beside import beside, join
 from adadpigu.bounding import GradientSum, Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
@@ -119,6 +120,9 @@ class Canaries(Watcher):
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
         query = next((query for query in queries if isinstance(query, GradientSum)), None)
+        with beside(self._amount.device):
+            pass
+        join(self._amount.device)  # a query's vectors may be in the making
         if query is not None:
             self._aim(query)
         if not mechanism.capturing():  # of a replay the coins are written before it
@@ -131,7 +135,7 @@ class Canaries(Watcher):
             return
         release = answer.releases[query.name]
         value, active = release.value[-self.coordinates :].double().cpu() / query.clip_norm, release.active
-        self._active = None if active is None else active[-self.coordinates :].cpu()
+        self._active = None if active is None else active[-self.coordinates :].cpu()  # a copy: `active` is one
         self.observe(value, self._active)
 
     def update(self, metrics: Metrics) -> None:

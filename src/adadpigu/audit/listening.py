@@ -24,7 +24,7 @@ from torch import Tensor
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
-from adadpigu.audit.outside import PLAIN_SGD, Answer, Watcher
+from adadpigu.audit.outside import Answer, Watcher, plainly_prepared
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import announced, run_length, so_many_records
@@ -92,7 +92,7 @@ class Parts:
     ) -> None:
         """What was released of a sum that is 0, in a draw of that stage and name."""
         draw, value = self._claimed[at], released.double().cpu()
-        due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu()
+        due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu().clone()
         finite = torch.isfinite(value)
         self.disturbed += int((value[~due] != 0).sum())
         self.bare += int((value[due] == 0).sum())
@@ -234,8 +234,8 @@ def nobody(data: DataSet) -> DataSet:
 
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps, in which nobody is drawn, and whose charges the listener is told of."""
-    changes = {**PLAIN_SGD, "lr": 1.0, **changes}
-    ready = subject.prepare(data=nobody(subject.data), steps=steps, evaluate_every=steps, **changes)
+    data = nobody(subject.data)
+    ready = plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
     listener.follow(ready)
     return announced(subject, ready, listener.announce)
 
@@ -246,7 +246,7 @@ def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None)
     heard = Bystanders(subject.plan)
     few = so_many_records(subject, math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
-        ready = subject.prepare(data=few, attach=heard.attach, steps=steps, evaluate_every=steps, **PLAIN_SGD)
+        ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
     except (InputError, ModelError):
         return None
     heard.follow(ready)

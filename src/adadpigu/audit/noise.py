@@ -90,6 +90,7 @@ def audit_noise(
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
             *([_UNPEOPLED] if heard.peopled is None else []),
+            *heard.whole.assumed(),
         ),
         findings=(*subject.findings, *_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
         details={

@@ -6,7 +6,7 @@ recorded. After every step the weights have to be where the release takes them,
 
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
 
-so that nobody shows the auditor other releases than the weights get. For that an audited run steps by plain SGD.
+so that nobody shows the auditor other releases than the weights get. For that a run is prepared to step by plain SGD.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 
 from adadpigu import mechanism
+from adadpigu.audit.subject import Subject
 from adadpigu.bounding import GradientSum, Query
+from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Facts, Metrics, Run
 
-PLAIN_SGD: dict[str, Any] = {
+_PLAIN_SGD: dict[str, Any] = {
     "optimizer": "sgd",
     "momentum": 0.0,
     "weight_decay": 0.0,
@@ -68,6 +70,14 @@ class _Replayed:
         return before is None or not all(map(torch.equal, before, self._before))
 
 
+def plainly_prepared(subject: Subject, **given: Any) -> Preparation:
+    """The subject's run, by plain SGD; as it is, where the method needs its own optimiser."""
+    try:
+        return subject.prepare(**given, **_PLAIN_SGD)
+    except InputError:
+        return subject.prepare(**given)
+
+
 class Watcher:
     """A watch and an observer; `heard` is called once a draw, after its step."""
 
@@ -87,7 +97,7 @@ class Watcher:
         """how the latest run says that it was run"""
 
     def follow(self, ready: Preparation) -> None:
-        """Looks after every step of this run where its weights are, which steps by plain SGD."""
+        """This run is about to begin; where it steps by plain SGD, its weights are looked at after every step."""
         self._ready = ready
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
@@ -125,6 +135,11 @@ class Watcher:
         if self.unchanged:
             yield f"{self.unchanged} of {self.replayed} replayed steps released the very numbers of an earlier one"
 
+    def assumed(self) -> Iterator[str]:
+        """What was not looked at."""
+        if not self.followed:
+            yield "weights move by what is released, and by nothing else (the method does more than plain SGD would)"
+
     def details(self) -> dict[str, object]:
         """What was on the path."""
         return {"execution": self.execution, "replayed_steps": self.replayed, "steps_followed": self.followed}
@@ -146,7 +161,7 @@ class Watcher:
     def _look_where_weights_are(self, answers: Sequence[Answer]) -> None:
         before, self._before = self._before, self._weights()
         asked = [(query, answer) for answer in answers if (query := answer.gradient) is not None]
-        if self._ready is None or len(asked) != 1 or not _restores(self._ready):
+        if self._ready is None or len(asked) != 1 or not _follows(self._ready):
             return
         ((query, answer),) = asked
         options, after = self._ready.options, self._before.double()
@@ -168,6 +183,7 @@ def _step(query: GradientSum, value: Tensor, lr: float, batch_size: float) -> tu
     return lr * (mean + centre) * active, lr * (mean.abs() + centre.abs())
 
 
-def _restores(ready: Preparation) -> bool:
-    """Whether the method is one of the package's: all of them step along what was released, as others need not."""
-    return type(ready.method).__module__.startswith("adadpigu.")
+def _follows(ready: Preparation) -> bool:
+    """Whether it steps by plain SGD along what is released, as all methods of the package do and others need not."""
+    plain = all(getattr(ready.options, name) == value for name, value in _PLAIN_SGD.items())
+    return plain and type(ready.method).__module__.startswith("adadpigu.")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
-from adadpigu.audit.outside import PLAIN_SGD
+from adadpigu.audit.outside import plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import so_many_records
@@ -55,6 +55,8 @@ class Observations:
     """of them, those that found a value other than 0, or a weight that had moved"""
     findings: tuple[str, ...] = ()
     """of what was seen from outside, what needs no test to be wrong"""
+    assumed: tuple[str, ...] = ()
+    """what was not looked at"""
     path: Mapping[str, object] = field(default_factory=dict)
     """what was on the path of the latest run"""
 
@@ -80,6 +82,7 @@ class Observations:
             frozen=self.frozen + other.frozen,
             disturbed=self.disturbed + other.disturbed,
             findings=(*self.findings, *other.findings),
+            assumed=other.assumed,
             path=other.path,
         )
 
@@ -151,6 +154,7 @@ class _HalfIn(Canaries):
             frozen=self._frozen,
             disturbed=self._disturbed,
             findings=tuple(self.findings()),
+            assumed=tuple(self.assumed()),
             path=self.details(),
         )
 
@@ -195,6 +199,7 @@ def audit_white_box(
             "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",
             "records are sampled as claimed (`adadpigu audit sampler` tests that; the canaries' own coins are the "
             "auditor's)",
+            *seen.assumed,
         ),
         findings=tuple(findings),
         details=_details(subject, seen, errors),
@@ -216,7 +221,7 @@ def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observ
                 progress(min(had + draws * a_world, wanted), wanted)
 
         canaries = _HalfIn(a_world, tell)
-        ready = subject.prepare(data=data, attach=canaries.attach, **PLAIN_SGD)
+        ready = plainly_prepared(subject, data=data, attach=canaries.attach)
         canaries.follow(ready)
         coins = canaries.coins(choose_randomness(subject.tier, ready.device))
         trained(ready, randomness=coins, watch=canaries, observers=[canaries])

@@ -50,6 +50,10 @@ def audit(
     delta: Annotated[float | None, typer.Option(help="δ that is claimed. [1e-5]")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε: its cost is the claim.")] = None,
     steps: Annotated[int | None, typer.Option(help="T of the run. [digits: 3000; else the preset's]")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu or cuda, where a GPU's recorded steps are audited. [a GPU where there is one]"),
+    ] = None,
     sample_rate: Annotated[
         float | None, typer.Option(help="q, with which a record is drawn. [digits: 0.02; else the preset's]")
     ] = None,
@@ -86,7 +90,9 @@ def audit(
     docs/auditing.md tells what each does, assumes and can find.
     """
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
-    flags: dict[str, object] = {name: value for name, value in locals().items() if name in {*keys, "describe"}}
+    flags: dict[str, object] = {
+        name: value for name, value in locals().items() if name in {*keys, "describe", "device"}
+    }
     sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
     flags["method_options"] = method_options(option or [], [], {})
     chosen = _chosen(kind, sizes, full)
