@@ -76,6 +76,10 @@ def test_options_of_a_presets_method_do_not_leak_into_another() -> None:
     [
         (["--mean-decay", "0.8", "--set", "mean_decay=0.7"], "mean_decay=0.7 and mean_decay=0.8: give one of them"),
         (["--method", "dpsgd", "--mean-decay", "0.8"], "unknown option of method dpsgd 'mean_decay'"),
+        (["--top-k-of", "all"], "top_k_of=all does nothing with top_k=1.0"),
+        (["--clip-rate", "0.3"], "clip_rate=0.3 does nothing with clip_quantile=None"),
+        (["--top-k", "0"], "top_k=0"),
+        (["--clip-quantile", "1"], "clip_quantile=1"),
         (["--mean-dekay", "0.8"], "did you mean '--mean-decay'"),
         (["--ema", "0.9", "--tail", "0.1"], "ema=0.9"),
         (["--ema", "no"], "ema='no' is not of type float or off"),

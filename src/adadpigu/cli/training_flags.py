@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from typing import cast
 
 from adadpigu.config import OFF, RunConfig, read_flag
 from adadpigu.errors import InputError, unknown
@@ -78,6 +79,19 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
         found = getattr(settings, needed)
         if flags[key] not in (None, OFF, 0.0) and not looks(found):
             raise InputError(f"{key}={flags[key]} does nothing with {needed}={found!r}; allowed with {wanted}")
+    _refuse_idle_options(flags, settings)
+
+
+def _refuse_idle_options(flags: dict[str, object], settings: RunConfig) -> None:
+    """The same for options of the method that need another one, which is off."""
+    from adadpigu.methods import make_method
+
+    given = cast("Mapping[str, object]", flags["method_options"] or {})
+    options = vars(make_method(settings.method, settings.method_options))
+    for needed, off, idle in (("top_k", 1.0, ("top_k_of",)), ("clip_quantile", None, ("clip_rate", "count_noise"))):
+        for key in idle:
+            if key in given and options.get(needed, ...) == off:
+                raise InputError(f"{key}={given[key]} does nothing with {needed}={off}; allowed with another {needed}")
 
 
 def has_momentum(optimizer: str) -> bool:
