@@ -17,7 +17,7 @@ from torch import Tensor
 from adadpigu import kernels
 from adadpigu.beside import join
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.top_k import largest
+from adadpigu.top_k import largest, largest_standardised
 
 if TYPE_CHECKING:
     from adadpigu.bounding import GradientSum
@@ -64,6 +64,8 @@ class Standardiser:
         """[b, n] -> [b, n] in float64, a new tensor."""
         # Standardised as the rows are, then widened: what is measured is what is added, and it is half the bytes.
         z = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        if self._kept is not None and z.device.type == "cpu" and int(self._kept) < z.shape[1]:
+            return largest_standardised(z, self.center, self.weight, int(self._kept))
         if self.center is not None:
             z = z - self.center.to(z.dtype)
         if self.weight is not None:

@@ -266,10 +266,11 @@ def _scaled_by_beta_itself(plant: pytest.MonkeyPatch) -> None:
 
 
 def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:
-    def late(z: torch.Tensor, count: int) -> torch.Tensor:
+    def late(rows: torch.Tensor, center: torch.Tensor, weight: torch.Tensor, count: int) -> torch.Tensor:
+        z = (rows - center) * weight
         return largest(z * (CLIP / z.norm(dim=1, keepdim=True)).clamp(max=1.0), count)
 
-    plant.setattr("adadpigu.standardising.largest", late)
+    plant.setattr("adadpigu.standardising.largest_standardised", late)
 
 
 def _top_k_of_all(plant: pytest.MonkeyPatch) -> None:
