@@ -1,0 +1,1 @@
+"""Run folders: what binds the files of one together."""

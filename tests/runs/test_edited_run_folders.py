@@ -1,0 +1,139 @@
+"""Files of a run folder that do not belong together are told by every command that reads one, by the file's name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adadpigu.accounting.journal import head_path
+from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.tensors import digest, read_tensors
+from run_folders import changed, rewritten, trained
+
+FLAGS = ("--method", "dpsgd", "--model", "linear", "--steps", "8")
+COMMANDS = ("ledger verify", "report", "evaluate", "export", "predict")
+MODEL = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, its twin by the same config, and one with far less noise."""
+    path = tmp_path_factory.mktemp("made")
+    for name, noise in (("run", "3"), ("twin", "3"), ("loud", "0.5")):
+        trained(path / name, *FLAGS, "--noise-multiplier", noise)
+    shape = json.loads((path / "run" / "data.json").read_text())["shape"]
+    np.save(path / "new.npy", np.zeros((2, *shape), dtype=np.float32))
+    return path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "run", tmp_path / "run"))
+
+
+def arguments(command: str, run: Path, made: Path) -> list[str]:
+    more = {
+        "report": ["--out", str(run.parent / "page.html")],
+        "export": ["--to", "card", "--out", str(run.parent / "README.md")],
+        "predict": [str(made / "new.npy")],
+    }
+    return [*command.split(), str(run), *more.get(command, [])]
+
+
+def other_weights(run: Path, made: Path) -> None:
+    """Those of the run with less noise; whatever summary.json says of weights is made to fit."""
+    shutil.copy(made / "loud" / MODEL, run)
+    changed(run, "summary.json", weights=digest(sorted(read_tensors(run / MODEL, "model").items())))
+
+
+def other_weights_and_config(run: Path, made: Path) -> None:
+    other_weights(run, made)
+    shutil.copy(made / "loud" / "config.toml", run)
+
+
+def lower_claim(run: Path, made: Path) -> None:
+    changed(run, "privacy.json", epsilon_pld=0.01, epsilon_spent=0.01)
+
+
+def shorter_statement(run: Path, made: Path) -> None:
+    text = (run / "statement.txt").read_text()
+    (run / "statement.txt").write_text(text.replace("Not covered", "Covered"))
+
+
+def ledger_of_a_twin(run: Path, made: Path) -> None:
+    for name in (NAME, head_path(run / NAME).name):
+        shutil.copy(made / "twin" / name, run)
+
+
+def without_its_last_record(run: Path, made: Path) -> None:
+    rewritten(run, records=-1)
+
+
+def cut(run: Path, made: Path) -> None:
+    lines = (run / NAME).read_bytes().splitlines(keepends=True)
+    (run / NAME).write_bytes(b"".join(lines[:-1]))
+
+
+def edited_config(run: Path, made: Path) -> None:
+    with (run / "config.toml").open("a") as file:
+        file.write("\n")
+
+
+EDITS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "weights": (other_weights, MODEL),
+    "weights and config": (other_weights_and_config, MODEL),
+    "privacy.json": (lower_claim, "privacy.json"),
+    "statement": (shorter_statement, "statement.txt"),
+    "a twin's ledger": (ledger_of_a_twin, MODEL),
+    "no closing record": (without_its_last_record, NAME),
+    "a ledger that was cut": (cut, NAME),
+    "config": (edited_config, "config.toml"),
+}
+OPEN = "no closing record"
+"""looks like a run that was killed before its end: no alarm, but nothing is claimed"""
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_edited_folder_is_told_by_the_file_that_differs(
+    command: str, edit: str, call: Any, made: Path, run: Path
+) -> None:
+    change, file = EDITS[edit]
+    change(run, made)
+    code, out, err = call(*arguments(command, run, made))
+    told = err if command != "ledger verify" or edit != OPEN else out
+    assert file in told, (out, err)
+    assert NAME in told or command == "report"
+    wanted = {"ledger verify": 0 if edit == OPEN else 1, "report": 1, "export": 2}
+    assert code == wanted.get(command, 0)
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_names_the_file_too(command: str, edit: str, call: Any, made: Path, run: Path) -> None:
+    change, file = EDITS[edit]
+    change(run, made)
+    code, out, err = call(*arguments(command, run, made), "--json")
+    if command == "export":
+        assert (code, out) == (2, "")
+        assert file in err
+        return
+    told = json.loads(out)
+    if command == "report":
+        assert any(file in line for line in told["left_out"])
+    else:
+        assert (told["bound"], told["differs"]) == (False, file)
+        assert file in told["why"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_as_the_run_left_it_is_bound(command: str, call: Any, made: Path, run: Path) -> None:
+    code, out, _ = call(*arguments(command, run, made), "--json")
+    assert code == 0
+    assert json.loads(out).get("bound", True) is True
