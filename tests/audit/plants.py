@@ -157,7 +157,7 @@ class _Altered:
 
 
 @contextmanager
-def _noise(made: Callable[[Overheard, Randomness, int], Tensor]) -> Iterator[None]:
+def noise_by(made: Callable[[Overheard, Randomness, int], Tensor]) -> Iterator[None]:
     """The mechanism draws other normal numbers, and declares what it always does."""
     genuine = GaussianMechanism._noisy
     with overhearing() as heard:
@@ -175,15 +175,15 @@ def _noise(made: Callable[[Overheard, Randomness, int], Tensor]) -> Iterator[Non
 
 
 def mean_noise_of_a_sum() -> AbstractContextManager[None]:
-    return _noise(lambda heard, own, count: own.normal(count) * heard.batch_size)
+    return noise_by(lambda heard, own, count: own.normal(count) * heard.batch_size)
 
 
 def sum_noise_of_a_mean() -> AbstractContextManager[None]:
-    return _noise(lambda heard, own, count: own.normal(count) / heard.batch_size)
+    return noise_by(lambda heard, own, count: own.normal(count) / heard.batch_size)
 
 
 def low_sigma() -> AbstractContextManager[None]:
-    return _noise(lambda heard, own, count: own.normal(count) * 0.95)
+    return noise_by(lambda heard, own, count: own.normal(count) * 0.95)
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def low_on_one_tensor() -> AbstractContextManager[None]:
             noise[last.start : last.stop] *= 0.1
         return noise
 
-    return _noise(made)
+    return noise_by(made)
 
 
 def one_key_for_all_tensors() -> AbstractContextManager[None]:
@@ -224,7 +224,7 @@ def one_key_for_all_tensors() -> AbstractContextManager[None]:
         stream = own.normal(max(lengths))
         return torch.cat([stream[:length] for length in lengths])
 
-    return _noise(made)
+    return noise_by(made)
 
 
 def one_key_for_all_steps() -> AbstractContextManager[None]:
@@ -236,7 +236,7 @@ def one_key_for_all_steps() -> AbstractContextManager[None]:
             kept[count] = own.normal(count)
         return kept[count].clone()
 
-    return _noise(made)
+    return noise_by(made)
 
 
 @contextmanager

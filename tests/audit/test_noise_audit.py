@@ -23,7 +23,7 @@ from torch import Tensor
 from adadpigu import mechanism
 from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.audit import keys, noise
-from adadpigu.audit.evidence import lag_shares, most_scale, product_p, rare_p, repeats, scale_p
+from adadpigu.audit.evidence import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
 from adadpigu.audit.keys import Keys
 from adadpigu.audit.listening import _places
 from adadpigu.audit.noise import audit_noise
@@ -408,3 +408,19 @@ def test_too_few_numbers_are_refused() -> None:
         audited(numbers=9_999)
     with pytest.raises(InputError, match=r"confidence=0\.2"):
         audited(confidence=0.2)
+
+
+def test_sizes_of_normal_numbers_are_fair_bets() -> None:
+    """E exp(λu) ≤ exp(λ²/2), which is what makes `product_p` hold for them."""
+    for bet in (0.1, 0.5, 1.0, 2.0, 5.0, 20.0):
+        mean = quad(lambda z, bet=bet: np.exp(bet * sizes(np.array([z]), np.array([True]))[0]) * norm.pdf(z), -9, 9)[0]
+        assert mean <= np.exp(bet**2 / 2) * (1 + 1e-9)
+
+
+def test_numbers_of_few_digits_are_equal_as_often_as_is_expected_at_most() -> None:
+    z = np.random.default_rng(3).standard_normal(100_000)
+    for digits, rounded in ((2.0**-23, z.astype(np.float32)), (2.0**-10, z.astype(np.float16))):
+        equal, expected = equal_sizes(rounded.astype(np.float64), digits)
+        assert 0.1 * expected < equal < expected
+    assert equal_sizes(z, 2.0**-52)[0] == 0
+    assert rare_p(*equal_sizes(np.random.default_rng(4).choice(z, 2000), 2.0**-23)) < 1e-9

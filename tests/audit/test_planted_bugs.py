@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from leak_attacks import one_batch_epsilon
 from page_tables import first_cells
-from planted_bugs import AUDITS, BUGS, LISTED, PAGE, SETTINGS, Bug, clean, row
+from planted_bugs import AUDITS, BUGS, LISTED, PAGE, SETTINGS, Bug, row
 from published_leaks import LEAKS, Leak
 from published_leaks import PAGE as LEAKS_PAGE
 from scipy.stats import norm
@@ -35,7 +35,7 @@ def test_every_bug_of_the_list_is_planted_and_stands_in_the_documentation() -> N
     assert tuple(bug.name for bug in BUGS) == LISTED
     assert len({bug.plant for bug in BUGS}) == len(LISTED)
     assert {bug.caught_by for bug in BUGS} == AUDITS.keys()
-    assert {bug.subject for bug in BUGS} == SETTINGS.keys()
+    assert {bug.subject for bug in BUGS if not bug.listed} == SETTINGS.keys()
     assert tuple(first_cells(PAGE)) == LISTED
     assert first_cells(LEAKS_PAGE) == [leak.name for leak in LEAKS]
     assert {leak.name for leak in LEAKS} <= set(LISTED)
@@ -43,7 +43,7 @@ def test_every_bug_of_the_list_is_planted_and_stands_in_the_documentation() -> N
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught_by_an_audit_that_passes_without_it(bug: Bug) -> None:
-    sound = clean(bug.subject, bug.caught_by)
+    sound = bug.sound()
     assert sound.passed, sound.findings
     found = bug.audited(bug.caught_by)
     assert not found.passed

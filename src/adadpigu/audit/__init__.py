@@ -5,6 +5,7 @@
 Audits of the mechanism work on public records or stand-ins; what the others look at is sensitive.
 """
 
+from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.claims import claim_of_run, config_of_run
 from adadpigu.audit.many_runs import audit_many_runs
 from adadpigu.audit.membership import audit_membership
@@ -19,6 +20,7 @@ from adadpigu.audit.white_box import audit_white_box
 __all__ = [
     "AuditResult",
     "Subject",
+    "audit_accountant",
     "audit_many_runs",
     "audit_membership",
     "audit_noise",

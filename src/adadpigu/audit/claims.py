@@ -48,7 +48,8 @@ def claim_of_run(folder: Path, subject: Subject) -> Subject:
             f"{trained}; allowed: a run of `adadpigu train`, whose model its config names"
         )
     findings = tuple(_contradictions(folder, record, subject, claimed, delta))
-    return replace(subject, epsilon=claimed, findings=findings, assumed=tuple(_trusted(folder, record)))
+    assumed = tuple(_trusted(folder, record))
+    return replace(subject, epsilon=claimed, findings=findings, assumed=assumed, ledger=record)
 
 
 def _contradictions(

@@ -118,7 +118,7 @@ class RecordedCoins:
     """Randomness whose inclusion coins and words are kept, for the run on D.
 
     The record at `always` is in every batch. With `share` each of the others is in a batch with that probability,
-    whatever q is: an auditor may choose who is drawn. In the draws of `empty` nobody is.
+    whatever q is: an auditor may choose who is drawn. In the draws of `empty` nobody is, in those of `full` everybody.
     """
 
     description = "recorded coins: not private"
@@ -132,11 +132,12 @@ class RecordedCoins:
         *,
         share: float | None = None,
         empty: frozenset[int] = frozenset(),
+        full: frozenset[int] = frozenset(),
     ) -> None:
         self._inner = inner
         self._always = always
         self._share = share
-        self._empty = empty
+        self._empty, self._full = empty, full
         self.coins: list[Tensor] = []
         self.filled: list[Tensor] = []
         self.chance = FrozenChance()
@@ -149,6 +150,8 @@ class RecordedCoins:
             coins[self._always] = 0.0
         if len(self.coins) in self._empty:
             coins = torch.full_like(coins, _NEVER)
+        if len(self.coins) in self._full:
+            coins = torch.zeros_like(coins)
         self.coins.append(coins)
         return coins
 

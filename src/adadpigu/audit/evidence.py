@@ -18,6 +18,8 @@ _START = 16.0
 """ρ: pairs from which on `product_p` is sharp"""
 _SHAPE, _RATE = 0.5, 0.005
 """of the Gamma law that `scale_p` bets on inverse variances by: wide, so that a few numbers without noise tell"""
+_FINEST = 2.0**-44
+"""below which numbers of a float64 generator may well be equal"""
 _STAKES = (2.0, 2.0**6, 2.0**20)
 """what `rare_p` bets that there are so many times too many"""
 
@@ -54,6 +56,36 @@ def repeats(z: Numbers, due: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     later, squares = rfft(due.astype(np.float64), size), rfft(z**2, size)
     variances = irfft(later * squares.conj(), size)[1 : len(z)]
     return products, np.maximum(variances, 0.0)
+
+
+def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:
+    """√3 (2 P(|Z| ≤ |z|) − 1), 0 where nothing is due: how large numbers are, whatever their sign.
+
+    Of standard normal numbers that is uniform with mean 0 and variance 1, and E exp(λu) ≤ exp(λ²/2), so that all of
+    `product_p` holds for them too.
+
+    >>> sizes(np.array([0.0, -0.67449, 9.0, 1.0]), np.array([True, True, True, False])).round(3).tolist()
+    [-1.732, 0.0, 1.732, 0.0]
+    """
+    from scipy.special import erf
+
+    found: Numbers = np.where(due, math.sqrt(3) * (2 * erf(np.abs(z) / math.sqrt(2)) - 1), 0.0)
+    return found
+
+
+def equal_sizes(z: Numbers, digits: float) -> tuple[int, float]:
+    """(n, m): how many numbers have the size of an earlier one, and the sum of the chances of that: for `rare_p`.
+
+    `digits` is the relative distance of neighbouring numbers as they were read, so that the next one, N(0, 1), comes
+    out at ±v with a chance of at most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
+
+    >>> equal_sizes(np.array([1.0, 0.5, -1.0, 2.0]), 1e-6)[0]
+    1
+    """
+    values, first = np.unique(np.abs(z), return_index=True)
+    cells = 2 * np.maximum(values * digits, _FINEST)
+    chances = 2 * np.exp(-(values**2) / 2) / math.sqrt(2 * math.pi) * cells
+    return len(z) - len(values), float(chances @ (len(z) - 1 - first))
 
 
 def lag_shares(count: int) -> Numbers:

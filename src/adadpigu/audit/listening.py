@@ -81,6 +81,8 @@ class Parts:
         """numbers that are active and have no noise"""
         self.odd = 0
         """numbers of noise that are not finite"""
+        self.digits = 0.0
+        """relative distance of neighbouring numbers, as coarse as it was in any release"""
 
     def hear(
         self,
@@ -94,6 +96,7 @@ class Parts:
         draw, value = self._claimed[at], released.double().cpu()
         due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu().clone()
         finite = torch.isfinite(value)
+        self.digits = max(self.digits, torch.finfo(released.dtype).eps)
         self.disturbed += int((value[~due] != 0).sum())
         self.bare += int((value[due] == 0).sum())
         self.odd += int((~finite[due]).sum())

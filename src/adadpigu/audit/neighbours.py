@@ -31,6 +31,8 @@ REMOVED = "removed"
 """the neighbour that has an ordinary record less"""
 _EMPTY = frozenset({1})
 """draws of D that take nobody"""
+_FULL = frozenset({2})
+"""and that take everybody"""
 
 
 class PrepareOn(Protocol):
@@ -66,12 +68,13 @@ class Recording:
         randomness: Randomness | None = None,
         share: float | None = None,
         empty: frozenset[int] = frozenset(),
+        full: frozenset[int] = frozenset(),
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
-        """`share` and `empty` say who is drawn, instead of q; `aim` is told what a neighbour's run is about to ask."""
+        """`share`, `empty`, `full` say who is drawn, instead of q; `aim` is told what a neighbour is about to ask."""
         self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
         inner = ReproducibleRandomness(0) if randomness is None else randomness
-        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty)
+        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
         ready = prepare_on(data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
         with self._coins.chance, _in_order(ready.device):
@@ -170,10 +173,10 @@ def replay_all(
     """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
 
     `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
-    is alone there; `share` chooses who else is drawn.
+    is alone there, in the third everybody; `share` chooses who else is drawn.
     """
     fresh = randomness or partial(ReproducibleRandomness, 0)
-    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY)
+    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY, full=_FULL)
     records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
     for name in (*records, REMOVED):
         found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
@@ -192,5 +195,5 @@ def replay_edge(
     """The same with a dummy block beside the model, and a record at the mask's edge."""
     edge, fresh = Edge(), randomness or partial(ReproducibleRandomness, 0)
     attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, aim=edge.aim)
+    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, full=_FULL, aim=edge.aim)
     return recording.with_record(edge.record(data))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw, epsilon
-from adadpigu.audit.evidence import lag_shares, product_p, product_reach, repeats
+from adadpigu.audit.evidence import equal_sizes, lag_shares, product_p, product_reach, rare_p, repeats, sizes
 from adadpigu.audit.keys import Keys
 from adadpigu.audit.laws import Check, Numbers, binomial_p, distance_p, mean_p, refuted
 from adadpigu.audit.listening import Heard, Part, Parts, listen
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _FEWEST = 10_000
 _TAILS = (3.0, 4.0, 4.5)
+_COMPARED = 2**18
+"""numbers of which it is looked at whether any are equal: of more, some are by rounding"""
 _PROCESSES_FROM = 1_000_000
 """numbers from which on two more processes are started: seconds, which a smaller audit does not take itself"""
 _ONE_PROCESS = (
@@ -177,9 +179,10 @@ class _Repeats:
     variances: Numbers
 
     @classmethod
-    def among(cls, parts: Sequence[Part]) -> _Repeats:
+    def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
-        return cls(*repeats(np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])))
+        z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
+        return cls(*repeats(z if signed else sizes(z, due), due))
 
     def check(self, name: str, where: str) -> Check:
         """The worst lag, each with its share of the significance."""
@@ -196,6 +199,8 @@ class _Repeats:
 def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
     """Whether the numbers were drawn afresh."""
     yield lags.check("repeats", "")
+    yield _Repeats.among(heard.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
+    yield _equal_check(heard.whole)
     yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(heard.whole.parts, heard.layout)
     if heard.peopled is not None and heard.peopled.noise.count:
@@ -226,6 +231,17 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
         name="tensors",
         p=min(1.0, float(chances[worst]) * len(slots)),
         told=f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})",
+    )
+
+
+def _equal_check(heard: Parts) -> Check:
+    """Numbers of one size: releases of nobody are noise alone, to the last digit."""
+    z = flat(heard.parts)[:_COMPARED]
+    equal, expected = equal_sizes(z[z != 0], heard.digits)
+    return Check(
+        name="equal numbers",
+        p=rare_p(equal, expected),
+        told=f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may",
     )
 
 

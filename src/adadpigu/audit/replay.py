@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from adadpigu.accounting import Plan, epsilon
 from adadpigu.audit.adversarial import EDGE, held
 from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
@@ -24,8 +26,10 @@ from adadpigu.training.preparation import Preparation
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_POPULATION, _SHARE = 96, 1 / 3
-"""records that an audited run is cut to, and how many of them are in a batch"""
+_POPULATION, _SHARE = 300, 32 / 300
+"""records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
+_SLICE = 256
+"""of those at once at most, so that a draw of all is of several slices"""
 _MOST_SHOWN = 10.0
 """where bars of the figure end"""
 
@@ -71,18 +75,16 @@ def audit_replay(
 
 
 def _cut_data(data: DataSet) -> DataSet:
-    """The first records alone; the declared record count stays, and with it q, σ and the plan."""
+    """The first records alone, over again where there are fewer; the declared count stays, and with it q, σ, plan."""
     records = held(data)
-    first = TensorRecords(records.inputs[:_POPULATION], records.targets[:_POPULATION], name=records.name)
-    return replace(data, train=first)
+    first = records.take(torch.arange(_POPULATION) % len(records))
+    return replace(data, train=TensorRecords(*first, name=records.name))
 
 
 def _cut(subject: Subject, steps: int) -> PrepareOn:
-    """Makes the subject's run ready with so many steps, and micro-batches as small beside the smaller batches."""
-    size, changes = subject.config.physical_batch_size, {}
-    if isinstance(size, int):
-        assert subject.config.batch_size is not None
-        changes["physical_batch_size"] = max(1, round(size * _POPULATION * _SHARE / subject.config.batch_size))
+    """Makes the subject's run ready with so many steps."""
+    size = subject.config.physical_batch_size
+    changes = {"physical_batch_size": min(size, _SLICE)} if isinstance(size, int) else {}
 
     def prepare_on(data: DataSet, attach: Attach | None = None) -> Preparation:
         ready = subject.prepare(data=data, attach=attach, **changes)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import Plan, epsilon
+from adadpigu.accounting import LedgerRecord, Plan, epsilon
 from adadpigu.audit.stand_ins import stand_ins_for
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, is_named
@@ -67,6 +67,8 @@ class Subject:
     """what was wrong with the claim before anything was run"""
     assumed: tuple[str, ...] = ()
     """of a finished run, what cannot be known"""
+    ledger: LedgerRecord | None = None
+    """of a finished run"""
 
     @property
     def label(self) -> str:

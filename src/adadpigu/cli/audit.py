@@ -34,8 +34,8 @@ def audit(
         str | None,
         typer.Argument(
             metavar="[AUDIT]",
-            help="white-box, one-run, many-runs, membership, sampler, noise or replay. Without: a short list of them "
-            "on every method.",
+            help="white-box, one-run, many-runs, membership, sampler, noise, replay or accountant. Without: a short "
+            "list of them on every method.",
         ),
     ] = None,
     run: Annotated[
@@ -85,8 +85,8 @@ def audit(
 ) -> int:
     """Tries to break the guarantee; exits 1 where that succeeds, with a chance of 1e-6 of a false alarm.
 
-    white-box, sampler, noise and replay audit the mechanism and never look at a private record: own data is stood in
-    for by random numbers. one-run, many-runs and membership look at records, so own data needs --diagnostics.
+    white-box, sampler, noise, replay and accountant audit the mechanism and never look at a private record: own data is
+    stood in for by random numbers. one-run, many-runs and membership look at records, so own data needs --diagnostics.
     docs/auditing.md tells what each does, assumes and can find.
     """
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
@@ -201,9 +201,9 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     chosen = list(entries(full=full))
     with counted(notes(), "audits") as counter:
         for number, entry in enumerate(chosen):
-            counter.name(f"{entry.audit}: {entry.method}")
+            counter.name(f"{entry.audit}: {entry.subject}")
             results.append(entry.result(partial(_share, counter, number, len(chosen))))
-            write(results[-1], folder, f"{entry.method}-{entry.audit}")
+            write(results[-1], folder, f"{entry.subject}-{entry.audit}".replace(", ", "-").replace(" ", "-"))
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})

@@ -37,6 +37,9 @@ class Kind:
 
 _LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"
 _IMPLIED = "what the claim's plan costs with what was found: at the claim is as it should be, above it is a leak"
+_RECKONED = (
+    "what the claim's plan costs at least, by another reckoning: at the claim is as it should be, above it is wrong"
+)
 KINDS = {
     kind.name: kind
     for kind in (
@@ -69,6 +72,7 @@ KINDS = {
         Kind(name="sampler", counts="draws", means=_IMPLIED, options=("draws",)),
         Kind(name="noise", counts="numbers of noise", means=_IMPLIED, options=("numbers",)),
         Kind(name="replay", counts="draws compared", means=_IMPLIED),
+        Kind(name="accountant", counts="draws counted", means=_RECKONED),
     )
 }
 MOST = {

@@ -1,0 +1,128 @@
+"""Planted bugs that the audits once passed: in copies, long draws, growing masks, noise, ε. See `plants.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakKeyDictionary
+
+import torch
+from plants import Overheard, minted, noise_by
+from torch import Tensor
+
+from adadpigu import bounding
+from adadpigu.accounting import calibration, pld
+from adadpigu.bounding import BoundedSum, ClippedSum, GradientSum
+from adadpigu.gradients.interface import SealedEngine
+from adadpigu.mechanism import GaussianMechanism, Release
+from adadpigu.randomness import Randomness
+from adadpigu.records import Presence, Records
+from adadpigu.sensitive import unseal
+from adadpigu.training.micro_batches import MicroBatches
+
+_POOL = 65_536
+_FIRST_ROWS = 256
+
+
+@contextmanager
+def copies_clipped_apart() -> Iterator[None]:
+    """The engine takes the copies of a record for records, each of which is clipped to C."""
+    genuine = SealedEngine.clipped_sum
+
+    def clipped_sum(self: SealedEngine, records: Records, query: GradientSum) -> ClippedSum:
+        inputs, targets = unseal(records)
+        present, copies = records.present, records.copies
+        if present is not None:
+            present = Presence(unseal(present).repeat_interleave(copies))
+        apart = Records((inputs, targets.repeat_interleave(copies, dim=0)), present=present)
+        return genuine(self, apart, query)
+
+    with patch.object(SealedEngine, "clipped_sum", clipped_sum):
+        yield
+
+
+@contextmanager
+def late_rows_unclipped() -> Iterator[None]:
+    """Rows after the first 256 of a draw are clipped at 100 C."""
+    process, factors, seen = MicroBatches._process, bounding.clip_factors, [0]
+
+    def began(self: MicroBatches, *given: Any) -> None:
+        seen[0] = 0
+        process(self, *given)
+
+    def made(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+        late = torch.arange(seen[0], seen[0] + len(norms)) >= _FIRST_ROWS
+        seen[0] += len(norms)
+        loose = factors(norms, 100 * clip_norm, stability, length=length)
+        return torch.where(late, loose, factors(norms, clip_norm, stability, length=length))
+
+    with patch.object(MicroBatches, "_process", began), patch.object(bounding, "clip_factors", made):
+        yield
+
+
+@contextmanager
+def newcomers_keep_their_noise() -> Iterator[None]:
+    """A coordinate that joins the mask gets the noise of its first step in all later ones."""
+    noisy = GaussianMechanism._noisy
+    known: WeakKeyDictionary[GaussianMechanism, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+
+    def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
+        release, active = noisy(self, total, noise_multiplier), total.active
+        if not isinstance(total.query, GradientSum) or active is None:
+            return release
+        content = unseal(total)
+        first, kept = known.setdefault(self, (active.clone(), torch.full_like(content, torch.nan)))
+        fresh = active & ~first & kept.isnan()
+        kept[fresh] = (release.value - content)[fresh]
+        value = torch.where(active & ~kept.isnan(), (content + kept).to(release.value), release.value)
+        return minted(value, total, release.noise_stddev)
+
+    with patch.object(GaussianMechanism, "_noisy", made):
+        yield
+
+
+def noise_of_a_pool() -> AbstractContextManager[None]:
+    """Every number is one of 65,536, which lie as those of N(0, 1) do."""
+    pool = torch.special.ndtri((torch.arange(_POOL, dtype=torch.float64) + 0.5) / _POOL)
+
+    def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
+        picked: Tensor = pool[(torch.special.ndtr(own.normal(count)) * _POOL).long().clamp(max=_POOL - 1)]
+        return picked
+
+    return noise_by(made)
+
+
+def pairs_up_to_a_sign() -> AbstractContextManager[None]:
+    """Of every two neighbouring coordinates the second has the first one's noise, under a sign drawn afresh."""
+
+    def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
+        noise = own.normal(count)
+        pairs = count // 2
+        noise[1 : 2 * pairs : 2] = noise[0 : 2 * pairs : 2] * own.normal(pairs).sign()
+        return noise
+
+    return noise_by(made)
+
+
+@contextmanager
+def one_step_too_few() -> Iterator[None]:
+    """The accountant composes T − 1 steps where T are asked for."""
+    genuine = pld._composed
+
+    def composed(q: float, sigma: float, count: int, interval: float) -> Any:
+        return genuine(q, sigma, max(1, count - 1), interval)
+
+    def forget() -> None:
+        pld.pld_epsilon.cache_clear()
+        for cached in vars(calibration).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
+
+    forget()
+    try:
+        with patch.object(pld, "_composed", composed):
+            yield
+    finally:
+        forget()
