@@ -199,7 +199,7 @@ def halved_out_of_sight() -> Iterator[None]:
 
 
 def halved_unless_empty() -> AbstractContextManager[None]:
-    return _noise(lambda heard, own, count: own.normal(count) * (0.5 if heard.drawn else 1.0))
+    return noise_by(lambda heard, own, count: own.normal(count) * (0.5 if heard.drawn else 1.0))
 
 
 def low_on_one_tensor() -> AbstractContextManager[None]:

@@ -46,11 +46,12 @@ def test_a_sound_run_is_shown_to_spend_what_it_claims(method: str) -> None:
     assert found.epsilon_claimed == subject(method).epsilon > 1
     assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-6)
     assert found.epsilon_certain == found.epsilon_lower
-    assert found.observations == 11 * 4
+    assert found.observations == (11 + 4) * 4
     assert told == [(done, 10) for done in range(1, 11)]
     plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert plain["largest_share"] == pytest.approx(1.0, abs=1e-5)
-    assert plain["neighbours"].keys() == {*adversarial_records(subject().data), REMOVED, EDGE}
+    beside = {f"{name} beside ties" for name in ("large", "duplicated", "wrong class", REMOVED)}
+    assert plain["neighbours"].keys() == {*adversarial_records(subject().data), REMOVED, EDGE, *beside}
 
 
 def test_a_clip_that_is_too_wide_costs_as_much_as_noise_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:

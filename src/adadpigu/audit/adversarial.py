@@ -57,6 +57,17 @@ def adversarial_records(data: DataSet) -> dict[str, Record]:
     return made
 
 
+def hostile_base(data: DataSet) -> DataSet:
+    """The same records, a third of them even, so that gradients tie, and a third so large that outputs saturate."""
+    records = held(data)
+    inputs = records.inputs.clone()
+    inputs[1::3] = inputs.max()
+    if inputs.is_floating_point():
+        inputs[2::6] *= 1e3
+        inputs[5::6] *= 1e4
+    return replace(data, train=TensorRecords(inputs, records.targets, name=records.name))
+
+
 def _inputs(inputs: Tensor) -> dict[str, Tensor]:
     """Odd inputs beside the given ones."""
     image = inputs[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adadpigu.accounting import Plan, epsilon
-from adadpigu.audit.adversarial import EDGE, held
+from adadpigu.audit.adversarial import EDGE, Record, adversarial_records, held, hostile_base
 from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Attach, Subject
@@ -47,11 +47,12 @@ def audit_replay(
     if steps < 1:
         raise InputError(f"steps={steps} is not at least 1")
     data, prepare_on = _cut_data(subject.data), _cut(subject, steps)
-    found, without_edge = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
+    found, untried = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
+    found |= _on_hostile_base(prepare_on, data)
     try:
         found[EDGE] = replay_edge(prepare_on, data, share=_SHARE)
     except (InputError, ModelError) as error:
-        without_edge.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
+        untried.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
     shown = _shown(subject, steps, found)
     return AuditResult(
         audit="replay",
@@ -66,12 +67,20 @@ def audit_replay(
             "the adversary knows all other records, its own is in every batch, and it sees every release",
             "it moves every draw of the run as far as the farthest of the few that were replayed",
             "noise and sampling are as claimed (`adadpigu audit noise` and `adadpigu audit sampler` test that)",
-            *without_edge,
+            *untried,
         ),
         findings=(*subject.findings, *_findings(found)),
         details=_details(found, records=len(held(data)), steps=_cut_plan(subject.plan, steps).steps),
         draw=lambda figure: _draw(figure, found),
     )
+
+
+def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> dict[str, ReplayResult]:
+    """Ordinary records more or less, where the others tie or saturate."""
+    every = adversarial_records(data)
+    few: dict[str, Record] = {name: every[name] for name in ("large", "duplicated", "wrong class") if name in every}
+    base = replay_all(prepare_on, hostile_base(data), records=few, share=_SHARE)
+    return {f"{name} beside ties": result for name, result in base.items()}
 
 
 def _cut_data(data: DataSet) -> DataSet:

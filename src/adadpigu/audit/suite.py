@@ -2,8 +2,8 @@
 
 Short: white-box, replay, noise, sampler and accountant, on every method that claims privacy, with its defaults; and
 some of them on what the defaults do not have: copies, growing masks, automatic clipping, released normalisation,
-several slices a draw. Long: the same with more observations, and one-run, many-runs and membership. A method that registers is
-in both.
+several slices a draw. Long: the same with more observations, and one-run, many-runs and membership. A method that
+registers is in both.
 """
 
 from __future__ import annotations
