@@ -88,7 +88,7 @@ class ShardedEngine(RuleEngine):
     def __init__(self, engine: RuleEngine, shards: Shards) -> None:
         super().__init__(engine.model, engine.loss, f"one layer at a time, sharded; {engine.reason}")
         self.layout = engine.layout
-        self.operations, self.rows_alike = engine.operations, engine.rows_alike
+        self.operations, self.rows_alike, self.align = engine.operations, engine.rows_alike, engine.align
         self._shards = shards
 
     def clipped(

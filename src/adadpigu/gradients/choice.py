@@ -19,7 +19,7 @@ from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled, side_by_side
-from adadpigu.gradients.slicing import BLOCK, computes_rows_alike, counted_operations
+from adadpigu.gradients.slicing import BLOCK, aligned, computes_rows_alike, counted_operations
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
@@ -77,7 +77,11 @@ def _computes_rows_alike(engine: SealedEngine, inputs: Tensor, targets: Tensor) 
     if most <= BLOCK or quiet_mode(engine.model, inputs) is None:
         return False
     try:
-        return computes_rows_alike(lambda x, y: engine.compute(x, y).gradients, inputs, targets, most)
+        for engine.align in (False, True):
+            with aligned(engine.model, attention=engine.align):
+                if computes_rows_alike(lambda x, y: engine.compute(x, y).gradients, inputs, targets, most):
+                    return True
+        return False
     finally:
         engine.model.train()
 

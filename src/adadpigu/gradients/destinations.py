@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.beside import join
+from adadpigu.gradients.slicing import aligned_product
 from adadpigu.layout import Slot
 
 
@@ -52,8 +53,9 @@ class ModuleGradients:
     A rule works row by row; the rows of one record's copies are added up here, where they meet the record's gradient.
     """
 
-    def __init__(self, flat: FlatGradients, module: nn.Module, copies: int = 1) -> None:
+    def __init__(self, flat: FlatGradients, module: nn.Module, copies: int = 1, *, align: bool = False) -> None:
         self._flat = flat
+        self._product = aligned_product if align else torch.bmm
         self._copies = copies
         self._parameters = dict(module.named_parameters(recurse=False))
 
@@ -77,13 +79,13 @@ class ModuleGradients:
         view, fresh = self._flat.claim(self._parameters[name])
         if order is not None:
             view = _reordered(view, self._parameters[name].shape, order)
-            product = torch.bmm(left, right).view(view.shape)
+            product = self._product(left, right).reshape(view.shape)
             view.copy_(product) if fresh else view.add_(product)
             return
         view = view.view(len(left), left.shape[1], right.shape[2])
         if left.shape[2] != 1:
             # Not baddbmm_ into the view: its kernel for strided results is far slower than a product and a copy.
-            product = torch.bmm(left, right)
+            product = self._product(left, right)
             if fresh:
                 view.copy_(product)
             else:

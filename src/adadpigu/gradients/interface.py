@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from adadpigu.bounding import ClippedSum, GradientSum, record_factors
 from adadpigu.errors import PrivacyLineError
 from adadpigu.gradients.losses import RecordLoss
-from adadpigu.gradients.slicing import BLOCK, length_for_all, rounded
+from adadpigu.gradients.slicing import BLOCK, aligned, length_for_all, rounded
 from adadpigu.gradients.state import refuse_changes
 from adadpigu.layout import Layout
 from adadpigu.records import GradientBatch, PerRecordLosses, PerSampleGradients, Records
@@ -104,6 +104,8 @@ class SealedEngine(ABC):
         self.operations = 0.0
         """multiply-adds of a forward for each row, about"""
         self.rows_alike = False
+        self.align = False
+        """whether all products are aligned, where this machine would round them otherwise at another address"""
         self._watched = False
 
     @abstractmethod
@@ -169,7 +171,7 @@ class SealedEngine(ABC):
             return
         self._watched = True
         try:
-            with self._alone():
+            with aligned(self.model, attention=self.align), self._alone():
                 yield
         finally:
             self._watched = False

@@ -114,7 +114,7 @@ class RuleEngine(SealedEngine):
         calls, losses = self._forward(inputs, targets, copies, self.layout.slots)
         flat = FlatGradients(self.buffer(len(targets)), self.layout.slots, self.model)
         for call, dy in self._backward(calls, losses, len(inputs)):
-            call.rule(call.module, call.x, dy, ModuleGradients(flat, call.module, copies))
+            call.rule(call.module, call.x, dy, ModuleGradients(flat, call.module, copies, align=self.align))
         return GradientBatch(flat.finish(), losses.detach())
 
     def clipped(
@@ -198,7 +198,8 @@ class RuleEngine(SealedEngine):
         flat = FlatGradients(self.buffer(part.stop - part.start, built.width), built.slots, self.model)
         inputs = slice(part.start * copies, part.stop * copies)
         for call, dy in pairs:
-            call.rule(call.module, call.x[inputs], dy[inputs], ModuleGradients(flat, call.module, copies))
+            into = ModuleGradients(flat, call.module, copies, align=self.align)
+            call.rule(call.module, call.x[inputs], dy[inputs], into)
         return flat.finish()
 
     def _forward(

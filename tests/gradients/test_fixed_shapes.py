@@ -1,0 +1,193 @@
+"""A record's gradient is the same, bit for bit, whoever else was drawn; so one record moves a sum by at most C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adadpigu.bounding import GradientSum
+from adadpigu.data.datasets import declare
+from adadpigu.gradients import choose_engine
+from adadpigu.methods import DPSGD
+from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.records import Records, padded
+from adadpigu.sampling import Drawn
+from adadpigu.sensitive import unseal
+from adadpigu.training import TrainingOptions, prepare
+from adadpigu.training.micro_batches import MicroBatches
+
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
+DEVICES = ["cpu", CUDA]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(24, 32), nn.Linear(32, 5)
+        self.attention, self.norm = nn.MultiheadAttention(32, 4, batch_first=True), nn.LayerNorm(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        left: Tensor = self.leave(self.norm(x).mean(1))
+        return left
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.leave = nn.LSTM(24, 32, batch_first=True), nn.Linear(32, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left: Tensor = self.leave(self.lstm(x)[0][:, -1])
+        return left
+
+
+def mlp(*widths: int) -> nn.Module:
+    return nn.Sequential(*(layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Sigmoid())))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(30, 2), (30,)),
+    "wide linear": (lambda: nn.Linear(3969, 10), (3969,)),
+    "odd layers": (lambda: mlp(7, 33, 11, 5), (7,)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 13, 3),
+            nn.GroupNorm(1, 13),
+            nn.ReLU(),
+            nn.Conv2d(13, 26, 3, groups=13),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(26 * 9, 10),
+        ),
+        (3, 10, 10),
+    ),
+    "signals": (lambda: nn.Sequential(nn.Conv1d(3, 13, 3), nn.ReLU(), nn.Flatten(), nn.Linear(234, 10)), (3, 20)),
+    "words": (lambda: nn.Sequential(nn.Embedding(11, 13), nn.Flatten(), nn.Linear(65, 3)), (5,)),
+    "recurrent": (Recurrent, (9, 24)),
+    "attention": (Attention, (11, 24)),
+}
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs.flatten(1) - targets.unsqueeze(1)) ** 2).mean()
+
+
+def records_for(net: str, count: int) -> tuple[Tensor, Tensor]:
+    generator, shape = torch.Generator().manual_seed(1), NETS[net][1]
+    if net == "words":
+        return torch.randint(11, (count, *shape), generator=generator), torch.randn(count, generator=generator)
+    return torch.randn(count, *shape, generator=generator), torch.randn(count, generator=generator)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("engine", ["materialised", "functional", "loop"])
+@pytest.mark.parametrize("net", NETS)
+def test_neither_place_nor_company_changes_a_gradient(net: str, engine: str, device: str) -> None:
+    torch.manual_seed(0)
+    inputs, targets = (part.to(device) for part in records_for(net, 64))
+    made = choose_engine(NETS[net][0]().to(device), squared, (inputs[:3], targets[:3]), engine=engine)
+    rows = made.slice_length(40, 1)
+
+    def gradients(which: Tensor) -> dict[int, Tensor]:
+        batch = padded(Records((inputs[which], targets[which])), 64 if made.rows_alike else rows)
+        found = unseal(made.per_sample_gradients(batch)).records_only().gradients
+        return dict(zip(which.tolist(), found, strict=True))
+
+    everyone = torch.arange(min(rows, 64))
+    before = gradients(everyone)
+    shifted = everyone[5:].roll(3)
+    for which in (everyone[1:], shifted, everyone[3:4]):
+        after = gradients(which)
+        assert all(torch.equal(after[record], before[record]) for record in after)
+
+
+def sums(
+    scale: float, shape: tuple[int, int], engine: str, device: str, **options: Any
+) -> Callable[[list[int]], Tensor]:
+    """Σ clip(g_i) of chosen records of a regression that fits: what is left of its residuals is rounding."""
+    generator, (width, outputs) = torch.Generator().manual_seed(1), shape
+    inputs = torch.randn(700, width, generator=generator) * scale
+    net = nn.Linear(width, outputs)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        targets = (inputs.double() @ net.weight.double().T + net.bias.double()).float()
+    chosen = TrainingOptions(noise_multiplier=1.0, batch_size=64, steps=2, engine=engine, device=device, **options)
+    data = declare((inputs, targets), records=700, name="regression")
+    ready = prepare(net, data, method=DPSGD(), budget=None, delta=1e-5, options=chosen, loss=F.mse_loss, seed=0)
+    batches = MicroBatches(
+        population=ready.data.train,
+        model=ready.model,
+        engine=ready.engine,
+        randomness=ReproducibleRandomness(0),
+        view=ready.view,
+        at_once=chosen.at_once,
+        expected=64,
+        diagnostics=None,
+    )
+    query = GradientSum(clip_norm=1.0)
+
+    def total(records: list[int]) -> Tensor:
+        drawn = Drawn(torch.tensor(records, dtype=torch.long, device=ready.device))
+        return unseal(batches.sums(drawn, None, (query,), batches.size((query,)))[0])
+
+    return total
+
+
+SIZES = (1, 3, 15, 31, 32, 33, 64, 96, 128, 255, 256, 400, 511, 600)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e4])
+@pytest.mark.parametrize(("engine", "shape"), [("ghost", (20, 1)), ("ghost", (30, 2)), ("functional", (33, 10))])
+def test_one_record_moves_the_sum_by_at_most_the_clip_norm(
+    engine: str, shape: tuple[int, int], scale: float, device: str
+) -> None:
+    total = sums(scale, shape, engine, device)
+    for size in SIZES:
+        others = list(range(1, size + 1))
+        base = total(others)
+        for place in (0, size // 2, size):
+            moved = torch.linalg.vector_norm(total([*others[:place], 650, *others[place:]]) - base)
+            assert moved <= 1 + 1e-5, (size, place)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 37, 100])
+def test_the_same_holds_with_a_physical_batch_size(at_once: int) -> None:
+    total = sums(1e4, (30, 1), "ghost", "cpu", physical_batch_size=at_once)
+    for size in (1, 4, 33, 100):
+        others = list(range(1, size + 1))
+        assert torch.linalg.vector_norm(total([0, *others]) - total(others)) <= 1 + 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("inner", [512, 1024, 2048, 3072])
+@pytest.mark.parametrize("rows", [128, 256, 1024, 4096])
+def test_a_slice_of_a_gpu_computes_each_row_alike(rows: int, inner: int, precision: Any) -> None:
+    """The sizes at which one row more changed all others: n and n + 1 records, n records a slice."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(inner, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+    inputs, targets = torch.randn(rows + 1, inner, device="cuda"), torch.randn(rows + 1, device="cuda")
+    engine = choose_engine(net, squared, (inputs[:3], targets[:3]), precision=precision)
+    size = engine.slice_length(rows, 1)
+
+    def gradients(which: Tensor) -> Tensor:
+        found = []
+        for part in torch.split(which, size):
+            batch = unseal(engine.per_sample_gradients(padded(Records((inputs[part], targets[part])), size)))
+            found.append(batch.records_only().gradients[:, -128:].clone())
+        return torch.cat(found)
+
+    everyone = torch.arange(rows + 1, device="cuda")
+    whole = gradients(everyone)
+    assert torch.equal(gradients(everyone[:-1]), whole[:-1])
+    assert torch.equal(gradients(everyone[1:]), whole[1:])
