@@ -27,7 +27,9 @@ from adadpigu.config import merge, read_preset
 from adadpigu.errors import InputError
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.models import make_model
+from adadpigu.records import Records
 from adadpigu.sensitive import unseal
+from adadpigu.training.view import View
 
 
 @cache
@@ -46,11 +48,12 @@ def test_a_sound_run_is_shown_to_spend_what_it_claims(method: str) -> None:
     assert found.epsilon_claimed == subject(method).epsilon > 1
     assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-6)
     assert found.epsilon_certain == found.epsilon_lower
-    assert found.observations == (11 + 4) * 4
+    assert found.observations == (11 + 4 + 2) * 4
     assert told == [(done, 10) for done in range(1, 11)]
     plain = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert plain["largest_share"] == pytest.approx(1.0, abs=1e-5)
     beside = {f"{name} beside ties" for name in ("large", "duplicated", "wrong class", REMOVED)}
+    beside |= {f"{name} where rounding decides" for name in ("duplicated", REMOVED)}
     assert plain["neighbours"].keys() == {*adversarial_records(subject().data), REMOVED, EDGE, *beside}
 
 
@@ -114,6 +117,22 @@ def test_a_run_is_audited_as_its_config_has_it(settings: dict[str, Any]) -> None
     found = audit_replay(subject(**settings), steps=3)
     assert found.passed, found.findings
     assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-3)
+
+
+def test_a_last_digit_that_depends_on_who_else_is_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the first record's input has another last digit in draws of an odd number."""
+    genuine = View.__call__
+
+    def shown(self: View, records: Records) -> Records:
+        made = genuine(self, records)
+        if made.present is not None and int(unseal(made.present).sum()) % 2:
+            unseal(made)[0][:1] *= 1 + 1e-6
+        return made
+
+    monkeypatch.setattr(View, "__call__", shown)
+    found = audit_replay(subject(), steps=3)
+    assert not found.passed
+    assert all("where rounding decides" in line for line in found.findings)
 
 
 def test_where_the_dummy_block_cannot_be_attached_the_audit_says_what_it_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from adadpigu.accounting import Plan, epsilon
-from adadpigu.audit.adversarial import EDGE, Record, adversarial_records, held, hostile_base
+from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, held, hostile_base
 from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Attach, Subject
@@ -76,11 +76,25 @@ def audit_replay(
 
 
 def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> dict[str, ReplayResult]:
-    """Ordinary records more or less, where the others tie or saturate."""
+    """Ordinary records more or less, where the others tie or saturate, and where the last digit decides."""
     every = adversarial_records(data)
     few: dict[str, Record] = {name: every[name] for name in ("large", "duplicated", "wrong class") if name in every}
     base = replay_all(prepare_on, hostile_base(data), records=few, share=_SHARE)
-    return {f"{name} beside ties": result for name, result in base.items()}
+    rounded = replay_all(_steep(prepare_on), data, records={"duplicated": every["duplicated"]}, share=_SHARE)
+    found = {f"{name} beside ties": result for name, result in base.items()}
+    return found | {f"{name} where rounding decides": result for name, result in rounded.items()}
+
+
+def _steep(prepare_on: PrepareOn) -> PrepareOn:
+    """The same run, with a loss under which the last digit of an output decides."""
+
+    def prepared(data: DataSet, attach: Attach | None = None) -> Preparation:
+        loss = Steep()
+        ready = prepare_on(data, attach=loss.attach)
+        loss.on = True
+        return ready
+
+    return prepared
 
 
 def _cut_data(data: DataSet) -> DataSet:
