@@ -92,6 +92,8 @@ def records_for(net: str, count: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("net", NETS)
 def test_neither_place_nor_company_changes_a_gradient(net: str, engine: str, device: str) -> None:
     torch.manual_seed(0)
+    if (net, engine, device) == ("recurrent", "functional", "cuda"):
+        pytest.skip("vmap refuses LSTM on a GPU, whatever the shape")
     inputs, targets = (part.to(device) for part in records_for(net, 64))
     made = choose_engine(NETS[net][0]().to(device), squared, (inputs[:3], targets[:3]), engine=engine)
     rows = made.slice_length(40, 1)

@@ -127,7 +127,19 @@ class ModuleGradients:
         view = view.view(len(index), *self._parameters[name].shape)
         if fresh:
             view.zero_()
+        if rows.is_cuda:
+            rows = _gathered_at_first(index, rows)
         view.scatter_add_(1, index.long().unsqueeze(2).expand(rows.shape), rows.to(view.dtype))
+
+
+def _gathered_at_first(index: Tensor, rows: Tensor) -> Tensor:
+    """[b, p, e] with the sum of all rows of one index where it stands first, and zero where it stands again.
+
+    A GPU scatters in no fixed order, so that sums of three or more would round otherwise from one time to the next.
+    """
+    same = index.unsqueeze(2) == index.unsqueeze(1)
+    again = same.tril(-1).any(2)
+    return torch.bmm(same.to(rows.dtype), rows).masked_fill(again.unsqueeze(2), 0.0)
 
 
 def _reordered(view: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
