@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, resolution, verdict
+from adadpigu.reproduce.paired import LEVEL, Paired, corrected, holm, paired, resolution, unpaired, verdict
 
 
 def seeded(values: np.ndarray) -> dict[int, float]:
@@ -119,3 +119,14 @@ def test_an_effect_of_several_deviations_is_found() -> None:
     found = {place: paired(seeded(chance.normal(0, spread, seeds)), seeded(base)) for place in range(17)}
     found[17] = paired(seeded(chance.normal(shift, spread, seeds)), seeded(base))
     assert verdict(found[17], corrected(found)[17]) == "better"
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (5, 8)])
+def test_runs_that_share_nothing_are_compared_by_welchs_t(sizes: tuple[int, int]) -> None:
+    chance = np.random.default_rng(0)
+    ours, theirs = chance.normal(1, 2, sizes[0]).tolist(), chance.normal(0, 0.5, sizes[1]).tolist()
+    found, wanted = unpaired(ours, theirs), stats.ttest_ind(ours, theirs, equal_var=False)
+    interval = wanted.confidence_interval(0.95)
+    assert found is not None
+    assert (found.p, found.low, found.high) == pytest.approx((wanted.pvalue, interval.low, interval.high))
+    assert unpaired(ours[:1], theirs) is None

@@ -14,6 +14,7 @@ from typing import Any
 
 from adadpigu.config import all_presets, read_preset
 from adadpigu.reproduce import paper
+from adadpigu.reproduce.against_dpsgd import comparison
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.explanations import REASONS, Reason, why_lower
 from adadpigu.reproduce.jobs import Job, Row
@@ -199,6 +200,8 @@ def draw(rows: Sequence[Row]) -> Drawn:
     below = [cell for cell in shown if verdict(cell).startswith("below")]
     reasons = list(dict.fromkeys(why_lower(cell.dataset, cell.method, cell.epsilon) for cell in below))
     text += tabled(head, [_line(cell, reasons) for cell in shown]) + "\n\n" + _notes(shown, reasons, trials)
+    if not quick and (compared := comparison(shown)):
+        text += "\n" + compared
     return Drawn(markdown=text, rows=[cell.row() for cell in shown])
 
 

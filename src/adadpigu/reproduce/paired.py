@@ -9,6 +9,7 @@ compared, Holm's step-down correction keeps the chance of *any* false "better" o
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -50,7 +51,30 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Paired | N
     return Paired(mean=mean, pairs=pairs, low=mean - reach, high=mean + reach, p=_two_sided(mean, error, pairs - 1))
 
 
-def _two_sided(mean: float, error: float, freedom: int) -> float:
+def unpaired(ours: Sequence[float], theirs: Sequence[float]) -> Paired | None:
+    """Compares two variants whose runs have nothing in common (Welch's t); None with fewer than two runs of either.
+
+    >>> found = unpaired([3.0, 5.0, 7.0], [1.0, 2.0, 3.0])
+    >>> found.mean, round(found.p, 4)
+    (3.0, 0.1045)
+    """
+    from scipy.special import stdtrit
+
+    if min(len(ours), len(theirs)) < 2:
+        return None
+    mean = statistics.mean(ours) - statistics.mean(theirs)
+    parts = [statistics.variance(side) / len(side) for side in (ours, theirs)]
+    error = math.sqrt(sum(parts))
+    if error == 0:
+        return Paired(mean=mean, pairs=min(len(ours), len(theirs)), low=mean, high=mean, p=_two_sided(mean, 0.0, 1))
+    spread = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (ours, theirs), strict=True))
+    freedom = error**4 / spread
+    reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
+    p = _two_sided(mean, error, freedom)
+    return Paired(mean=mean, pairs=min(len(ours), len(theirs)), low=mean - reach, high=mean + reach, p=p)
+
+
+def _two_sided(mean: float, error: float, freedom: float) -> float:
     """p of Student's t. Differences that are all the same have no spread: then chance explains 0 and nothing else."""
     from scipy.special import stdtr
 
