@@ -189,7 +189,7 @@ def _refused(work: Callable[[], Any]) -> str:
 
 
 def audits() -> dict[str, tuple[bool, float, float, tuple[str, ...]]]:
-    """A white-box and a replay audit of a run that all processes train together; rank 0 is the auditor."""
+    """A white-box and a replay audit of a run that all processes train together, which find the same."""
     settings = merge(read_preset("digits-adadpigu"), {"epsilon": 8.0, "steps": 50, "method": "adadpigu"})
     subject = subject_of(settings, sample_rate=0.05)
     found = {

@@ -146,5 +146,6 @@ def test_what_cannot_be_sharded_is_refused_by_name(misfit: str, told: str, pair:
 def test_audits_pass_through_a_job(audit: str, pair: list[dict[str, Any]]) -> None:
     """They refute a valid claim with a chance of at most 1e-6."""
     passed, lower, claimed, findings = pair[0]["audits"][audit]
+    assert pair[1]["audits"][audit] == pair[0]["audits"][audit]
     assert passed, findings
     assert lower > 0.5 * claimed

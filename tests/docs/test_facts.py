@@ -30,6 +30,9 @@ def test_every_method_is_on_the_page_of_methods() -> None:
     text = page("methods")
     assert [name for name in all_methods() if f"| `{name}`" not in text] == []
     for method in all_methods().values():
+        if method.source.endswith(" of adadpigu"):
+            assert re.search(rf"\| `{method.name}`, {method.source[:-9]}", text), method.source
+            continue
         year = re.search(r"\d{4}", method.source)
         assert year is not None
         assert method.name == "sgd" or re.search(rf"\| `{method.name}` \([^)]*{year[0]}", text), method.source
@@ -52,15 +55,15 @@ def test_presets_that_are_named_exist(name: str) -> None:
     text = (ROOT / "README.md").read_text() if name == "README" else page(name)
     named = set(re.findall(r"`((?:mnist|fashion|cifar10|digits)-[a-z]+-eps\d)`", text))
     named |= set(re.findall(r"--preset (\S+?)[`\s]", text))
-    assert named - all_presets().keys() == set()
+    assert named - all_presets().keys() - {"none"} == set()
 
 
 def test_every_audit_is_on_its_page() -> None:
     from adadpigu.cli import audit
 
     text = page("auditing")
-    names = re.search(r"white-box, one-run, .*? or\s+replay", (audit.__doc__ or "") + Path(audit.__file__).read_text())
+    names = re.search(r"white-box, one-run, .*? or\s+accountant", Path(audit.__file__).read_text())
     assert names is not None
     listed = re.findall(r"[a-z]+(?:-[a-z]+)?", names[0].replace(" or ", " "))
-    assert len(listed) == 7
+    assert len(listed) == 8
     assert [name for name in listed if f"| `{name}` |" not in text] == []

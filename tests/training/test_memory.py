@@ -31,6 +31,7 @@ from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.sensitive import unseal
 from adadpigu.training import Preparation, Run, TrainingOptions, train_prepared
+from adadpigu.training.earlier import EARLIER
 from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, bytes_of, peak_memory, records_at_once
 from trials import SHORT, arrays, prepare_small, small_net, weights
 
@@ -344,7 +345,7 @@ def test_a_draw_that_ran_out_of_memory_is_released_as_if_it_had_not(
 
     assert events("hit") == events("calm")
     found, expected = hit.privacy.to_json(), calm.privacy.to_json()
-    more = set(hit.privacy.not_covered) - set(calm.privacy.not_covered)
+    more = {line for line in hit.privacy.not_covered if EARLIER not in line} - set(calm.privacy.not_covered)
     assert more == {"that the GPU ran out of memory over a draw, and when: that is not noised"}
     assert found | {"not_covered": None} == expected | {"not_covered": None}
 
@@ -405,7 +406,7 @@ def test_the_command_line_tells_the_size_and_a_run_can_be_repeated(
     [
         (["--physical-batch-size", "many"], "physical_batch_size='many' is neither at least 1 nor 'auto'"),
         (["--memory-limit", "4 apples"], "memory_limit='4 apples' is not an amount of memory"),
-        (["--memory-limit", "-1"], "memory_limit='-1' is not an amount of memory"),
+        (["--memory-limit", "-1"], "memory_limit=-1 is not an amount of memory"),
         (["--memory-limit", "1kB"], "memory_limit='1kB' is too small"),
     ],
 )

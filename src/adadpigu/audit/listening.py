@@ -24,7 +24,7 @@ from torch import Tensor
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
-from adadpigu.audit.outside import Answer, Watcher, plainly_prepared
+from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import announced, run_length, so_many_records
@@ -159,14 +159,14 @@ def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
     every = np.arange(layout.size)
     if most is None or layout.size <= most:
         return every
-    chance, kept = np.random.default_rng(), np.zeros(layout.size, dtype=np.bool_)
+    drawn, kept = chance(), np.zeros(layout.size, dtype=np.bool_)
     head = max(1, min(_HEAD, most // (4 * len(layout.slots))))
     for slot in layout.slots:
         kept[slot.start : min(slot.stop, slot.start + head)] = True
-    start = int(chance.integers(layout.size - most // 2 + 1))
+    start = int(drawn.integers(layout.size - most // 2 + 1))
     kept[start : start + most // 2] = True
     rest = every[~kept]
-    kept[chance.choice(rest, max(0, min(len(rest), most - int(kept.sum()))), replace=False)] = True
+    kept[drawn.choice(rest, max(0, min(len(rest), most - int(kept.sum()))), replace=False)] = True
     return every[kept]
 
 

@@ -20,7 +20,7 @@ import torch
 from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
 from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
 from adadpigu.audit.one_run import guessed
-from adadpigu.audit.outside import Answer, Watcher, broken
+from adadpigu.audit.outside import Answer, Watcher, broken, chance
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.data.datasets import DataSet, TensorRecords
@@ -125,10 +125,10 @@ class _Attacked:
     """
 
     def __init__(self, subject: Subject, data: DataSet, models: int, records: int) -> None:
-        chance, there = np.random.default_rng(), len(data.train)
-        coins = chance.random((models // 2, there)) < 0.5
+        drawn, there = chance(), len(data.train)
+        coins = drawn.random((models // 2, there)) < 0.5
         self._halves: Coins = np.stack([coins, ~coins], axis=1).reshape(models, there)
-        self._attacked = np.sort(chance.choice(there, records, replace=False))
+        self._attacked = np.sort(drawn.choice(there, records, replace=False))
         self.members: Coins = self._halves[:, self._attacked]
         self.confidences: Scores = np.empty((models, records))
         self._subject, self._records = subject, data.train

@@ -11,16 +11,19 @@ so that nobody shows the auditor other releases than the weights get. For that a
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adadpigu import mechanism
 from adadpigu.audit.subject import Subject
 from adadpigu.bounding import GradientSum, Query
+from adadpigu.distributed import current
 from adadpigu.errors import InputError
 from adadpigu.mechanism import Release
 from adadpigu.training.preparation import Preparation
@@ -76,6 +79,11 @@ def plainly_prepared(subject: Subject, **given: Any) -> Preparation:
         return subject.prepare(**given, **_PLAIN_SGD)
     except InputError:
         return subject.prepare(**given)
+
+
+def chance() -> np.random.Generator:
+    """An auditor's own: in a job the same in all processes, which look on together and have to stay in step."""
+    return np.random.default_rng(current().told(secrets.randbits(128)))
 
 
 class Watcher:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
-from adadpigu.audit.outside import plainly_prepared
+from adadpigu.audit.outside import chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import so_many_records
@@ -94,7 +94,7 @@ class _HalfIn(Canaries):
         super().__init__(2 * a_world + _QUIET)
         self._tell = tell
         """told how many draws were observed"""
-        self._chance = np.random.default_rng()
+        self._chance = chance()
         self._weight = torch.zeros(0)
         self._masked = False
         self._present = torch.zeros(self.coordinates, dtype=torch.bool)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.nn import functional as F
@@ -167,6 +167,7 @@ def train_prepared(
 
     `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
     is a ledger that it shares with other runs on the same data. `mechanism` and `watch` are an auditor's (`Session`).
+    Of a job's processes the first tells observers; the watch, if it is one of them, looks on in each.
     """
     with session(
         prepared,
@@ -212,7 +213,7 @@ def session(
         raise InputError("reproducible noise on a shared ledger: no total could cover it; allowed: secret noise")
     if shared is not None and prepared.options.diagnostics:
         raise InputError("diagnostics=True on a shared ledger: no total could cover them; allowed: one or the other")
-    processes = current()
+    processes, everywhere = current(), cast(object, watch)
     prepared = met(prepared, processes, source)
     drawn_by: dict[str, object] = {"randomness": source.description, "secret": source.private}
     if processes.size > 1:
@@ -248,7 +249,7 @@ def session(
             begun.prepared,
             ledger=begun.ledger,
             randomness=source,
-            observers=observers if led is not None else (),
+            observers=[one for one in observers if led is not None or one is everywhere],
             mechanism=mechanism,
             watch=watch,
             store=begun.folder,
