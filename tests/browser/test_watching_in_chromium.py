@@ -71,8 +71,7 @@ def test_a_page_follows_its_run_to_the_end_and_keeps_what_was_opened(
     assert browser.get("document.querySelector('[data-chart=\"mask\"] details').open") is True
     assert browser.get("document.activeElement.id") == "filter"
     assert browser.get("document.getElementById('filter').value") == "digits"
-    for name in ("metrics.jsonl", "ledger.log", "ledger.head", "privacy.json", "summary.json"):
-        shutil.copy(runs / "mask" / name, training / name)
+    shutil.copytree(runs / "mask", training, dirs_exist_ok=True)
     browser.until(f"{STEPS} === '12'")
     summary = json.loads((runs / "mask" / "summary.json").read_text())
     body = browser.until("document.querySelector('.statement')?.textContent")

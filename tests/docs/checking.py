@@ -16,6 +16,7 @@ import typer
 from blocks import ROOT, Command
 
 from adadpigu.cli.app import app
+from adadpigu.cli.training_flags import method_options
 from adadpigu.config import all_presets
 from adadpigu.methods import all_methods
 
@@ -43,8 +44,9 @@ def parse(arguments: list[str]) -> None:
     while hasattr(command, "commands"):
         name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
         context = command.make_context(name, rest, parent=context)
+    method_options([], context.args, {})  # flags that `train` reads itself; of other commands nothing is left over
     given = context.params
-    assert given.get("preset") is None or given["preset"] in all_presets(), given["preset"]
+    assert given.get("preset") in {None, "none", *all_presets()}, given["preset"]
     if isinstance(given.get("method"), str):
         assert given["method"] in all_methods(), given["method"]
 
