@@ -1,4 +1,4 @@
-"""Noise and white-box look on while steps are recorded and replayed: here by a recorder for tests, on a GPU by its own.
+"""Noise, white-box and accountant look on while steps are recorded and replayed: by a recorder for tests, or a GPU's.
 
 Clean subjects fail with a probability of at most 1e-6 each. Planted faults are so plain that a miss has one below 1e-6.
 """
@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,7 +20,9 @@ from torch import Tensor
 from adadpigu import mechanism, standardising
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.accountants import quick_epsilon
+from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.audit import noise
+from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of, trained_through
@@ -28,6 +32,7 @@ from adadpigu.config import merge, read_preset
 from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import DeviceRandomness, Randomness
 from adadpigu.sampling import FixedBatch
+from adadpigu.training.draws import Draws, RecordedDraw
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Run
@@ -37,6 +42,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
     "noise": lambda subject: audit_noise(subject, numbers=60_000),
     "white-box": lambda subject: audit_white_box(subject, observations=2500),
+    "accountant": audit_accountant,
 }
 
 
@@ -52,11 +58,13 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise, "epsilon", quick_epsilon)
 
 
-def by_recorder(ready: Preparation, *, randomness: Any, **how: Any) -> Run:
+def by_recorder(ready: Preparation, *, randomness: Any, out: Path | None = None, **how: Any) -> Run:
     """Trains as `train_prepared` does, with a recorder that a CPU has."""
     source = DeviceRandomness(ready.device) if randomness == "fast" else randomness
     recorder = ReplayedOperations(source.coins, source.noise, torch.default_generator)
-    ledger = Ledger(ready.plan, budget=ready.budget)
+    if out is not None:
+        out.mkdir()
+    ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / NAME)
     with ledger:
         return Session(ready, ledger=ledger, randomness=source, recorder=recorder, **how).run()
 
@@ -152,11 +160,46 @@ def test_noise_that_is_bad_in_recorded_steps_alone_is_refuted(
     planted, words, _ = CAUGHT[plant]
     genuine = GaussianMechanism._noisy
     size = subject("dpsgd", device).prepare().engine.layout.size
-    for count in (size, size + 2048):
+    for length in (size, size + 2048):
         where = "cpu" if device == "cpu" else "cuda:0"
-        _drawn[count, where] = torch.randn(count, dtype=torch.float64, device=device)
+        _drawn[length, where] = torch.randn(length, dtype=torch.float64, device=device)
     monkeypatch.setattr(GaussianMechanism, "_noisy", lambda self, total, sigma: planted(self, total, sigma, genuine))
     result = audited(audit, "dpsgd", device)
     assert not result.passed
     if audit == "noise":
         assert any(re.search(words, finding) for finding in result.findings), result.findings
+
+
+Replays = Callable[[], None]
+
+
+def uncharged(self: Draws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+    """Drawn and released as ever, without a charge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "charge", lambda *_, **__: None)
+        return bool(genuine(self, drawn, run))
+
+
+def drawn_before(self: Draws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+    """The records of the replay before are taken once more, and nothing is paid."""
+    run()
+    return True
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize(
+    ("plant", "words"), [(uncharged, "draws were made"), (drawn_before, "draws were made|coins were tossed for")]
+)
+def test_replays_of_which_every_other_one_is_free_are_counted(
+    plant: Any, words: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, replays = Draws.replay, count()
+
+    def replay(self: Draws, drawn: RecordedDraw, run: Replays) -> bool:
+        return plant(self, drawn, run, genuine) if next(replays) % 2 else genuine(self, drawn, run)
+
+    monkeypatch.setattr(Draws, "replay", replay)
+    result = audited("accountant", "dpsgd", device)
+    assert not result.passed
+    found = [line for line in result.findings if re.search(words, line)]
+    assert len(found) == words.count("|") + 1, result.findings

@@ -1,8 +1,9 @@
 """The accountant audit: does the claim cover what is drawn, when somebody else counts and reckons?
 
 ε of the claim's plan is reckoned once more (`reckoning`), and once by Rényi orders, straight from `dp_accounting`. A
-short real run is counted from outside: what its samplers tossed, what its ledger charged, and what it says that costs.
-Of a finished run the charges on its ledger are counted too. Deterministic, on public records or stand-ins.
+short real run is counted from outside, replays of recorded steps included: what its samplers tossed, what it released,
+what its ledger charged, and what it says that costs. Of a finished run the charges on its ledger are counted too.
+Deterministic, on public records or stand-ins.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
+import torch
+from torch import Tensor
+
 from adadpigu.accounting import Plan, read_ledger
 from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.audit.outside import Answer, Watcher
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
@@ -54,7 +59,7 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
         epsilon_lower=least,
         epsilon_certain=least,
         confidence=confidence,
-        observations=sum(counted.tossed.values()),
+        observations=counted.made.total(),
         exposed=subject.exposed,
         assumed=(
             "draws are independent Poisson samples (`adadpigu audit sampler` tests that)",
@@ -74,6 +79,7 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
             "counted_steps": counted.steps,
             "counted_epsilon": [counted.reckoned.least, counted.reckoned.most],
             "counted_epsilon_claimed": counted.told,
+            **counted.path,
         },
     )
 
@@ -114,19 +120,27 @@ class _Counted:
 
     steps: int
     tossed: Counter[Kind]
+    released: Counter[Kind]
     charged: Counter[Kind]
     reckoned: Reckoned
-    """ε of what was tossed"""
+    """ε of what was made"""
     told: float
     """ε that the run says it has spent"""
+    path: Mapping[str, object]
+
+    @property
+    def made(self) -> Counter[Kind]:
+        """Draws that were tossed or released, whichever were more."""
+        return self.tossed | self.released
 
     def findings(self) -> Iterator[str]:
-        for (q, sigma), count in self.tossed.items():
-            if self.charged[q, sigma] < count:
-                yield (
-                    f"{count} draws were made at q={q:.4g}, sigma={sigma:.4g}; "
-                    f"{self.charged[q, sigma]} are on the ledger"
-                )
+        for (q, sigma), count in self.made.items():
+            kind = q, sigma
+            at = f"at q={q:.4g}, sigma={sigma:.4g}"
+            if self.charged[kind] < count:
+                yield f"{count} draws were made {at}; {self.charged[kind]} are on the ledger"
+            if self.tossed[kind] < count:
+                yield f"{count} draws were released {at}; coins were tossed for {self.tossed[kind]} of them"
         if self.told < self.reckoned.least * (1 - _ROUNDING):
             yield (
                 f"a run of {self.steps} steps says that it has spent epsilon={self.told:.6g}, while its draws cost "
@@ -137,13 +151,22 @@ class _Counted:
 def _counted(subject: Subject) -> _Counted:
     steps = run_length(subject, _STEPS)
     ready = subject.prepare(data=so_many_records(subject, _RECORDS), steps=steps, evaluate_every=steps)
-    tossed: Counter[Kind] = Counter()
+    counting, watcher = _Counting(**vars(ready), tosses={}), _Releases(ready)
     with TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        run: Run = trained(_Counting(**vars(ready), tossed=tossed), randomness=subject.tier, out=out)
+        run: Run = trained(counting, randomness=subject.tier, out=out, watch=watcher, observers=[watcher])
         charged = charges(read_ledger(out / NAME).lines)
-    reckoned = reckon(((q, sigma, count) for (q, sigma), count in tossed.items()), subject.delta)
-    return _Counted(steps=steps, tossed=tossed, charged=charged, reckoned=reckoned, told=run.privacy.epsilon_spent)
+    tossed = Counter({kind: int(count) for kind, count in counting.tosses.items()})
+    made = tossed | watcher.released
+    return _Counted(
+        steps=steps,
+        tossed=tossed,
+        released=watcher.released,
+        charged=charged,
+        reckoned=reckon(((q, sigma, count) for (q, sigma), count in made.items()), subject.delta),
+        told=run.privacy.epsilon_spent,
+        path={"execution": watcher.execution, "replayed_steps": watcher.replayed},
+    )
 
 
 def charges(lines: Iterable[Mapping[str, Any]]) -> Counter[Kind]:
@@ -182,28 +205,45 @@ def _overdrawn(subject: Subject, planned: Mapping[Kind, int]) -> Iterator[str]:
             )
 
 
+class _Releases(Watcher):
+    """Counts the draws that were answered, those of replayed steps too."""
+
+    def __init__(self, ready: Preparation) -> None:
+        super().__init__()
+        self.released: Counter[Kind] = Counter()
+        self._kinds = {
+            (stage.name, draw): (sampler.sample_rate, sigma)
+            for number, stage in enumerate(ready.stages)
+            for draw, (sampler, sigma) in ready.samplers(number).items()
+        }
+
+    def heard(self, answer: Answer, stage: str) -> None:
+        self.released[self._kinds[stage, answer.draw]] += 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Counting(Preparation):
     """A run whose samplers are counted."""
 
-    tossed: Counter[Kind]
+    tosses: dict[Kind, Tensor]
 
     def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
-        return {
-            name: (cast(PoissonSampler, _CountedSampler(sampler, (sampler.sample_rate, sigma), self.tossed)), sigma)
-            for name, (sampler, sigma) in super().samplers(stage).items()
-        }
+        found = {}
+        for name, (sampler, sigma) in super().samplers(stage).items():
+            count = self.tosses.setdefault((sampler.sample_rate, sigma), torch.zeros((), device=self.device))
+            found[name] = cast(PoissonSampler, _CountedSampler(sampler, count)), sigma
+        return found
 
 
 class _CountedSampler:
-    """A sampler as it is, but that its tosses are counted."""
+    """A sampler as it is, but that its tosses are counted, on the device: a recorded toss counts at every replay."""
 
-    def __init__(self, sampler: PoissonSampler, kind: Kind, tossed: Counter[Kind]) -> None:
-        self._sampler, self._kind, self._tossed = sampler, kind, tossed
+    def __init__(self, sampler: PoissonSampler, count: Tensor) -> None:
+        self._sampler, self._count = sampler, count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
-        self._tossed[self._kind] += 1
+        self._count.add_(1)
         return self._sampler.toss(population, randomness)
