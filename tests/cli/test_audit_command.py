@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from adadpigu.cli.app import run as command
 from adadpigu.cli.audit_kinds import KINDS
 from adadpigu.cli.audit_output import claimed
 from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.training.own_loop import PrivateBatch
 from conftest import Call
 
 SMALL = ("--epsilon", "8", "--steps", "20", "--sample-rate", "0.05", "--method", "dpsgd")
@@ -52,6 +54,48 @@ def test_a_refuted_claim_exits_1_and_says_so(call: Any, monkeypatch: pytest.Monk
     code, out, _ = call("audit", "white-box", *SMALL, "--observations", "2000")
     assert code == 1
     assert "REFUTED" in out
+
+
+def test_an_audit_goes_through_a_loop_and_catches_a_fault_that_is_there_alone(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: after a step the weights move by something that was not released."""
+    flags = ("audit", "white-box", *SMALL, "--observations", "500", "--through", "loop")
+    code, out, _ = call(*flags, "--json")
+    facts = json.loads(out)
+    assert (code, facts["through"], facts["subject"]) == (0, "loop", "dpsgd on digits, through loop")
+    genuine = PrivateBatch._settle
+
+    def moved(self: PrivateBatch) -> None:
+        genuine(self)
+        with torch.no_grad():
+            next(self._loop._prepared.model.parameters()).add_(0.01)
+
+    monkeypatch.setattr(PrivateBatch, "_settle", moved)
+    code, out, _ = call(*flags)
+    assert code == 1
+    assert "weights moved otherwise than by what was released" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("white-box", "--through", "lop"), "unknown way to train (--through) 'lop'"),
+        (("sampler", "--through", "loop"), "allowed in white-box, noise, replay"),
+        (("--through", "loop"), "allowed in white-box, noise, replay"),
+        (("noise", "--through", "opacus", "--method", "adadpigu"), "allowed there: dpsgd"),
+        (("replay", "--through", "lightning"), "pip install 'adadpigu[lightning]'"),
+    ],
+)
+def test_what_an_audit_cannot_go_through_is_refused_in_one_line(
+    flags: tuple[str, ...], told: str, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    code, _, err = call("audit", *flags)
+    assert code == 2
+    assert told in err
+    assert err.count("\n") == 1
 
 
 def test_a_finished_run_is_audited_by_its_own_claim_and_noise(call: Any, finished: Path) -> None:

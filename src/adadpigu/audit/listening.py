@@ -137,6 +137,17 @@ class Listener(Watcher, Parts):
             self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
 
 
+class _Interrupted(Listener):
+    """Interrupts its run after a step; in a job, in every process, since it looks on in each."""
+
+    at: int | None = None
+
+    def update(self, metrics: Metrics) -> None:
+        super().update(metrics)
+        if metrics.step == self.at:
+            raise KeyboardInterrupt
+
+
 class Bystanders(Canaries):
     """Hears the noise of draws that have taken records, on a block that none of them touches."""
 
@@ -259,20 +270,16 @@ def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None)
 
 def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Listener:
     """A run that is interrupted some steps after a checkpoint, and goes on from there: as another process would."""
-    heard, every = Listener(subject.plan), steps // 4
-
-    def interrupt(step: int) -> None:
-        if step == 2 * every - 1:
-            raise KeyboardInterrupt
-
+    heard, every = _Interrupted(subject.plan), steps // 4
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
+            heard.at = None if resuming else 2 * every - 1
             train_prepared(
                 _ready(subject, heard, steps, checkpoint_every=every),
                 out=Path(folder) / "run",
                 watch=heard,
                 randomness=randomness,
-                observers=[heard] if resuming else [heard, _After(interrupt)],
+                observers=[heard],
                 resuming=resuming,
             )
     return heard

@@ -6,11 +6,12 @@ both as JSON and as a figure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,6 +74,13 @@ def audit(
     confidence: Annotated[
         float | None, typer.Option(help="At which ε shown is stated; a claim falls at 1 − 1e-6. [0.95]")
     ] = None,
+    through: Annotated[
+        str | None,
+        typer.Option(
+            help="white-box, noise, replay: train through loop (your own), opacus, lightning, transformers, sklearn or "
+            "processes (two of them, by torchrun). [the loop of train]"
+        ),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Without AUDIT: all of them on every method (hours).")] = False,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Look at your own private records: OUTSIDE the guarantee.")
@@ -89,6 +97,7 @@ def audit(
     stood in for by random numbers. one-run, many-runs and membership look at records, so own data needs --diagnostics.
     docs/auditing.md tells what each does, assumes and can find.
     """
+    given = dict(locals())
     keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
     flags: dict[str, object] = {
         name: value for name, value in locals().items() if name in {*keys, "describe", "device"}
@@ -96,6 +105,9 @@ def audit(
     sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
     flags["method_options"] = method_options(option or [], [], {})
     chosen = _chosen(kind, sizes, full)
+    _check_through(through, kind)
+    if through == "processes" and (code := _in_processes(given)) is not None:
+        return code
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
     if chosen is None:
         others = {"run": run, "confidence": confidence, "diagnostics": diagnostics or None}
@@ -111,8 +123,10 @@ def audit(
     folder = out or (Path("audits") / _stem(subject) if run is None else run / "audits")
     check_folder(folder)
     with counted(notes(), f"{chosen.name}: {subject.label}") as progress:
-        result = chosen.function()(subject, confidence=confidence or 0.95, progress=progress, **sizes)
+        result = _audit(chosen, through)(subject, confidence=confidence or 0.95, progress=progress, **sizes)
     result = replace(result, exposed=subject.exposed, assumed=(*result.assumed, *subject.assumed))
+    if through == "processes" and not _speaks():
+        return 0 if result.passed else 1
     written = write(result, folder, result.audit)
     if as_json:
         print_json(result.to_json())
@@ -134,6 +148,40 @@ def _chosen(kind: str | None, given: dict[str, object], full: bool) -> Kind | No
         if owner != kind:
             raise InputError(f"{name}={value} does nothing in audit {kind or 'of all methods'}; allowed in {owner}")
     return None if kind is None else KINDS[kind]
+
+
+def _check_through(through: str | None, kind: str | None) -> None:
+    """Refused before data are fetched: what is not known, not installed, or does nothing in this audit."""
+    if through is None:
+        return
+    from adadpigu.audit.through import AUDITS, way_of
+
+    way_of(through)
+    if kind not in AUDITS:
+        what = "of all methods" if kind is None else repr(kind)
+        raise InputError(f"through={through!r} in audit {what}: it trains otherwise; allowed in {', '.join(AUDITS)}")
+
+
+def _audit(kind: Kind, through: str | None) -> Callable[..., AuditResult]:
+    if through is None:
+        return kind.function()
+    from adadpigu.audit.through import audit_through
+
+    return partial(audit_through, through, kind.function())
+
+
+def _in_processes(given: dict[str, Any]) -> int | None:
+    """The same command in the processes of a job, which are started; None where this is one of them."""
+    from adadpigu.distributed.launching import in_job, launched
+
+    return None if in_job() else launched(partial(audit, **given))
+
+
+def _speaks() -> bool:
+    """Whether this process of a job writes down what was found."""
+    from adadpigu.distributed import current
+
+    return current().rank == 0
 
 
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -35,7 +36,7 @@ SILENCE = timedelta(minutes=10)
 @contextlib.contextmanager
 def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
     """Within it this process is in the job that torchrun has started it for; alone where there is none."""
-    if dist.is_available() and dist.is_initialized():  # by the user, who also ends it
+    if in_job():  # by the user, who also ends it
         yield current()
         return
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
@@ -66,6 +67,64 @@ def _meet(timeout: timedelta) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     corner = PrefixStore(f"adadpigu/{attempt}", store)
     dist.init_process_group(store=corner, rank=rank, world_size=size, timeout=timeout)
+
+
+def in_job() -> bool:
+    """Whether this process has met the others of a job."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def launched(work: Callable[[], T], size: int = 2) -> T:
+    """Does the same in so many processes of a job on this machine, as torchrun starts them; what the first returns.
+
+    They have a GPU each where there are enough, and share the CPU's cores otherwise. In a job that torchrun has started
+    already, its processes do it.
+    """
+    if "RANK" in os.environ:
+        with joined() as processes, one_voice(processes):
+            return agreed(processes, work)
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=size,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        run_id=uuid.uuid4().hex,
+        max_restarts=0,
+    )
+    with _hidden_gpus(torch.cuda.device_count() < size):
+        found: T | InputError = elastic_launch(config, _member)(work, size)[0]
+    if isinstance(found, InputError):
+        raise found
+    return found
+
+
+def _member(work: Callable[[], T], size: int) -> T | InputError:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    try:
+        with joined() as processes, one_voice(processes):
+            return agreed(processes, work)
+    except InputError as refusal:
+        return refusal
+    except SystemExit:  # of another process than the first, which says why
+        return InputError("refused")
+
+
+@contextlib.contextmanager
+def _hidden_gpus(hidden: bool) -> Iterator[None]:
+    """Within it, processes that are started see no GPU."""
+    name = "CUDA_VISIBLE_DEVICES"
+    before = os.environ.get(name)
+    if hidden:
+        os.environ[name] = ""
+    try:
+        yield
+    finally:
+        if hidden:
+            os.environ.pop(name)
+            os.environ.update({} if before is None else {name: before})
 
 
 @contextlib.contextmanager

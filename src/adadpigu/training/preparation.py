@@ -149,7 +149,7 @@ def prepare(
         raise InputError(f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
     stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
-    inputs, targets = _example(data.train, device)
+    inputs, targets = synthetic_records(data.train, device)
     options.augmentation().check(tuple(inputs.shape[1:]))
     model.to(device)
     example = (inputs if front is None else front.to(device)(inputs)), targets
@@ -205,7 +205,7 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
     return (normalisation_stage(front.released, data.records), *stages)
 
 
-def _example(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:
+def synthetic_records(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:
     """Four synthetic records of the right shape and type: they look at no private value."""
     inputs, targets = population.take(torch.arange(0))
     generator = torch.Generator().manual_seed(0)

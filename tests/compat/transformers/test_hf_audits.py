@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from small_models import CLASSES, LENGTH, RECORDS, WORDS, arguments, config, records, trained_part, trainer
-from torch import Tensor, nn
-from transformers import BertForSequenceClassification
-from transformers.modeling_outputs import SequenceClassifierOutput
+from small_models import LENGTH, RECORDS, WORDS, arguments, records, trained_part, trainer
+from torch import nn
 
-import adadpigu as ad
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins
-from adadpigu.audit.estimators import gaussian_mu
+from adadpigu.audit.subject import subject_of
 from adadpigu.audit.tapes import Player, Recorder, public_state
-from adadpigu.audit.white_box import _HalfIn
+from adadpigu.audit.through import audit_through
+from adadpigu.audit.white_box import audit_white_box
+from adadpigu.config import merge
 from adadpigu.mechanism import GaussianMechanism
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.training import own_loop
@@ -114,60 +112,15 @@ def test_replay_would_see_a_batch_that_is_not_clipped(tmp_path: Path, monkeypatc
     assert "above its sensitivity" in " ".join(runs.player(NEIGHBOURS["one less"]).breaches)
 
 
-class WithBlock(BertForSequenceClassification):  # type: ignore[misc, unused-ignore]
-    """A classifier with an auditor's dummy block beside it."""
-
-    def __init__(self, settings: Any, coordinates: int) -> None:
-        super().__init__(settings)
-        self.block = nn.Linear(1, coordinates, bias=False)
-
-    def forward(self, *args: Any, **kwargs: Any) -> SequenceClassifierOutput:
-        scores: Tensor = super().forward(*args, **kwargs).logits
-        return SequenceClassifierOutput(logits=torch.cat([scores, self.block(scores.new_ones(len(scores), 1))], dim=1))
-
-
-def _white_box(folder: Path, monkeypatch: pytest.MonkeyPatch, a_world: int, sigma: float) -> tuple[Any, Any]:
-    """A run with canaries: what was observed of them, and the run."""
-    canaries = _HalfIn(a_world, lambda _: None)
-    torch.manual_seed(0)
-    model = WithBlock(config("bert"), canaries.coordinates)
-    canaries.loss = type(canaries.loss)(CLASSES, canaries.coordinates, canaries.count)
-    canaries._weight = model.block.weight
-    extra = [{"input_ids": [3], "label": CLASSES + number} for number in range(canaries.count)]
-    audited(monkeypatch, watch=canaries)
-    private = trainer(
-        model,
-        arguments(folder, max_steps=6),
-        train_dataset=[*records(), *extra],
-        loss=lambda outputs, targets: canaries.loss(outputs, targets),
-        noise_multiplier=sigma,
-        randomness=canaries.coins(SystemRandomness()),
-        observers=[canaries],
-        physical_batch_size=64,
-    )
-    private.train()
-    return canaries.observations(), private.run
-
-
-def test_a_white_box_audit_finds_the_noise_that_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lower bound on μ = 1/σ stays below the claim and is near it.
-
-    False alarms: 1e-6 above, by the bound's confidence; below, six standard deviations of it, less than 1e-8.
-    """
-    sigma = 1.0
-    seen, run = _white_box(tmp_path, monkeypatch, a_world=256, sigma=sigma)
-    assert seen.odd == seen.disturbed == 0
-    assert seen.count >= 6 * 250
-    mu = gaussian_mu(seen.errors(), 1e-6)
-    assert 0.4 / sigma < mu <= 1 / sigma
-    assert run.steps_done == 6
-
-
-def test_a_white_box_audit_sees_noise_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: a third of the noise. It is missed with a chance below 1e-6: μ is 3, and 1500 looks a world refute 1."""
-    genuine = SystemRandomness.normal
-    monkeypatch.setattr(SystemRandomness, "normal", lambda self, count: genuine(self, count) / 3)
-    seen, run = _white_box(tmp_path, monkeypatch, a_world=256, sigma=1.0)
-    mu = gaussian_mu(seen.errors(), 1e-6)
-    assert mu > 1.0
-    assert isinstance(run, ad.Run)
+@pytest.mark.parametrize("noise", [1.0, 0.5])
+def test_canaries_show_nearly_the_noise_that_is_claimed_and_refute_half_of_it(
+    noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A valid claim is refuted with a chance of 1e-6; half of the noise is missed with a smaller one."""
+    normal = SystemRandomness.normal
+    monkeypatch.setattr(SystemRandomness, "normal", lambda self, count: noise * normal(self, count))
+    settings = {"dataset": "digits", "model": "digits-mlp", "method": "dpsgd", "epsilon": 8.0, "steps": 20}
+    subject = subject_of(merge(settings), sample_rate=0.05)
+    result = audit_through("transformers", audit_white_box, subject, observations=3000)
+    assert result.passed == (noise == 1.0)
+    assert result.epsilon_lower > 0.5 * result.epsilon_claimed
