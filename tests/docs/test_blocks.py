@@ -110,7 +110,8 @@ def test_blocks_of_a_page_share_names_and_files(tmp_path: Path, capfd: pytest.Ca
     text = '```toml title="a.toml"\nx = 10\n```\n\n```sh\ncat a.toml > b.toml\n```\n\n'
     text += "```python\nimport pathlib\n```\n\n```python\nprint(pathlib.Path('b.toml').read_text())\n```\n\n"
     text = text.replace("'b.toml'", f"'{tmp_path}/b.toml'")
-    Page(Reading(smaller={"10": "3"}), tmp_path, capfd.readouterr).run(made(tmp_path, text + "```output\nx = 3\n```\n"))
+    reading = Reading(smaller={"x = 10": "x = 3"})  # not a bare number: the folder has one in its name
+    Page(reading, tmp_path, capfd.readouterr).run(made(tmp_path, text + "```output\nx = 3\n```\n"))
 
 
 def test_an_instruction_that_meets_nothing_is_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
