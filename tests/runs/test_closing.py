@@ -12,12 +12,13 @@ from torch import nn
 
 import adadpigu as ad
 from adadpigu.accounting import Budget, Ledger
+from adadpigu.accounting.journal import Journal, read_journal
 from adadpigu.accounting.ledger_reading import NAME, OLDER, read_ledger
 from adadpigu.accounting.shared import create_shared
 from adadpigu.export import facts_of_run
 from adadpigu.runs.verifying import verify
 from adadpigu.tensors import read_header, read_tensors, write_tensors
-from adadpigu.training.run import MODEL, Facts, Metrics, Run, RunFolder
+from adadpigu.training.run import MODEL, TEXTS, Facts, Metrics, Run, RunFolder
 from run_folders import rewritten
 
 
@@ -128,3 +129,17 @@ def test_weights_that_are_the_same_and_of_another_run_are_told_apart(tmp_path: P
     assert "'00000000'" in verify(tmp_path / "run").why
     write_tensors(path, tensors)
     assert verify(tmp_path / "run").bound
+
+
+@pytest.mark.parametrize("name", [*TEXTS, MODEL])
+def test_a_closing_record_that_leaves_a_file_out_binds_nothing(name: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    closing = read_journal(tmp_path / "run" / NAME).bodies[-1]["closing"]
+    rewritten(tmp_path / "run", records=-1)
+    journal = Journal(tmp_path / "run" / NAME, new=False)
+    journal.append({"closing": {key: value for key, value in closing.items() if key != name}})
+    journal.close()
+    (tmp_path / "run" / name).unlink()
+    found = verify(tmp_path / "run")
+    assert (found.state, found.file) == ("differs", name)
+    assert f"does not name {name}" in found.why

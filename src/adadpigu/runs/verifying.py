@@ -19,7 +19,7 @@ from adadpigu.errors import AdaDPIGUError, InputError, first_line
 from adadpigu.report.ledger_file import ledger_of
 from adadpigu.report.loading import file_of, text_of
 from adadpigu.tensors import digest, read_header, read_tensors
-from adadpigu.training.run import MODEL, RUN
+from adadpigu.training.run import MODEL, RUN, TEXTS
 
 State = Literal["bound", "differs", "open", "older"]
 _OPEN = (
@@ -71,6 +71,11 @@ def compare(folder: Path, record: LedgerRecord) -> Binding:
         state: State = "older" if record.older else "open"
         return Binding(state=state, file=NAME, why=f"{where}: {_OLDER if record.older else _OPEN}")
     run = str(record.header["facts"].get("run"))
+    ends = [life.end for life in record.lives()]
+    for name in (*TEXTS, *(() if ends[-1:] == ["failed"] else (MODEL,))):
+        if name not in record.closing:
+            why = f"{where}: the last record of {NAME} does not name {name}, so nothing binds it; {_REMEDY}"
+            return Binding(state="differs", file=name, why=why)
     for name in (MODEL, *(name for name in record.closing if name != MODEL)):
         try:
             odd = _difference(folder, name, record.closing.get(name), run)
