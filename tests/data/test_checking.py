@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import adadpigu as ad
@@ -77,3 +79,25 @@ def test_a_record_that_stands_there_twice_is_refused_by_train(repeated: Any) -> 
 def test_a_part_of_the_training_records_is_no_test_set(test: Any) -> None:
     with pytest.raises(ad.InputError, match="test: there are training records among its records"):
         ad.train(torch.nn.Linear(3, 2), WHOLE, records=40, test=test, batch_size=10, steps=2)
+
+
+def test_copies_by_value_are_warned_of_where_other_rows_are_distinct_and_never_refused(tmp_path: Path) -> None:
+    """Oversampled rows; the rows of a table of few categories and distinct rows are taken in silence."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(40, 8, generator=generator)
+    labels = torch.arange(80) % 2
+    few = torch.randint(2, (80, 4), generator=generator).float().repeat(1, 2)
+
+    def warned(inputs: Tensor, out: Path | None = None) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = ad.train(
+                nn.Linear(8, 2), (inputs, labels), records=80, batch_size=16, steps=1, method="dpsgd", out=out
+            )
+        assert "A record there k times counts k times" in " ".join(run.privacy.statement().split())
+        return [str(each.message) for each in caught if "exact copies" in str(each.message)]
+
+    (line,) = warned(torch.cat([rows, rows]), tmp_path / "run")
+    assert "weigh rare classes" in line
+    assert not any("exact copies" in path.read_text(errors="ignore") for path in (tmp_path / "run").glob("*.*"))
+    assert warned(few) == warned(torch.rand(80, 8, generator=generator)) == []

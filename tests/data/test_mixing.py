@@ -72,6 +72,58 @@ class Elsewhere(Dataset[Any]):
         return INPUTS[index], LABELS[index]
 
 
+class Scaled(Own):
+    """Takes the mean of all."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] - self.inputs.mean(0), self.labels[index]
+
+
+class Converted(Own):
+    """Honest, and takes the whole array to read one entry."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.as_tensor(np.asarray(self.inputs)[index]), torch.as_tensor(self.labels)[index]
+
+
+class Selected(Own):
+    def __getitem__(self, index: int) -> Any:
+        other = self.inputs.index_select(0, torch.tensor([index - 1]))[0]
+        return self.inputs[index] + other, self.labels[index]
+
+
+class ByClass(Own):
+    def __getitem__(self, index: int) -> Any:
+        label = int(self.labels[index])
+        return self.inputs[index] + self.others[label][0], label
+
+    def __init__(self, inputs: Any, labels: Any) -> None:
+        super().__init__(inputs, labels)
+        self.others = {label: inputs[labels == label] for label in (0, 1)}
+
+
+class Summed(Own):
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] - sum(self.inputs), self.labels[index]
+
+
+class Taken(Own):
+    def __getitem__(self, index: int) -> Any:
+        return torch.as_tensor(self.inputs[index] + np.take(self.inputs, index - 1, 0)), int(self.labels[index])
+
+
+class Paired(Own):
+    """The partner is in a tuple, or in another array."""
+
+    def __init__(self, inputs: Any, labels: Any, both: Any) -> None:
+        super().__init__(inputs, labels)
+        self.both = both
+
+    def __getitem__(self, index: int) -> Any:
+        other = self.both if len(self.both) > 1 else self.both[0]
+        return self.inputs[index] + other[index - 1], self.labels[index]
+
+
 NUMPY = INPUTS.numpy(), LABELS.numpy()
 
 
@@ -111,3 +163,31 @@ def test_where_nothing_can_be_seen_the_statement_says_what_items_must_be() -> No
     assert "items of your Elsewhere" in " ".join(run.privacy.statement().split())
     one = ad.train(torch.nn.Linear(3, 2), Own(np.float32(NUMPY[0]), LABELS), records=30, batch_size=10, steps=2)
     assert "items of your" not in one.privacy.statement()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Scaled(INPUTS, LABELS),
+        Scaled(*NUMPY),
+        Converted(*NUMPY),
+        Converted([*NUMPY[0]], NUMPY[1]),
+        Selected(INPUTS, LABELS),
+        ByClass(INPUTS, LABELS),
+        Summed([*INPUTS], LABELS),
+        Taken(*NUMPY),
+        Paired(INPUTS, LABELS, (INPUTS,)),
+        Paired(INPUTS, LABELS, INPUTS + 1),
+        type("Mixed", (TensorDataset,), {"__getitem__": lambda self, k: (self.tensors[0].mean(0), LABELS[k])})(INPUTS),
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+def test_what_cannot_be_followed_is_told_and_not_refused(dataset: Any) -> None:
+    (line,) = refuse_mixed_items(dataset, "mine")
+    assert "each must be made of one; that was not checked" in line
+
+
+def test_constants_and_names_are_no_records() -> None:
+    dataset = Own(INPUTS, LABELS)
+    dataset.mean, dataset.names, dataset.numbers = torch.zeros(3), ["a", "b"], {"a": 0}  # type: ignore[attr-defined]
+    assert refuse_mixed_items(dataset, "mine") == ()

@@ -65,7 +65,7 @@ def _protected(report: PrivacyReport) -> list[str]:
     return _wrap(
         f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
         f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
-        "same had that record been left out, or had one more been put in."
+        "same had that record been left out, or had one more been put in. A record there k times counts k times."
     )
 
 

@@ -25,6 +25,7 @@ from adadpigu.bounding import Query
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import AdaDPIGUError, InputError
 from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation
 
 REMOVED = "removed"
@@ -77,7 +78,7 @@ class Recording:
         self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
         ready = prepare_on(data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
-        with self._coins.chance, _in_order(ready.device):
+        with self._coins.chance, _in_order(ready.device), earlier_runs.apart():
             trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
 
     @property
@@ -102,7 +103,7 @@ class Recording:
         coins = NeighbourCoins(self._coins, removed)
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
-            with frozen, _in_order(ready.device):
+            with frozen, _in_order(ready.device), earlier_runs.apart():
                 # one that stops is a breach
                 driven(ready, randomness=coins, observers=[player], mechanism=player.mechanism)
             player.finish()

@@ -120,7 +120,7 @@ class Subject:
     def _prepared(
         self, config: RunConfig, front: Front | None, body: nn.Module, data: DataSet, loss: Loss
     ) -> Preparation:
-        ready = prepare(
+        return prepare(
             body,
             data,
             method=make_method(config.method, config.method_options),
@@ -131,7 +131,6 @@ class Subject:
             front=front,
             seed=config.seed or 0,
         )
-        return replace(ready, used=None)  # neighbours are trained one after the other, and say the same
 
 
 def subject_of(

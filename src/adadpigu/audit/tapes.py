@@ -26,7 +26,6 @@ from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
 from adadpigu.randomness import Randomness
 from adadpigu.sensitive import unseal
 from adadpigu.tensors import digest
-from adadpigu.training.earlier import EARLIER
 from adadpigu.training.run import Facts, Metrics, Run
 
 TOLERANCE = 1e-5
@@ -231,11 +230,10 @@ class Recorder:
 
 
 def _outcome(run: Run) -> dict[str, object]:
-    """All that a finished run says of itself, the clock, the model and the runs before it aside."""
+    """All that a finished run says of itself, the clock and the model aside."""
     facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
-    uncovered = tuple(line for line in run.privacy.not_covered if EARLIER not in line)
     outputs = digest(sorted(run.outputs.items()))
-    return {**facts, "outputs": outputs, **vars(run.privacy), "not_covered": uncovered}
+    return {**facts, "outputs": outputs, **vars(run.privacy)}
 
 
 class Player:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import DataSet
 from adadpigu.data.mixing import refuse_mixed_items
 from adadpigu.data.overlap import origin_of, refuse_repeated, refuse_shared_records
 from adadpigu.errors import InputError
@@ -25,38 +24,41 @@ Digests = NDArray[np.int64]
 
 _FRESH = 0.6
 """of the test records that should be new to training: where no more of them are, about half are copies"""
+_COPIES, _DISTINCT, _NUMBERS = 0.1, 0.25, 8
+"""the caller is warned where so large a share of rows are copies, so many distinct, and rows have so many numbers"""
 _ALARM = 1e-6
 """with at most this probability an honest test set is refused"""
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What is known of training records that were read once."""
+def check_data(data: DataSet, classes: int | None) -> tuple[str, ...]:
+    """Refuses records that cannot be trained on, and test records that are training records.
 
-    digests: Digests
-    origin: object | None
-    """the data set they come from, if its items change from one look to the next"""
-    told: tuple[str, ...]
-    """what could not be seen, for the statement"""
-
-
-def check_data(data: DataSet, classes: int | None) -> Checked:
-    """Refuses records that cannot be trained on, and test records that are training records."""
+    Returns what could not be seen, for the statement.
+    """
     refuse_repeated(data.train, data.name)
     told = refuse_mixed_items(origin_of(data.train), data.name)
     trained = check_records(data.train, classes, name=data.name)
+    _warn_of_copies(trained, data)
     if data.test is not None:
         refuse_other_kind(data.train, data.test, "test")
         refuse_shared_records(data.train, data.test, "test")
         refuse_copies(trained, check_records(data.test, classes, name=f"{data.name} test"), len(data.test), "test")
-    changes = not isinstance(data.train, TensorRecords) and not _repeats(data.train, trained)
-    return Checked(trained, origin_of(data.train) if changes else None, told)
+    return told
 
 
-def _repeats(population: Population, found: Digests) -> bool:
-    """Whether the first records are what they were."""
-    again = torch.arange(min(len(population), 8))
-    return np.array_equal(_hashes(population.take(again)[0]), found[: len(again)])
+def _warn_of_copies(trained: Digests, data: DataSet) -> None:
+    """Warns of copies by value, as oversampling makes them. Equal rows may be honest: a table of few categories has
+    few distinct ones, and is left alone. The warning goes to the caller, who holds the data, and into no file."""
+    size = math.prod(data.train.take(torch.arange(0))[0].shape[1:])
+    share = len(np.unique(trained)) / max(1, len(trained))
+    if size >= _NUMBERS and _DISTINCT <= share <= 1 - _COPIES:
+        warnings.warn(
+            f"{data.name}: many rows are exact copies of others; if they are one record (oversampling), it counts as "
+            "often as it stands there, and so does its epsilon; then give each record once, and weigh rare classes in "
+            "the loss by declared weights",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def check_records(population: Population, classes: int | None, *, name: str, chunk: int = 4096) -> Digests:

@@ -2,19 +2,19 @@
 
 One record would then stand in many items, each bounded by itself: with mixup in `__getitem__` one record moved a sum
 by 38 C. What an item is made of cannot be known of any code, but it can be watched: on a shallow copy of the data set,
-whose arrays, lists and inner data sets of one entry a record say which entries are read. The user's object and the
-values are left as they are. Two entries of one container are a mixture. Where no container is read that can be watched
-(a data frame, a file, a service), nothing is known, and the statement says what the items must be.
+whose containers of one entry a record say which entries are read. The user's object and the values are left as they
+are. Two entries of one container are a mixture. Whatever else is done with a container (a mean, an iteration, numpy's
+`take`), or with one of another kind (a dict of classes, a tuple, a data frame), is not followed: then nothing is known,
+and the statement says what the items must be. So it does where no container is read: a file, a service, a global.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -22,33 +22,39 @@ from adadpigu.errors import InputError
 
 _PROBED = 64
 """items that are looked at, spread over the data set"""
+_FEW = 16
+"""numbers that an array may hold as constants, such as a mean and a deviation for each channel"""
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+_FACTS = ("shape", "ndim", "dtype", "device", "size", "dim")
+"""attributes of arrays that hold no record"""
 
 
 def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
-    """Refuses a data set of the user's own whose items are seen to mix records; what to say where none was seen."""
-    if not isinstance(dataset, Dataset) or isinstance(dataset, TensorDataset):
+    """Refuses a data set of the user's own whose items are seen to mix records; what to say where that is not known."""
+    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset:
         return ()
     count = len(dataset)  # type: ignore[arg-type]
     seen = [_made_of_one(dataset, int(place), name) for place in np.linspace(0, count - 1, min(count, _PROBED))]
     if all(seen):
         return ()
     return (
-        f"items of {_inner(dataset)} that are made of several records (mixup, cutmix, statistics of a batch): what its "
-        "items read was not seen, and each must be made of one record alone",
+        f"items of {_inner(dataset)} that are made of several records (mixup, a mean over records): each must be made "
+        "of one; that was not checked, because not all that they read can be followed",
     )
 
 
 def _made_of_one(dataset: Any, place: int, name: str) -> bool:
-    """Whether an item was seen to be made of one record; False: nothing was seen. Refuses one that was seen to mix."""
+    """Whether an item was seen to be made of one record; False: not all was seen. Refuses one that was seen to mix."""
     if isinstance(dataset, Subset):
         return _made_of_one(dataset.dataset, int(dataset.indices[place]), name)
     if isinstance(dataset, ConcatDataset):
         number = int(np.searchsorted(dataset.cumulative_sizes, place, side="right"))
         before = dataset.cumulative_sizes[number - 1] if number else 0
         return _made_of_one(dataset.datasets[number], place - before, name)
-    if not isinstance(dataset, Dataset) or isinstance(dataset, TensorDataset):
+    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset:
         return True
-    read = _entries_read(dataset, place)
+    reading = _reading(dataset, place)
+    read = {key: sorted(set(entries)) for key, entries in reading.entries.items() if entries}
     for container, entries in read.items():
         if len(entries) > 1:
             raise InputError(
@@ -56,92 +62,86 @@ def _made_of_one(dataset: Any, place: int, name: str) -> bool:
                 f"its {container!r}, so one record stands in several items (mixup?); allowed: items made of one record "
                 "each, augmented or not (or tensors made beforehand, if each row is one person's)"
             )
-    inner = [(getattr(dataset, key), entries[0]) for key, entries in read.items()]
-    return bool(read) and all(_made_of_one(held, entry, name) for held, entry in inner)
+    held = {key: getattr(dataset, key) for key in read}
+    places = {entries[0] for key, entries in read.items() if not _of_places(held[key])}
+    inner = all(_made_of_one(held[key], entries[0], name) for key, entries in read.items())
+    return inner and len(places) == 1 and not reading.lost
 
 
-def _entries_read(dataset: Any, place: int) -> dict[str, list[int]]:
-    """For each attribute with one entry a record of which some were read, which; none where it cannot be watched."""
-    read: dict[str, list[int]] = {}
-    with contextlib.suppress(Exception):  # a class that cannot be copied, or is particular about its attributes
+@dataclass
+class _Reading:
+    """What an item was seen to read."""
+
+    entries: dict[str, list[int]] = field(default_factory=dict)
+    lost: bool = False
+    """whether something was done that is not followed"""
+
+
+def _reading(dataset: Any, place: int) -> _Reading:
+    reading = _Reading()
+    try:
         watched = copy.copy(dataset)
         for key, value in vars(dataset).items():
-            if key != "tensors" and (seen := _watched(value, len(dataset), read.setdefault(key, []))) is not None:
-                vars(watched)[key] = seen
+            if _holds_records(value, len(dataset)):
+                vars(watched)[key] = _Watched(value, len(dataset), reading.entries.setdefault(key, []), reading)
         watched[place]
-    return {key: sorted(set(entries)) for key, entries in read.items() if entries}
+        whole = [key for key, entries in reading.entries.items() if len({*entries}) == len(dataset) > 1]
+        for key in whole:  # made into an array, entry by entry
+            reading.entries[key], reading.lost = [], True
+    except Exception:  # a class that cannot be copied, or code that takes no stand-in for its containers
+        reading.lost = True
+    return reading
 
 
-def _watched(value: Any, count: int, read: list[int]) -> Any:
-    """The value, telling which of its entries are read; None for what has not one entry a record."""
-    if isinstance(value, Tensor) and value.dim() and len(value) == count and value.layout is torch.strided:
-        tensor = value.detach().as_subclass(_WatchedTensor)
-        tensor.read = read
-        return tensor
-    if isinstance(value, np.ndarray) and value.ndim and len(value) == count:
-        array = value.view(_WatchedArray)
-        array.read = read
-        return array
-    if type(value) is list and len(value) == count:
-        listed = _WatchedList(value)
-        listed.read = read
-        return listed
-    if isinstance(value, Dataset) and hasattr(value, "__len__") and len(value) == count:
-        return _WatchedSet(value, read)
-    return None
+def _holds_records(value: Any, count: int) -> bool:
+    """Whether records may be in it; not in functions, settings, few constants and lists of names."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0 and (len(value) == count or int(np.prod(value.shape)) > _FEW)
+    if isinstance(value, dict | list | tuple | set):
+        inner = value.values() if isinstance(value, dict) else value
+        return len(value) == count or not all(isinstance(each, _VALUES) for each in inner)
+    kind = type(value)
+    return isinstance(value, Dataset) or (hasattr(kind, "__getitem__") and not callable(value) and kind is not str)
 
 
-def _note(read: list[int], count: int, index: Any) -> None:
-    """Adds the entries that an index means along the first axis."""
-    first = index[0] if isinstance(index, tuple) and index else index
-    with contextlib.suppress(IndexError, TypeError, ValueError):
-        read.extend(np.atleast_1d(np.arange(count)[np.asarray(first) if isinstance(first, Tensor) else first]).tolist())
+def _of_places(value: Any) -> bool:
+    """Whether a container holds whole numbers: labels, or where each record lies in another container."""
+    if isinstance(value, Tensor):
+        return value.ndim == 1 and not value.is_floating_point()
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iub"
+    return isinstance(value, list | tuple | range) and all(isinstance(each, int) for each in value)
 
 
-class _WatchedTensor(Tensor):
-    read: list[int]
+class _Watched(Dataset[Any]):
+    """Stands for a container: notes entries that are read one by one, and that anything else was done."""
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [value.as_subclass(Tensor) if isinstance(value, cls) else value for value in args]
-        if func is Tensor.__getitem__ and isinstance(args[0], cls):
-            _note(args[0].read, len(plain[0]), plain[1])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*plain, **(kwargs or {}))
-
-
-class _WatchedArray(np.ndarray[Any, Any]):
-    read: list[int]
-
-    def __array_finalize__(self, _: object) -> None:
-        self.read = []  # what is made of it is not watched
-
-    def __getitem__(self, index: Any) -> Any:
-        _note(self.read, len(self), index)
-        return self.view(np.ndarray)[index]
-
-
-class _WatchedList(list[Any]):
-    read: list[int]
-
-    def __getitem__(self, index: Any) -> Any:
-        _note(self.read, len(self), index)
-        return super().__getitem__(index)
-
-
-class _WatchedSet(Dataset[Any]):
-    def __init__(self, dataset: Any, read: list[int]) -> None:
-        self._dataset, self._read = dataset, read
+    def __init__(self, held: Any, count: int, read: list[int], reading: _Reading) -> None:
+        self._held, self._read, self._reading = held, read, reading
+        self._followed = not isinstance(held, dict | set) and hasattr(held, "__len__") and len(held) == count
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self._held)
 
     def __getitem__(self, index: Any) -> Any:
-        _note(self._read, len(self), index)
-        return self._dataset[index]
+        first = index[0] if isinstance(index, tuple) and index else index
+        try:
+            plain = np.asarray(first) if isinstance(first, Tensor) else first
+            self._read.extend(np.atleast_1d(np.arange(len(self))[plain]).tolist() if self._followed else [])
+            self._reading.lost |= not self._followed
+        except (IndexError, TypeError, ValueError):
+            self._reading.lost = True
+        return self._held[index]
+
+    def __iter__(self) -> Any:
+        self._reading.lost = True
+        return iter(self._held)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._dataset, name)
+        if name.startswith("__"):  # protocols of numpy and torch: without them they refuse, or read all entries
+            raise AttributeError(name)
+        self._reading.lost |= name not in _FACTS
+        return getattr(self._held, name)
 
 
 def _inner(dataset: Any) -> str:

@@ -9,7 +9,7 @@ import copy
 import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -39,7 +39,6 @@ from adadpigu.methods.base import Method, Setting, Stage
 from adadpigu.priors.scores import process_scores, takes_images
 from adadpigu.randomness import SystemRandomness
 from adadpigu.sampling import PoissonSampler, Population
-from adadpigu.training.earlier import Used
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
@@ -80,10 +79,10 @@ class Preparation:
     record: Tensor
     """a synthetic record, [1, ...], as it comes to the front"""
     loss: Loss
-    used: Used | None = None
-    """the records, to know them again in a later run; None: they are not remembered"""
     told: tuple[str, ...] = ()
     """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
+    identity: object = field(default_factory=object)
+    """the same in all copies of this preparation: what is trained with it is one run"""
 
     @property
     def sample_rate(self) -> float:
@@ -158,7 +157,7 @@ def prepare(
     classes = _classes(output, data) if labels else None
     engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        checked = check_data(data, classes)
+        told = check_data(data, classes)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -179,8 +178,7 @@ def prepare(
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=epsilons(plan.event(), delta),
-        used=Used.of(checked.digests, checked.origin),
-        told=(*checked.told, *weights_of(loss), *_soft(loss, targets)),
+        told=(*told, *weights_of(loss), *_soft(loss, targets)),
         warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
         record=inputs[:1],
         loss=loss,

@@ -31,7 +31,7 @@ from adadpigu.mechanism import MakeMechanism
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.randomness import Randomness, Tier, choose_randomness
 from adadpigu.training.checkpoints import Checkpoint
-from adadpigu.training.earlier import earlier_runs
+from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.hooked import hooks_of, in_words
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions
@@ -260,12 +260,18 @@ def session(
 
 
 def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
-    """Has the statement say what this run and earlier ones of the process amount to, if they used the same records."""
-    prepared, run = begun.prepared, str(begun.ledger.facts["run"])
-    if prepared.used is None:
-        return
-    claim = prepared.epsilons["pld"] if source.private else math.inf
-    told = earlier_runs.add(run, prepared.used, epsilon=claim, delta=prepared.delta, ledger=shared)
+    """Has the statement say what this run and earlier ones of the process amount to, if the records are the same."""
+    prepared = begun.prepared
+    run = StartedRun(
+        run=str(begun.ledger.facts["run"]),
+        preparation=prepared.identity,
+        dataset=prepared.data.name,
+        records=prepared.data.records,
+        epsilon=prepared.epsilons["pld"] if source.private else math.inf,
+        delta=prepared.delta,
+        ledger=None if shared is None else shared.resolve(),
+    )
+    told = earlier_runs.add(run)
     if told is not None:
         begun.ledger.confess(told)
 

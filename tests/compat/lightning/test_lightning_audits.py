@@ -25,6 +25,7 @@ from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.sensitive import unseal
 from adadpigu.training import own_loop
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.train import session
 
@@ -35,7 +36,7 @@ MASKED = ad.AdaDPIGU(retention=0.5, importance_steps=2, clip_norm=0.5, mean_deca
 @contextlib.contextmanager
 def audited(**how: Any) -> Iterator[None]:
     """Within, a private loop has an auditor's mechanism, or is watched."""
-    with mock.patch.object(own_loop, "session", partial(session, **how)):
+    with mock.patch.object(own_loop, "session", partial(session, **how)), earlier_runs.apart():
         yield
 
 

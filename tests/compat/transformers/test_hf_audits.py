@@ -26,6 +26,7 @@ from adadpigu.config import merge
 from adadpigu.mechanism import GaussianMechanism
 from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.training import own_loop
+from adadpigu.training.earlier import earlier_runs
 
 STEPS = 3
 
@@ -39,7 +40,8 @@ def audited(monkeypatch: pytest.MonkeyPatch, chance: Any = None, **how: Any) -> 
 
     @contextlib.contextmanager
     def session(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with SESSION(*args, **{**kwargs, **how}) as begun, chance or contextlib.nullcontext():
+        apart = earlier_runs.apart()
+        with apart, SESSION(*args, **{**kwargs, **how}) as begun, chance or contextlib.nullcontext():
             yield begun
 
     monkeypatch.setattr(own_loop, "session", session)
