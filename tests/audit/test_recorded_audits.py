@@ -42,6 +42,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
     "noise": lambda subject: audit_noise(subject, numbers=60_000),
     "white-box": lambda subject: audit_white_box(subject, observations=2500),
+    "directions": lambda subject: audit_white_box(subject, observations=2500, directions=4),
     "accountant": audit_accountant,
 }
 

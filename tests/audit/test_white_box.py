@@ -122,6 +122,39 @@ def test_noise_a_third_too_low_is_refuted(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.epsilon_certain > result.epsilon_claimed
 
 
+@pytest.mark.parametrize("sign", [1, -1, 0])
+def test_noise_that_neighbours_share_shows_along_random_directions(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs (z, z), (z, −z) or (z, ±z): along single coordinates all is as claimed."""
+    monkeypatch.setattr(white_box, "choose_randomness", lambda *_: _Paired(sign))
+    result = audit_white_box(subject("dpsgd"), observations=4000, directions=2)
+    assert not result.passed
+    assert result.epsilon_certain > result.epsilon_claimed
+
+
+@pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
+def test_along_random_directions_a_clean_run_shows_what_it_shows_along_coordinates(method: str) -> None:
+    result = audit_white_box(subject(method), observations=4000, directions=8)
+    assert result.passed
+    assert 0.7 * result.epsilon_claimed < result.epsilon_lower
+    assert result.details["stddev_within"] == pytest.approx(result.details["noise_multiplier"], rel=0.06)
+    assert result.details["mean_within"] == pytest.approx(1, abs=0.08)
+
+
+class _Paired(ReproducibleRandomness):
+    """Every second number is the one before it, under a sign (0: drawn afresh)."""
+
+    def __init__(self, sign: int) -> None:
+        super().__init__(1)
+        self._sign = sign
+
+    def normal(self, count: int) -> Tensor:
+        noise = super().normal(count)
+        pairs = count // 2
+        signs = super().normal(pairs).sign() if self._sign == 0 else float(self._sign)
+        noise[1 : 2 * pairs : 2] = noise[0 : 2 * pairs : 2] * signs
+        return noise
+
+
 class _Scaled(ReproducibleRandomness):
     """Noise of another size than is claimed."""
 

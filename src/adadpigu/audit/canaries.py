@@ -5,9 +5,10 @@ noise, optimiser. A canary's loss is linear in the block, so that its gradient i
 
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
-and every other record's is α there, standardised 0. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch
-and N(1, σ²) with it. The auditor watches from outside (`outside`): releases, and the public α, β and mask. Of the run
-nothing is replaced but the canaries' own inclusion coins; noise is drawn by its own generator.
+and every other record's is α there, standardised 0. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch and
+N(1, σ²) with it. (e_j is a coordinate, or a direction over k coordinates that no other canary has.) The auditor watches
+from outside (`outside`): releases, and the public α, β and mask. Of the run nothing is replaced but the canaries' own
+inclusion coins; noise is drawn by its own generator.
 
 All that changes from step to step lies in tensors on the run's device, written in place, for steps that are recorded.
 """
@@ -58,14 +59,14 @@ class WithBlock(nn.Module):
 class CanaryLoss:
     """The model's loss for ordinary records; ⟨g, block⟩ for canary i, whose target is `classes + i`."""
 
-    def __init__(self, classes: int, coordinates: int, count: int) -> None:
-        self.classes = classes
+    def __init__(self, classes: int, coordinates: int, count: int, spread: int = 1) -> None:
+        self.classes, self.spread = classes, spread
         self.center = torch.zeros(coordinates)
         """α on the block: what every record's gradient is there"""
-        self.place = torch.arange(max(1, count))
-        """the coordinate of each canary"""
-        self.signal = torch.zeros(max(1, count))
-        """what a canary adds to α on its coordinate"""
+        self.place = torch.arange(max(1, count) * spread)
+        """the coordinates of each canary, `spread` of the first, then of the second, …"""
+        self.signal = torch.zeros(max(1, count) * spread)
+        """what a canary adds to α on each of them"""
 
     def to(self, device: torch.device) -> None:
         """Has them where the run is."""
@@ -75,8 +76,8 @@ class CanaryLoss:
         scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
         canary = (targets - self.classes).clamp(min=0)
         ordinary = F.cross_entropy(scores, targets.clamp(max=self.classes - 1), reduction="none")
-        place = self.place.to(canary)[canary]
-        own = block.gather(1, place[:, None])[:, 0] * self.signal.to(block)[canary]
+        place = self.place.to(canary).view(-1, self.spread)[canary]
+        own = (block.gather(1, place) * self.signal.to(block).view(-1, self.spread)[canary]).sum(1)
         return torch.where(targets < self.classes, ordinary, own) + block @ self.center.to(block)
 
 
@@ -84,15 +85,17 @@ class Canaries(Watcher):
     """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
     It sees what is asked before a record is looked at, sets the canaries' gradients accordingly, lets `choose` say
-    which of them are drawn, and hands `observe` the released coordinates of the block.
+    which of them are drawn, and hands `observe` the released coordinates of the block. `spread`: over how many
+    coordinates a canary's gradient goes.
     """
 
-    def __init__(self, coordinates: int, count: int | None = None) -> None:
+    def __init__(self, coordinates: int, count: int | None = None, spread: int = 1) -> None:
         super().__init__()
         self.coordinates = coordinates
         self.count = coordinates if count is None else count
-        self.loss = CanaryLoss(1, coordinates, self.count)
-        self._amount = torch.where(torch.arange(self.count) % 2 == 1, LOUD, 1.0)
+        self.spread = spread
+        self.loss = CanaryLoss(1, coordinates, self.count, spread)
+        self._amount = torch.where(torch.arange(self.count) % 2 == 1, LOUD, 1.0).repeat_interleave(spread)
         self._coins = torch.ones(self.count, dtype=torch.float64)
         self._active: Tensor | None = None
         self._stability: float | None = None
@@ -101,7 +104,7 @@ class Canaries(Watcher):
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
         if not isinstance(data.train, TensorRecords) or data.classes is None:
             raise ModelError("the dummy block needs records held as tensors and class labels: it cannot be attached")
-        self.loss = CanaryLoss(data.classes, self.coordinates, self.count)
+        self.loss = CanaryLoss(data.classes, self.coordinates, self.count, self.spread)
         blank = data.train.inputs.new_zeros(self.count, *data.train.inputs.shape[1:])
         labels = data.classes + torch.arange(self.count)
         records = TensorRecords(
@@ -123,11 +126,11 @@ class Canaries(Watcher):
         with beside(self._amount.device):
             pass
         join(self._amount.device)  # a query's vectors may be in the making
-        if query is not None:
-            self._aim(query)
         if not mechanism.capturing():  # of a replay the coins are written before it
             active = None if query is None or query.active is None else query.active[-self.coordinates :].cpu()
             self._decide(self.choose(active) if query is not None else torch.ones(self.count))
+        if query is not None:
+            self._aim(query)
 
     def heard(self, answer: Answer, stage: str) -> None:
         query = answer.gradient
@@ -143,8 +146,8 @@ class Canaries(Watcher):
         self._decide(self.choose(self._active))
 
     def places(self, active: Tensor | None) -> Tensor:
-        """The coordinate of each canary in the draw that is about to be made. May be overridden by an audit."""
-        return torch.arange(self.count, device=self._amount.device)
+        """The coordinates of each canary in the draw that is about to be made. May be overridden by an audit."""
+        return torch.arange(len(self._amount), device=self._amount.device)
 
     def choose(self, active: Tensor | None) -> Tensor:
         """The canaries' coins in the next draw: 0 is drawn, 1 is not, NaN is left to chance. Overridden by an audit.
@@ -171,8 +174,9 @@ class Canaries(Watcher):
         least = 1.0 if query.center is None and self._stability is None else 1e5
         scale = torch.ones_like(loss.center) if query.scale is None else query.scale[block].to(loss.center)
         loss.center.zero_() if query.center is None else loss.center.copy_(query.center[block])
-        loss.place[: self.count].copy_(self.places(None if query.active is None else query.active[block]))
-        loss.signal[: self.count].copy_(scale[loss.place[: self.count]] * (query.clip_norm * least) * self._amount)
+        place, signal = loss.place[: len(self._amount)], loss.signal[: len(self._amount)]
+        place.copy_(self.places(None if query.active is None else query.active[block]))
+        signal.copy_(scale[place] * (query.clip_norm * least / self.spread**0.5) * self._amount)
 
     def _decide(self, coins: Tensor) -> None:
         self._coins.copy_(coins)

@@ -2,14 +2,15 @@
 
 Short: white-box, replay, noise, sampler and accountant, on every method that claims privacy, with its defaults; and
 some of them on what the defaults do not have: copies, growing masks, automatic clipping, released normalisation,
-several slices a draw. Long: the same with more observations, and one-run, many-runs and membership. A method that
-registers is in both.
+several slices a draw, canaries along random directions. Long: the same with more observations, and one-run, many-runs
+and membership. A method that registers is in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.many_runs import audit_many_runs
@@ -67,6 +68,8 @@ class Variant:
     settings: Mapping[str, object]
     audits: tuple[str, ...]
     sample_rate: float = 0.05
+    options: Mapping[str, object] = field(default_factory=dict)
+    """of the audits"""
 
 
 VARIANTS = {
@@ -88,6 +91,7 @@ VARIANTS = {
     "long draws at once": Variant(
         method="parameter-freezing", settings={"physical_batch_size": None}, audits=("replay",), sample_rate=0.25
     ),
+    "random directions": Variant(method="adadpigu", settings={}, audits=("white-box",), options={"directions": 2}),
 }
 
 
@@ -104,15 +108,15 @@ def entries(*, full: bool = False) -> Iterator[Entry]:
             yield Entry(
                 method=variant.method,
                 audit=audit,
-                run=audits[audit],
+                run=partial(audits[audit], **variant.options),
                 settings=dict[str, object](_SHORT) | dict(variant.settings),
                 sample_rate=variant.sample_rate,
                 variant=name,
             )
 
 
-def _with(audit: Audit, **options: object) -> Callable[[Subject, Progress | None], AuditResult]:
-    return lambda subject, progress: audit(subject, progress=progress, **options)
+def _with(audit: Audit, **options: object) -> Callable[..., AuditResult]:
+    return lambda subject, progress, **more: audit(subject, progress=progress, **options, **more)
 
 
 _SHORT_AUDITS = {

@@ -2,9 +2,10 @@
 
 Half of the canaries, drawn afresh in every step, are in the batch; the others are not. Each released coordinate of the
 dummy block is one observation of N(1, σ²) or N(0, σ²). A threshold of ½, fixed in advance, tells the worlds apart with
-error rates that bound μ = 1/σ from below; σ̂ = 1/μ goes to the accountant with the claim's plan. A frozen coordinate of
-the block has to be exactly 0 in every release and must not move. All is seen from outside (`outside`): releases as the
-method gets them, and the weights, which have to move by them.
+error rates that bound μ = 1/σ from below; σ̂ = 1/μ goes to the accountant with the claim's plan. With `directions` k
+the observations are along random directions over k neighbours, so that noise which they share shows. A frozen
+coordinate of the block has to be exactly 0 in every release and must not move. All is seen from outside (`outside`):
+releases as the method gets them, and the weights, which have to move by them.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from adadpigu.errors import InputError
 from adadpigu.gradients import Loss
 from adadpigu.randomness import choose_randomness
 from adadpigu.training.configured import training_options
+from adadpigu.training.preparation import Preparation
 from adadpigu.training.run import Facts
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ THRESHOLD = 0.5
 _MOST_A_WORLD = 256
 """canaries in a batch"""
 _MOST_MU = 40.0
+_MOST_SPREAD = 64
 _QUIET = 8
 """coordinates without a canary until the method has a mask: it shall find something of the block to freeze"""
 
@@ -90,8 +93,9 @@ class Observations:
 class _HalfIn(Canaries):
     """Lets a random half of the canaries into every batch and keeps what is released on the block."""
 
-    def __init__(self, a_world: int, tell: Callable[[int], None]) -> None:
-        super().__init__(2 * a_world + _QUIET)
+    def __init__(self, a_world: int, tell: Callable[[int], None], spread: int = 1) -> None:
+        room = (2 * a_world + 1) * spread - 1  # groups may begin anywhere
+        super().__init__(room + _QUIET, None if spread == 1 else 2 * a_world, spread)
         self._tell = tell
         """told how many draws were observed"""
         self._chance = chance()
@@ -159,18 +163,75 @@ class _HalfIn(Canaries):
         )
 
 
+class _Spread(_HalfIn):
+    """Canaries along random directions: each over so many neighbouring coordinates, with signs drawn every step.
+
+    Honest noise has one law along all of them. Noise that neighbours share, up to a sign too, is loud along some and
+    still along others.
+    """
+
+    def __init__(self, a_world: int, tell: Callable[[int], None], spread: int) -> None:
+        super().__init__(a_world, tell, spread)
+        self._loudness = self._amount.clone()
+        self._place = torch.arange(len(self._amount))
+        self._signs = torch.ones(self.count, spread)
+        self._groups = 0
+
+    def follow(self, ready: Preparation) -> None:
+        super().follow(ready)
+        self._place = self._place.to(ready.device)
+
+    def places(self, active: Tensor | None) -> Tensor:
+        return self._place
+
+    def choose(self, active: Tensor | None) -> Tensor:
+        """Groups begin anywhere, so that no way to pair coordinates stays between them."""
+        self._masked = self._masked or active is not None
+        free = self._compared(active).nonzero().flatten()
+        free = free[int(self._chance.integers(self.spread)) :]
+        self._groups = min(self.count, len(free) // self.spread)
+        used = self._groups * self.spread
+        self._place[:used].copy_(free[:used])
+        self._signs = torch.from_numpy(self._chance.choice([-1.0, 1.0], self._signs.shape))
+        self._amount.copy_(self._loudness * self._signs.flatten())
+        self._present = torch.zeros(self.count, dtype=torch.bool)
+        self._present[self._chance.permutation(self._groups)[: self._groups // 2]] = True
+        return torch.where(self._present, 0.0, 1.0)
+
+    def observe(self, value: Tensor, active: Tensor | None) -> None:
+        self._look_at_frozen(value, active)
+        place = self._place.cpu().view(-1, self.spread)
+        along = (value[place] * self._signs).sum(1) / self.spread**0.5
+        compared = torch.arange(self.count) < self._groups
+        if active is not None:  # where a step is replayed, the mask may have moved since
+            compared &= active[place].all(1)
+        self._within.append(along[compared & self._present])
+        self._without.append(along[compared & ~self._present])
+        self._tell(len(self._within))
+
+
 def audit_white_box(
-    subject: Subject, *, observations: int = 48_000, confidence: float = 0.95, progress: Progress | None = None
+    subject: Subject,
+    *,
+    observations: int = 48_000,
+    directions: int = 1,
+    confidence: float = 0.95,
+    progress: Progress | None = None,
 ) -> AuditResult:
-    """Trains the subject with canaries until there are so many observations a world, and bounds ε from below."""
+    """Trains the subject with canaries until there are so many observations a world, and bounds ε from below.
+
+    `directions`: how many coordinates a canary's direction goes over.
+    """
     check_confidence(confidence)
+    if not 1 <= directions <= _MOST_SPREAD:
+        raise InputError(f"directions={directions} is not from 1 to {_MOST_SPREAD}")
     needed = fewest_for_mu(min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING))
     if observations < needed:
         raise InputError(
             f"observations={observations} a world are too few: without a single error they could not refute the claim "
             f"at confidence {max(confidence, 1 - REFUTING):.15g}; allowed: at least {needed}"
         )
-    seen = _observe(subject, observations, progress)
+    seen = _observe(subject, observations, directions, progress)
     errors = seen.errors()
 
     def shown(significance: float, errors: Errors = errors) -> float:
@@ -207,7 +268,7 @@ def audit_white_box(
     )
 
 
-def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observations:
+def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | None) -> Observations:
     """Whole runs, until there is enough."""
     a_world, data = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD), subject.data
     if training_options(subject.config, subject.data.records).torch_device().type == "cuda":
@@ -220,7 +281,7 @@ def _observe(subject: Subject, wanted: int, progress: Progress | None) -> Observ
             if progress is not None:
                 progress(min(had + draws * a_world, wanted), wanted)
 
-        canaries = _HalfIn(a_world, tell)
+        canaries = _HalfIn(a_world, tell) if spread == 1 else _Spread(a_world, tell, spread)
         ready = plainly_prepared(subject, data=data, attach=canaries.attach)
         canaries.follow(ready)
         coins = canaries.coins(choose_randomness(subject.tier, ready.device))

@@ -65,6 +65,9 @@ def audit(
     classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
     describe: Annotated[str | None, typer.Option(help="TOML file with the public facts of your own data.")] = None,
     observations: Annotated[int | None, typer.Option(help="white-box: in each world. [48000]")] = None,
+    directions: Annotated[
+        int | None, typer.Option(help="white-box: coordinates that a canary's random direction goes over. [1]")
+    ] = None,
     canaries: Annotated[int | None, typer.Option(help="one-run: coin-flipped records. [5000]")] = None,
     guesses: Annotated[int | None, typer.Option(help="one-run: on either side. [250]")] = None,
     runs: Annotated[int | None, typer.Option(help="many-runs: in each world. [200]")] = None,

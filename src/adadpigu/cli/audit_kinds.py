@@ -43,7 +43,12 @@ _RECKONED = (
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name="white-box", counts="released coordinates, each world", means=_LOOKED, options=("observations",)),
+        Kind(
+            name="white-box",
+            counts="released coordinates, each world",
+            means=_LOOKED,
+            options=("observations", "directions"),
+        ),
         Kind(
             name="one-run",
             counts="guesses",
@@ -77,6 +82,7 @@ KINDS = {
 }
 MOST = {
     "observations": 10**8,
+    "directions": 64,
     "canaries": 10**5,
     "guesses": 10**5,
     "runs": 10**6,
