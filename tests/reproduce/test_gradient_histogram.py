@@ -50,7 +50,7 @@ def row(method: str, seed: int, widths: float = 1.0) -> Row:
 
 @pytest.fixture
 def rows() -> list[Row]:
-    return [row(method, seed) for method in ("sgd", "dpsgd", "adadpigu") for seed in range(3)]
+    return [row(method, seed) for method in ("sgd", "dpsgd", "masked") for seed in range(3)]
 
 
 def test_full_jobs_look_at_epoch_five_with_diagnostics_open() -> None:
@@ -84,7 +84,7 @@ def test_seeds_are_counted_by_method_and_one_seed_has_no_spread(rows: list[Row])
 def test_nothing_is_clipped_where_there_is_no_noise(rows: list[Row]) -> None:
     kinds = {(line["method"], line["kind"]) for line in summed_up(rows)}
     assert ("sgd", "clipped") not in kinds
-    assert {("dpsgd", "clipped"), ("adadpigu", "clipped"), ("sgd", "mean")} <= kinds
+    assert {("dpsgd", "clipped"), ("masked", "clipped"), ("sgd", "mean")} <= kinds
 
 
 def test_the_look_nearest_to_epoch_five_is_shown(rows: list[Row]) -> None:
@@ -143,5 +143,5 @@ def test_a_quick_version_runs_on_digits_where_mnist_is_not_cached(monkeypatch: p
     measured = [run_job(job, "cpu") for job in quick if job.config["method"] != "dpsgd"]
     assert all(row["exposed"] for row in measured)
     drawn = GRADIENT_HISTOGRAM.draw(measured)
-    assert {row["method"] for row in drawn.rows} == {"sgd", "adadpigu"}
+    assert {row["method"] for row in drawn.rows} == {"sgd", "masked"}
     assert all(0 < row["mean"] <= 100 for row in drawn.rows)

@@ -293,7 +293,7 @@ def test_rate_zero_is_called_chance_only_where_it_has_the_c_of_dpsgd() -> None:
             row["config"] = {**row["config"], "method_options": {"clip_norm": 0.25}}
     told = PRUNING_SWEEP.draw(rows).markdown
     assert "is what chance does here" not in told
-    assert f"DP-SGD with C = {CLIP_NORM['adadpigu']:g} instead of 0.25" in told
+    assert f"DP-SGD with C = {CLIP_NORM['masked']:g} instead of 0.25" in told
 
 
 @BOTH

@@ -14,7 +14,7 @@ from adadpigu.reproduce import paper
 from adadpigu.reproduce.artefact import Artefact, Drawn, Scale
 from adadpigu.reproduce.jobs import Job, Row
 from adadpigu.reproduce.keeping import tabled
-from adadpigu.reproduce.pruning_runs import method_of, protocol, setting, shortened
+from adadpigu.reproduce.pruning_runs import masked, protocol, setting, shortened
 from adadpigu.reproduce.stand_in import told
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def jobs(scale: Scale) -> list[Job]:
     """A run for each B and learning rate; small batches first, since they take longest."""
     sizes, rates = (QUICK_BATCH_SIZES, QUICK_LEARNING_RATES) if scale.quick else (BATCH_SIZES, LEARNING_RATES)
     sigma = QUICK_NOISE if scale.quick else paper.NOISE_TABLE["mnist"][4]
-    shared = {**setting(scale), **method_of("adadpigu", retention=RETENTION), "noise_multiplier": sigma}
+    shared = {**setting(scale), **masked(RETENTION), "noise_multiplier": sigma}
     return [
         Job(f"batch-tradeoff B={size} lr={rate:g}", {**shared, "batch_size": size, "lr": rate}, seed)
         for seed in scale.runs(SEEDS)
@@ -105,8 +105,8 @@ def draw(rows: Sequence[Row]) -> Drawn:
     text = (
         "# Batch size, accuracy, privacy and time\n\n"
         + ("" if stand_in is None else f"{stand_in}.\n\n")
-        + f"Test accuracy (%) after the last step of AdaDPIGU with retention {RETENTION:g}, for each batch size B and "
-        f"learning rate (lr). {protocol(rows, SEEDS)}\n\n"
+        + f"Test accuracy (%) after the last step of AdaDPIGU's mask alone with retention {RETENTION:g}, for each "
+        f"batch size B and learning rate (lr). {protocol(rows, SEEDS)}\n\n"
         + _table(found)
         + "\n\n"
         + "\n".join(f"- {line}" for line in _findings(found, rows))

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 EPSILON = 4.0
 SEEDS = 3
 EPOCH = 5
-METHODS = {"sgd": "SGD, not private", "dpsgd": "DP-SGD", "adadpigu": "AdaDPIGU"}
+METHODS = {"sgd": "SGD, not private", "dpsgd": "DP-SGD", "masked": "AdaDPIGU's mask alone"}
 KINDS = {"single": "single records", "mean": "mean of the records", "clipped": "mean of clipped ones"}
 _COLOURS = {"single": "#6c6c6c", "mean": "#1b6ca8", "clipped": "#c8553d"}
 _OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 0.1, "method_options": {}},
     "dpsgd": {"lr": 3.0, "epsilon": EPSILON, "method_options": {"clip_norm": 0.1}},
-    "adadpigu": {"lr": 3.0, "epsilon": EPSILON, "method_options": {"clip_norm": 0.1, "retention": 0.6}},
+    "masked": {
+        "lr": 3.0,
+        "epsilon": EPSILON,
+        "method_options": {"clip_norm": 0.1, "retention": 0.6, "schedule": "constant"},
+    },
 }
 _BOUND = 0.01
 _STEPS = 1200
@@ -178,7 +182,7 @@ def _notes(rows: Sequence[Row], chosen: Sequence[Row]) -> list[str]:
             notes.append(_verdict(line))
     if (line := found.get(("sgd", "mean"))) is not None:
         notes.append(_scale_note(line))
-    for method in ("dpsgd", "adadpigu"):
+    for method in ("dpsgd", "masked"):
         line = found.get((method, "clipped"))
         if line is not None and line["below_noise"] is not None:
             notes.append(_noise_note(line))

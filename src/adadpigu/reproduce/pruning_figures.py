@@ -114,7 +114,7 @@ def _means(axes: Axes, found: Sequence[Row], pruned: Sequence[Row]) -> None:
     spread = [row["std"] or 0.0 for row in pruned]
     several = any(spread)
     rates, means = [row["pruning_rate"] for row in pruned], [row["mean"] for row in pruned]
-    name = "AdaDPIGU (bars: ± standard deviation)" if several else "AdaDPIGU (one seed)"
+    name = "mask alone (bars: ± standard deviation)" if several else "mask alone (one seed)"
     axes.errorbar(rates, means, spread, fmt="o-", color=_ACCURACY, ms=4, label=name)
     for row in found:
         if row["pruning_rate"] is BASELINE:

@@ -42,7 +42,7 @@ from adadpigu.compat.transformers.tasks import task_of
 from adadpigu.compat.transformers.telling import StepBar, sayable, silenced
 from adadpigu.data.checking import digests, refuse_copies
 from adadpigu.data.datasets import DataSet
-from adadpigu.data.overlap import refuse_shared_records
+from adadpigu.data.overlap import refuse_repeated, refuse_shared_records
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.gradients import Loss, choose_engine
 from adadpigu.gradients.rule_engine import ruled
@@ -135,6 +135,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         refuse_accelerator(self.accelerator)
         self._packing = self._packing_for(train_dataset, max_length, loss)
         self.data_collator = self._packing
+        refuse_repeated(train_dataset, "train_dataset")
         packed = self._packing.packed(train_dataset, "train_dataset")
         self._evaluated: list[Any] = []
         """found to be other records than those that are trained on"""
