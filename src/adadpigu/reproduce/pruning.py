@@ -57,8 +57,8 @@ def draw_curves(rows: Sequence[Row]) -> Drawn:
     ]
     about = (
         "Test accuracy (%) of AdaDPIGU's mask alone by pruning rate, the share of weights that keep their initial "
-        "value after stage 1, and of DP-SGD. Late fluctuation: standard deviation over the last quarter of the epochs, points. The "
-        "paper prints no figures here but an order."
+        "value after stage 1, and of DP-SGD. Late fluctuation: standard deviation over the last quarter of the epochs, "
+        "points. The paper prints no figures here but an order."
     )
     lines = [_ranking(runs), _steadiest(runs), *_gaps_in(runs)]
     text = _page(title, about, rows, tabled(head, body), lines)
