@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -80,6 +81,11 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs.flatten(1) - targets.unsqueeze(1)) ** 2).mean()
 
 
+def steep(outputs: Tensor, targets: Tensor) -> Tensor:
+    """So steep that gradients of rounded residuals are clipped too."""
+    return F.mse_loss(outputs * 1e4, targets * 1e4)
+
+
 def records_for(net: str, count: int) -> tuple[Tensor, Tensor]:
     generator, shape = torch.Generator().manual_seed(1), NETS[net][1]
     if net == "words":
@@ -111,20 +117,48 @@ def test_neither_place_nor_company_changes_a_gradient(net: str, engine: str, dev
         assert all(torch.equal(after[record], before[record]) for record in after)
 
 
+class Last(nn.Module):
+    """What a recurrent layer says at the end."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.layer, self.leave = kind(5, 7, batch_first=True), nn.Linear(7, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left: Tensor = self.leave(self.layer(x)[0][:, -1])
+        return left
+
+
+class Scaled(nn.Module):
+    """A layer of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.m = nn.Parameter(torch.ones(11)), nn.Parameter(torch.ones(11, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.w) @ self.m
+
+
 def sums(
     scale: float, shape: tuple[int, int], engine: str, device: str, **options: Any
 ) -> Callable[[list[int]], Tensor]:
     """Σ clip(g_i) of chosen records of a regression that fits: what is left of its residuals is rounding."""
-    generator, (width, outputs) = torch.Generator().manual_seed(1), shape
-    inputs = torch.randn(700, width, generator=generator) * scale
-    net = nn.Linear(width, outputs)
+    return sums_of(nn.Linear(*shape), (shape[0],), scale, engine, device, **options)
+
+
+def sums_of(
+    net: nn.Module, shape: tuple[int, ...], scale: float, engine: str, device: str, **options: Any
+) -> Callable[[list[int]], Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(700, *shape, generator=generator) * scale
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        targets = (inputs.double() @ net.weight.double().T + net.bias.double()).float()
+        targets = copy.deepcopy(net).double()(inputs.double()).float()
     chosen = TrainingOptions(noise_multiplier=1.0, batch_size=64, steps=2, engine=engine, device=device, **options)
     data = declare((inputs, targets), records=700, name="regression")
-    ready = prepare(net, data, method=DPSGD(), budget=None, delta=1e-5, options=chosen, loss=F.mse_loss, seed=0)
+    ready = prepare(net, data, method=DPSGD(), budget=None, delta=1e-5, options=chosen, loss=steep, seed=0)
     batches = MicroBatches(
         population=ready.data.train,
         model=ready.model,
@@ -155,6 +189,27 @@ def test_one_record_moves_the_sum_by_at_most_the_clip_norm(
 ) -> None:
     total = sums(scale, shape, engine, device)
     for size in SIZES:
+        others = list(range(1, size + 1))
+        base = total(others)
+        for place in (0, size // 2, size):
+            moved = torch.linalg.vector_norm(total([*others[:place], 650, *others[place:]]) - base)
+            assert moved <= 1 + 1e-5, (size, place)
+
+
+PLACED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "rnn": (lambda: Last(nn.RNN), (6, 5), "auto"),
+    "gru": (lambda: Last(nn.GRU), (6, 5), "auto"),
+    "lstm": (lambda: Last(nn.LSTM), (6, 5), "auto"),
+    "own": (Scaled, (11,), "functional"),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e3, 1e4])
+@pytest.mark.parametrize("net", PLACED)
+def test_the_same_holds_where_a_row_is_rounded_by_its_place(net: str, scale: float) -> None:
+    make, shape, engine = PLACED[net]
+    total = sums_of(make(), shape, scale, engine, "cpu")
+    for size in (1, 20, 63, 64, 200):
         others = list(range(1, size + 1))
         base = total(others)
         for place in (0, size // 2, size):
@@ -193,3 +248,17 @@ def test_a_slice_of_a_gpu_computes_each_row_alike(rows: int, inner: int, precisi
     whole = gradients(everyone)
     assert torch.equal(gradients(everyone[:-1]), whole[:-1])
     assert torch.equal(gradients(everyone[1:]), whole[1:])
+
+
+def test_a_forward_that_somebody_put_into_a_layer_is_run() -> None:
+    torch.manual_seed(0)
+    net, inputs, targets = nn.Linear(11, 3), torch.randn(7, 11), torch.randn(7)
+    plain = net.forward
+    net.forward = lambda x: 3 * plain(x)  # type: ignore[method-assign, assignment]
+    kept = net.forward
+    engine = choose_engine(net, squared, (inputs[:3], targets[:3]))
+    found = unseal(engine.per_sample_gradients(Records((inputs, targets)))).gradients
+    assert net.forward is kept
+    for row, x, y in zip(found, inputs, targets, strict=True):
+        expected = torch.autograd.grad(squared(net(x[None]), y[None]), list(net.parameters()))
+        torch.testing.assert_close(row, torch.cat([part.flatten() for part in expected]))

@@ -19,12 +19,14 @@ from adadpigu.gradients.interface import GradientEngine, SealedEngine
 from adadpigu.gradients.losses import Loss, RecordLoss
 from adadpigu.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
 from adadpigu.gradients.rule_engine import Precision, RuleEngine, ruled, side_by_side
-from adadpigu.gradients.slicing import BLOCK, aligned, computes_rows_alike, counted_operations
+from adadpigu.gradients.slicing import aligned, computes_rows_alike, counted_operations
 from adadpigu.gradients.state import describe, untouched
 from adadpigu.gradients.unfolding import has_rule
 from adadpigu.layout import Layout
 
 ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
+_MANY_NUMBERS = 2**28
+"""of gradients, one GiB: more are not kept for a rehearsal"""
 
 
 def choose_engine(
@@ -34,6 +36,7 @@ def choose_engine(
     *,
     engine: str = "auto",
     precision: Precision = "float32",
+    copies: int = 1,
 ) -> GradientEngine:
     """Inspects a model and returns its engine; the model and torch's random state are left bit-identical.
 
@@ -44,7 +47,7 @@ def choose_engine(
     'layer rules: every trained parameter belongs to Linear, and they agree with autograd on an example'
 
     `engine` asks for one by name; where it cannot be had for this model, that is an error. So is a `precision` of bf16
-    for a model that layer rules do not cover.
+    for a model that layer rules do not cover. `copies` is how many (augmented) copies a record will have.
     """
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
@@ -62,24 +65,26 @@ def choose_engine(
         record_loss = RecordLoss.of(loss, outputs, targets)
         chosen = _choose(model, record_loss, inputs, targets, engine)
         chosen.operations = sum(operations)
-        chosen.rows_alike = _computes_rows_alike(chosen, inputs, targets)
+        chosen.rows_alike = _computes_rows_alike(chosen, inputs, targets, copies)
         if precision == "bf16":
             _shorten(chosen, inputs, targets)
         return chosen
 
 
-def _computes_rows_alike(engine: SealedEngine, inputs: Tensor, targets: Tensor) -> bool:
-    """Tried where it can be seen and is of use: on a CPU, without randomness, with slices of more than one block."""
+def _computes_rows_alike(engine: SealedEngine, inputs: Tensor, targets: Tensor, copies: int) -> bool:
+    """Tried where it can be seen: on a CPU, without randomness, with rows that are no burden to memory."""
     if inputs.device.type != "cpu" or isinstance(engine, LoopEngine):
         return isinstance(engine, LoopEngine)
     engine.rows_alike = True
-    most = engine.slice_length(1.0, 1)
-    if most <= BLOCK or quiet_mode(engine.model, inputs) is None:
+    most = engine.slice_length(1.0, copies)
+    if most * engine.layout.size > _MANY_NUMBERS or quiet_mode(engine.model, inputs) is None:
         return False
     try:
         for engine.align in (False, True):
             with aligned(engine.model, attention=engine.align):
-                if computes_rows_alike(lambda x, y: engine.compute(x, y).gradients, inputs, targets, most):
+                if computes_rows_alike(
+                    lambda x, y: engine.compute(x, y, copies).gradients, inputs, targets, most, copies
+                ):
                     return True
         return False
     finally:

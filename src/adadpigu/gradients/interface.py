@@ -67,7 +67,10 @@ class GradientEngine(Protocol):
 
     @property
     def rows_alike(self) -> bool:
-        """Whether a row's gradient is the same, bit for bit, in any number of blocks of rows."""
+        """Whether a record's gradient is the same, bit for bit, at any place, in any number of blocks of records.
+
+        Where `slice_length` is less than a block: at any place of a slice of that length.
+        """
         ...
 
     def slice_length(self, expected: float, copies: int) -> int:

@@ -3,7 +3,8 @@
 A product rounds a row otherwise among 129 rows than among 128, and the last rows of a slice otherwise than the first.
 So every slice has the same length, and its last rows are absent where records are missing. On a CPU the last slice may
 be shorter by whole blocks, where a rehearsal on synthetic rows has shown that each is computed alike, bit for bit, at
-any place and in any number of blocks. Then a record's gradient depends on no other record.
+any place and in any number of blocks. Elsewhere each record has a place of its own. So a record's gradient depends on
+no other record.
 """
 
 from __future__ import annotations
@@ -41,19 +42,26 @@ def rounded(length: int) -> int:
 
 
 def computes_rows_alike(
-    compute: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, most: int
+    compute: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, targets: Tensor, most: int, copies: int = 1
 ) -> bool:
-    """Whether the gradients [b, d] of equal rows are equal bit for bit, wherever they lie among up to `most` rows."""
+    """Whether the gradients [b, d] of equal records are equal bit for bit, wherever they lie.
+
+    Among `most` records where these are a block at most; else in any number of blocks up to that.
+    """
     generator = torch.Generator().manual_seed(0)
     if inputs.is_floating_point():
         inputs = torch.randn(inputs.shape, generator=generator, dtype=inputs.dtype)
-    kinds = len(inputs) - 1 + len(inputs) % 2  # odd, so that each kind comes to lie at every place of a vector
+    kinds = 1 if most <= BLOCK else len(inputs) - 1 + len(inputs) % 2  # odd: each comes to lie anywhere in a vector
     which = torch.arange(most) % kinds
-    first = compute(inputs[which[:BLOCK]], targets[which[:BLOCK]])[:kinds]
-    return all(
-        torch.equal(compute(inputs[which[:rows]], targets[which[:rows]]), first[which[:rows]])
-        for rows in (BLOCK, 3 * BLOCK, most)
-    )
+    shown = (which[:, None] + torch.arange(copies)) % len(inputs)
+
+    def gradients(rows: int) -> Tensor:
+        return compute(inputs[shown[:rows].flatten()], targets[which[:rows]])
+
+    first = gradients(min(most, BLOCK))
+    places = torch.equal(first, first[:kinds][which[: len(first)]])
+    longer = (3 * BLOCK, most) if most > BLOCK else ()
+    return places and all(torch.equal(gradients(rows), first[:kinds][which[:rows]]) for rows in longer)
 
 
 @contextmanager
@@ -87,19 +95,19 @@ def aligned(model: nn.Module, *, attention: bool) -> Iterator[None]:
     narrow = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear and module.weight.device.type == "cpu" and _is_narrow(module)
+        if type(module) is nn.Linear
+        and "forward" not in vars(module)  # one of its own, which somebody put there
+        and module.weight.device.type == "cpu"
+        and _is_narrow(module)
     ]
-    kept = [vars(module).get("forward") for module in narrow]
     for module in narrow:
         vars(module)["forward"] = functools.partial(_aligned_forward, module)
     try:
         with sdpa_kernel(SDPBackend.MATH) if attention else nullcontext():
             yield
     finally:
-        for module, own in zip(narrow, kept, strict=True):
+        for module in narrow:
             del vars(module)["forward"]
-            if own is not None:
-                vars(module)["forward"] = own
 
 
 def _is_narrow(layer: nn.Linear) -> bool:

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
 from adadpigu.diagnostics import Diagnostics
@@ -39,6 +40,9 @@ from adadpigu.sensitive import unseal
 from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
 from adadpigu.training.view import View
 
+_PLACED = 2 * BLOCK
+"""rows at most of a micro-batch in which each record has its own place: of more, most would stay empty"""
+
 
 class MicroBatches:
     """Bounds the draws of one run, so many records at a time.
@@ -54,9 +58,10 @@ class MicroBatches:
     tells about the device, not about the draw.
 
     Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
-    each row is computed alike (`rows_alike`). Rows after the last record are absent and add zero, whatever they hold.
-    So what a record adds depends on no other record, bit for bit; sums are float64, and one record moves them by at
-    most C, up to n·2⁻⁵² of it.
+    each row is computed alike (`rows_alike`). Where a CPU was not seen to compute rows alike at any place, a record's
+    place is its position in the population modulo the size, which no draw changes. Rows without a record are absent
+    and add zero, whatever they hold. So what a record adds depends on no other record, bit for bit; sums are float64,
+    and one record moves them by at most C, up to n·2⁻⁵² of it.
     """
 
     def __init__(
@@ -125,13 +130,13 @@ class MicroBatches:
 
     def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
-        drawn, present = self._in_step(drawn, present, size)
+        rows = self._in_step(*self._placed(drawn, present, size), size)
         with isolated(self._randomness, self._view.device):
             start = host_state()
             while True:
                 bounders, self._seen = self._bounders(queries), []
                 with _streams_put_back(self._view.device):
-                    process = partial(self._process, drawn, present, queries, bounders, size)
+                    process = partial(self._process, *rows, queries, bounders, size)
                     out_of_memory = runs_out(process)
                     self._host_chance = self._host_chance or (present is not None and host_state() != start)
                 if not out_of_memory:
@@ -140,6 +145,8 @@ class MicroBatches:
                     self._relieved = True
                 else:
                     size = self._most = _smaller(size)
+                    if self._places_matter(size):
+                        rows = self._placed(drawn, present, size)
         if self._diagnostics is not None:
             for part in self._seen:
                 self._diagnostics.observe(part)
@@ -157,12 +164,36 @@ class MicroBatches:
         added = self._processes.padding(len(positions), size)
         if added == 0:
             return drawn, present
-        here = torch.arange(len(positions) + added, device=positions.device) < len(positions)
-        return Drawn(torch.nn.functional.pad(positions, (0, added))), Presence(here)
+        here = torch.ones_like(positions, dtype=torch.bool) if present is None else unseal(present)
+        return Drawn(F.pad(positions, (0, added))), Presence(F.pad(here, (0, added)))
+
+    def _placed(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:
+        """Each record at its own place, the k-th of those drawn for a place in the k-th micro-batch."""
+        if present is not None or not self._places_matter(size):
+            return drawn, present
+        positions = unseal(drawn)
+        place, order = torch.sort(positions % size, stable=True)
+        first = torch.searchsorted(place, place)
+        turn = torch.arange(len(place), device=place.device) - first
+        table = positions.new_full((int(turn.max()) + 1 if len(turn) else 0, size), -1)
+        table[turn, place] = positions[order]
+        return Drawn(table.flatten().clamp(min=0)), Presence(table.flatten() >= 0)
+
+    def _places_matter(self, size: int) -> bool:
+        """Whether a CPU may round a row by its place: unless it was rehearsed that it does not."""
+        if self._view.device.type != "cpu":
+            return False
+        rehearsed = size % BLOCK == 0 or size == self._longest()
+        return not (rehearsed and self._engine.rows_alike and self._view.front is None)
+
+    def _longest(self) -> int:
+        return self._engine.slice_length(self._expected, self._view.augmentation.copies)
 
     def _first_size(self, queries: tuple[Query, ...]) -> int:
         size = self._at_once
-        most = self._engine.slice_length(self._expected, self._view.augmentation.copies)
+        most = self._longest()
+        if self._places_matter(most):
+            most = min(most, _PLACED)
         if size is None:
             return most
         asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)

@@ -155,7 +155,9 @@ def prepare(
     output = _output(model, example[0])
     labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     classes = _classes(output, data) if labels else None
-    engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
+    engine = choose_engine(
+        model, loss, example, engine=options.engine, precision=options.precision, copies=options.copies
+    )
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         told = check_data(data, classes)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
