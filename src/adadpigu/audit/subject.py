@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -120,17 +121,19 @@ class Subject:
     def _prepared(
         self, config: RunConfig, front: Front | None, body: nn.Module, data: DataSet, loss: Loss
     ) -> Preparation:
-        return prepare(
-            body,
-            data,
-            method=make_method(config.method, config.method_options),
-            budget=None,
-            delta=self.delta,
-            options=training_options(config, data.records),
-            loss=loss,
-            front=front,
-            seed=config.seed or 0,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*many rows are exact copies")  # canaries are blank on purpose
+            return prepare(
+                body,
+                data,
+                method=make_method(config.method, config.method_options),
+                budget=None,
+                delta=self.delta,
+                options=training_options(config, data.records),
+                loss=loss,
+                front=front,
+                seed=config.seed or 0,
+            )
 
 
 def subject_of(
