@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from adadpigu.diagnostics import Diagnostics
 from adadpigu.distributed.processes import Alone, Processes
 from adadpigu.errors import InputError
 from adadpigu.gradients import GradientEngine
-from adadpigu.gradients.slicing import BLOCK, rounded
+from adadpigu.gradients.slicing import BLOCK, computes_rows_alike, rounded
 from adadpigu.isolation import host_state, isolated
 from adadpigu.randomness import Randomness
 from adadpigu.records import (
@@ -184,7 +184,23 @@ class MicroBatches:
         if self._view.device.type != "cpu":
             return False
         rehearsed = size % BLOCK == 0 or size == self._longest()
-        return not (rehearsed and self._engine.rows_alike and self._view.front is None)
+        return not (rehearsed and self._alike)
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether engine and front compute a row alike wherever it lies; the front is tried here, on synthetic rows."""
+        front = self._view.front
+        if front is None or not self._engine.rows_alike:
+            return self._engine.rows_alike
+        variants = self._view.variants
+        example = self._population.take(torch.arange(0))[0] if variants is None else variants[:0, 0]
+        if self._view.device.type != "cpu" or not example.is_floating_point():
+            return False
+        rows, copies = torch.zeros(3, *example.shape[1:], dtype=example.dtype), self._view.augmentation.copies
+        with torch.no_grad():
+            return computes_rows_alike(
+                lambda x, y: front(x).reshape(len(y), -1), rows, torch.zeros(3), self._longest(), copies
+            )
 
     def _longest(self) -> int:
         return self._engine.slice_length(self._expected, self._view.augmentation.copies)
@@ -232,7 +248,7 @@ class MicroBatches:
 
     def _rows(self, records: int, size: int) -> int:
         """How many rows a micro-batch of so many records gets."""
-        alike = self._engine.rows_alike and self._view.front is None
+        alike = self._alike
         return min(size, -(-records // BLOCK) * BLOCK) if alike else size
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
