@@ -191,3 +191,27 @@ def test_constants_and_names_are_no_records() -> None:
     dataset = Own(INPUTS, LABELS)
     dataset.mean, dataset.names, dataset.numbers = torch.zeros(3), ["a", "b"], {"a": 0}  # type: ignore[attr-defined]
     assert refuse_mixed_items(dataset, "mine") == ()
+
+
+class Shapes(Own):
+    """Looks at the shape of another record."""
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.inputs[0].shape == self.inputs[index].shape
+        return self.inputs[index], self.labels[index]
+
+
+class Blocks(Own):
+    """Reads a block of neighbours, as from a disk, and takes one of them."""
+
+    def __getitem__(self, index: int) -> Any:
+        start = index // 8 * 8
+        return self.inputs[start : start + 8][index - start], self.labels[index]
+
+
+@pytest.mark.parametrize("kind", [Shapes, Blocks])
+@pytest.mark.parametrize("array", [torch.Tensor, np.asarray])
+def test_entries_that_do_not_change_an_item_are_no_mixture(kind: type[Own], array: Any) -> None:
+    """It is told, not refused: what was read beyond the record cannot be followed further."""
+    found = refuse_mixed_items(kind(array(INPUTS.numpy()), LABELS), "mine")
+    assert "each must be made of one" in found[0]

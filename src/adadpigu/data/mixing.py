@@ -3,19 +3,23 @@
 One record would then stand in many items, each bounded by itself: with mixup in `__getitem__` one record moved a sum
 by 38 C. What an item is made of cannot be known of any code, but it can be watched: on a shallow copy of the data set,
 whose containers of one entry a record say which entries are read. The user's object and the values are left as they
-are. Two entries of one container are a mixture. Whatever else is done with a container (a mean, an iteration, numpy's
-`take`), or with one of another kind (a dict of classes, a tuple, a data frame), is not followed: then nothing is known,
-and the statement says what the items must be. So it does where no container is read: a file, a service, a global.
+are. Two entries of one container that both change the item are a mixture. Whatever else is done with a container (a
+mean, an iteration, numpy's `take`), or with one of another kind (a dict of classes, a tuple, a data frame), is not
+followed: then nothing is known, and the statement says what the items must be. So it does where no container is read:
+a file, a service, a global.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from adadpigu.errors import InputError
@@ -56,16 +60,59 @@ def _made_of_one(dataset: Any, place: int, name: str) -> bool:
     reading = _reading(dataset, place)
     read = {key: sorted(set(entries)) for key, entries in reading.entries.items() if entries}
     for container, entries in read.items():
-        if len(entries) > 1:
+        if len(entries) > 1 and _mixes(dataset, place, container, entries[:2]):
             raise InputError(
                 f"{name}: item {place} of {type(dataset).__name__} reads entries {', '.join(map(str, entries[:2]))} of "
                 f"its {container!r}, so one record stands in several items (mixup?); allowed: items made of one record "
                 "each, augmented or not (or tensors made beforehand, if each row is one person's)"
             )
     held = {key: getattr(dataset, key) for key in read}
+    if any(len(entries) > 1 for entries in read.values()):
+        return False
     places = {entries[0] for key, entries in read.items() if not _of_places(held[key])}
     inner = all(_made_of_one(held[key], entries[0], name) for key, entries in read.items())
     return inner and len(places) == 1 and not reading.lost
+
+
+def _mixes(dataset: Any, place: int, key: str, entries: list[int]) -> bool:
+    """Whether an item changes with each of two entries that it reads, and not with one alone.
+
+    A shape or a block of neighbours may be read for one record's sake. Of containers that are no arrays it is believed.
+    """
+    held = getattr(dataset, key)
+    if not isinstance(held, Tensor | np.ndarray):
+        return True
+    before = _item(dataset, place)
+    return all(not _equal(before, _item(_altered(dataset, key, entry), place)) for entry in entries)
+
+
+def _altered(dataset: Any, key: str, entry: int) -> Any:
+    """A copy of a data set with another value at one entry of one of its arrays."""
+    altered = copy.copy(dataset)
+    values = copy.deepcopy(getattr(dataset, key))
+    values[entry] = ~values[entry] if str(values.dtype).endswith("bool") else values[entry] + 1
+    vars(altered)[key] = values
+    return altered
+
+
+def _item(dataset: Any, place: int) -> list[Any]:
+    """The parts of an item, made with the same chance every time."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(place)
+        np.random.seed(place)
+        torch.manual_seed(place)
+        try:
+            return tree_leaves(dataset[place])
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def _equal(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one, other, strict=True)
+    )
 
 
 @dataclass
@@ -84,7 +131,7 @@ def _reading(dataset: Any, place: int) -> _Reading:
         for key, value in vars(dataset).items():
             if _holds_records(value, len(dataset)):
                 vars(watched)[key] = _Watched(value, len(dataset), reading.entries.setdefault(key, []), reading)
-        watched[place]
+        _item(watched, place)
         whole = [key for key, entries in reading.entries.items() if len({*entries}) == len(dataset) > 1]
         for key in whole:  # made into an array, entry by entry
             reading.entries[key], reading.lost = [], True
