@@ -208,7 +208,7 @@ def test_a_sampler_that_is_not_as_claimed_is_refuted(name: str, monkeypatch: pyt
 def test_a_record_that_is_gathered_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def again(population: Population, drawn: Drawn, present: Any = None) -> Any:
         positions = unseal(drawn)
-        return gather(population, Drawn(torch.cat([positions, positions[:1]])), present)
+        return gather(population, Drawn(torch.cat([positions[:1], positions[:-1]])), present)
 
     monkeypatch.setattr("adadpigu.training.micro_batches.gather", again)
     result = audit_sampler(subject(), draws=20)
