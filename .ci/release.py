@@ -1,4 +1,5 @@
-"""Builds a release of the tree as it stands: an sdist, and from the sdist a wheel, into a folder (argument).
+"""Builds a release of the tree as it stands into a folder (argument): sdist and wheel of the package, and the same of
+the paper's part in papers/.
 
 Nothing is downloaded: the build backend is the setuptools of the environment that runs this. The tree itself stays as
 it was, since setuptools leaves folders behind where it builds.
@@ -16,10 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 _BUILD_SDIST = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 
 
-def copy_tree(to: Path) -> None:
-    """The package and the files beside it."""
-    shutil.copytree(ROOT / "src", to / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    for path in ROOT.iterdir():
+SOURCES = {"adadpigu": (ROOT, "src"), "adadpigu_paper": (ROOT / "papers", "adadpigu_paper")}
+"""each distribution: where its pyproject.toml is, and which folder beside it holds the code"""
+
+
+def copy_tree(source: Path, code: str, to: Path) -> None:
+    """The code and the files beside it."""
+    shutil.copytree(source / code, to / code, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for path in source.iterdir():
         if path.is_file():
             shutil.copyfile(path, to / path.name)
 
@@ -46,17 +51,18 @@ def _run(command: list[str], folder: Path) -> str:
 
 
 def main() -> None:
-    """Builds both and prints where they are."""
+    """Builds sdist and wheel of each and prints where they are."""
     if len(sys.argv) != 2:
         sys.exit(f"usage: {sys.argv[0]} FOLDER")
     out = Path(sys.argv[1]).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("adadpigu-*.whl"), *out.glob("adadpigu-*.tar.gz")):
-        old.unlink()
-    with tempfile.TemporaryDirectory() as folder:
-        copy_tree(Path(folder))
-        sdist = build_sdist(Path(folder), out)
-    print(sdist, build_wheel(sdist, out), sep="\n")
+    for name, (source, code) in SOURCES.items():
+        for old in (*out.glob(f"{name}-*.whl"), *out.glob(f"{name}-*.tar.gz")):
+            old.unlink()
+        with tempfile.TemporaryDirectory() as folder:
+            copy_tree(source, code, Path(folder))
+            sdist = build_sdist(Path(folder), out)
+        print(sdist, build_wheel(sdist, out), sep="\n")
 
 
 if __name__ == "__main__":

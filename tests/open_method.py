@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, Record, RecordSum
-from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage
+from adadpigu.core.bounding import GradientSum, Record, RecordSum
+from adadpigu.core.mechanism import Release
+from adadpigu.methods.base import Batches, Draw, Method, MethodState, RunContext, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class OpenMethod(Method):
         draws = (Draw(), Draw(name="test", batch_size=20, noise_multiplier=2.0))
         return (Stage(name="training", steps=steps, draws=draws),)
 
-    def begin(self, setting: Setting) -> Running:
+    def begin(self, setting: RunContext) -> MethodState:
         return OpenRunning(self.reject, setting.batch_size)
 
 
@@ -38,7 +38,7 @@ def _change(record: Record) -> Tensor:
     return change
 
 
-class OpenRunning(Running):
+class OpenRunning(MethodState):
     def __init__(self, reject: str, batch_size: int) -> None:
         self._reject = reject
         self._batch_size = batch_size

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adadpigu import mechanism
+from adadpigu.core import mechanism
 
 _LOOKS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")
 

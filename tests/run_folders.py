@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -15,12 +14,12 @@ from typing import Any
 from adadpigu.accounting.journal import Journal, head_path, read_journal
 from adadpigu.accounting.ledger_reading import NAME
 from adadpigu.cli.app import run as command
-from adadpigu.training.run import TEXTS
+from adadpigu.runs.run import MODEL, bytes_digest
 
 SHORT = ("--model", "mlp", "--steps", "12", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0", "--json")
 _DYING = """
 import os, sys
-from adadpigu.training.run import RunFolder
+from adadpigu.runs.run import RunFolder
 told = RunFolder.update
 def update(folder, metrics):
     told(folder, metrics)
@@ -88,10 +87,10 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = dict, r
 
 
 def rebound(folder: Path) -> None:
-    """The ledger of a folder closed anew over the texts that are there now, as somebody does who rewrites all of it."""
+    """The ledger of a folder closed anew over the files that are there now, as somebody does who rewrites all of it."""
     closing = read_journal(folder / NAME).bodies[-1]["closing"]
     rewritten(folder, records=-1)
     journal = Journal(folder / NAME, new=False)
-    files = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in TEXTS}
+    files = {name: bytes_digest(folder / name) for name in closing if name != MODEL}
     journal.append({"closing": {**closing, **files}})
     journal.close()

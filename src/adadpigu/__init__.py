@@ -12,11 +12,11 @@ line) -> importance, statistics, methods, training.
 from __future__ import annotations
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.bounding import GradientSum, RecordSum
+from adadpigu.core.bounding import GradientSum, RecordSum
+from adadpigu.core.mechanism import Release
 from adadpigu.data import DataSet, load_dataset
 from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
 from adadpigu.features import Front, make_front
-from adadpigu.mechanism import Release
 from adadpigu.methods import (
     DPSGD,
     DPSUR,
@@ -32,7 +32,8 @@ from adadpigu.methods import (
     make_method,
 )
 from adadpigu.models import make_model
-from adadpigu.training import Observer, PrivateBatch, PrivateLoop, Run, TrainingOptions, train
+from adadpigu.runs.loading import load_into as load
+from adadpigu.training import Observer, PrivateBatch, PrivateLoop, Run, TrainingOptions, public, train
 
 __all__ = [
     "DPSGD",
@@ -63,9 +64,11 @@ __all__ = [
     "Release",
     "Run",
     "TrainingOptions",
+    "load",
     "load_dataset",
     "make_front",
     "make_method",
     "make_model",
+    "public",
     "train",
 ]

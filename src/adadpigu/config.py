@@ -18,60 +18,105 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from adadpigu.errors import InputError, unknown
+from adadpigu.errors import InputError, check, check_known
+
+
+def option(default: object, group: str, about: str, *, off: object = None, text: str = "") -> Any:
+    """A setting: its default, its group in `train --help`, and its help there.
+
+    `off` is what the word off stands for where the setting has a value that does nothing; where it may be unset, off
+    unsets it. `text` shows how the flag is written where its type does not tell.
+    """
+    return field(default=default, metadata={"group": group, "about": about, "off": off, "text": text})
+
+
+GROUPS = (
+    "What to train",
+    "Privacy",
+    "Your own data",
+    "Steps and batches",
+    "Optimiser",
+    "Options of the method (all of them: `adadpigu methods`)",
+    "Inputs and weights",
+    "Augmentation",
+    "Device, memory and speed",
+    "Run folder, crashes and logs",
+    "Debugging",
+)
+"""of `train --help`, in their order"""
+_RUN, _PRIVACY, _DATA, _STEPS, _UPDATE, _METHOD, _INPUTS, _AUGMENT, _MEMORY, _CRASH, _DEBUG = GROUPS
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What `adadpigu train` does. The defaults train AdaDPIGU on the embedded digits."""
+    """What `adadpigu train` does: every setting once, for files, flags and `--help`.
 
-    dataset: str = "digits"
-    records: int | None = None
-    classes: int | None = None
-    describe: str | None = None
-    features: str = "none"
-    normalisation: str = "none"
-    normalisation_clip: float = 1.0
-    normalisation_noise: float = 8.0
-    model: str | None = None
-    activation: str | None = None
-    initialisation: str = "default"
-    epsilon: float | None = None
-    delta: float = 1e-5
-    steps: int | None = None
-    epochs: float | None = None
-    batch_size: int | None = None
-    lr: float = 1.0
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    optimizer: str = "sgd"
-    lr_schedule: str = "constant"
-    warmup: float = 0.0
-    ema: float | None = None
-    tail: float | None = None
-    clipping: str = "flat"
-    clip_stability: float = 0.01
-    copies: int = 1
-    shift: int = 0
-    shift_step: int = 1
-    flip: bool = False
-    noise_multiplier: float | None = None
-    physical_batch_size: int | str | None = None
-    memory_limit: int | str | None = None
-    engine: str = "auto"
-    precision: str = "float32"
-    execution: str = "auto"
-    evaluate_every: int | None = None
-    device: str = "auto"
-    seed: int | None = None
-    diagnostics: bool = False
-    spare_steps: int = 0
-    checkpoint_every: int | None = None
-    reserve: int | None = None
-    ledger: str | None = None
-    randomness: str | None = None
-    reproducible_noise: bool = False
-    method: str = "adadpigu"
+    The defaults train AdaDPIGU on the embedded digits.
+    """
+
+    dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
+    method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
+    model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
+    epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
+    delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
+    noise_multiplier: float | None = option(None, _PRIVACY, "σ; without it, the least that keeps the budget.")
+    clipping: str = option("flat", _PRIVACY, "flat, or automatic (every record is scaled). [flat]")
+    clip_stability: float = option(0.01, _PRIVACY, "γ of automatic clipping. [0.01]")
+    ledger: str | None = option(
+        None, _PRIVACY, "That several runs on one data set share; see `adadpigu ledger`.", text="FILE"
+    )
+    randomness: str | None = option(
+        None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
+    )
+    records: int | None = option(None, _DATA, "N, the public record count of your own data.", text="int")
+    classes: int | None = option(None, _DATA, "Number of classes of your own data.", text="int")
+    describe: str | None = option(None, _DATA, "TOML file with the public facts of your own data (docs/own-data.md).")
+    steps: int | None = option(None, _STEPS, "T, steps of all stages of the method.")
+    epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
+    batch_size: int | None = option(None, _STEPS, "B, the expected batch size. [N/4, up to 512]")
+    evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set.")
+    seed: int | None = option(None, _STEPS, "Fixes what is public: weights at the start, random masks.")
+    lr: float = option(1.0, _UPDATE, "Learning rate. [1]")
+    lr_schedule: str = option("constant", _UPDATE, "constant, linear or cosine. [constant]", off="constant")
+    warmup: float = option(0.0, _UPDATE, "Share of the steps over which the rate rises. [0]", off=0.0)
+    momentum: float = option(0.9, _UPDATE, "Momentum of the optimiser. [0.9]", off=0.0)
+    optimizer: str = option("sgd", _UPDATE, "Any of torch.optim, by name. [sgd]")
+    weight_decay: float = option(0.0, _UPDATE, "Weight decay of the optimiser.", off=0.0)
+    ema: float | None = option(None, _UPDATE, "Decay of the average of the weights that is kept.")
+    tail: float | None = option(None, _UPDATE, "Instead: average the weights of this last share.")
+    features: str = option("none", _INPUTS, "Fixed front: none, scattering, prior (images). [none]", off="none")
+    normalisation: str = option(
+        "none", _INPUTS, "none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged).", off="none"
+    )
+    normalisation_clip: float = option(1.0, _INPUTS, "For released: public bound on a record's channel means. [1]")
+    normalisation_noise: float = option(8.0, _INPUTS, "For released: noise multiplier of each of its two sums. [8]")
+    activation: str | None = option(None, _INPUTS, "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")
+    initialisation: str = option("default", _INPUTS, "Where weights start: default, xavier. [default]", off="default")
+    copies: int = option(1, _AUGMENT, "Augmented copies of a record, one clip for all. [1]", off=1)
+    shift: int = option(0, _AUGMENT, "Shift images by up to so many pixels. [0]", off=0)
+    shift_step: int = option(1, _AUGMENT, "Shifts are multiples of this. [1]")
+    flip: bool = option(False, _AUGMENT, "Mirror half of the images.", off=False)
+    device: str = option("auto", _MEMORY, "cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")
+    physical_batch_size: int | str | None = option(
+        None, _MEMORY, "Records processed at once, auto: as many as fit; changes memory only.", text="N|auto"
+    )
+    memory_limit: int | str | None = option(
+        None, _MEMORY, "What processing records may take, e.g. 4GiB or 800MB; means auto. [what is free]"
+    )
+    engine: str = option(
+        "auto", _MEMORY, "How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"
+    )
+    precision: str = option("float32", _MEMORY, "Of products within the net: float32 or bf16. [float32]")
+    execution: str = option("auto", _MEMORY, "auto: a GPU records a step once and replays it; eager: never. [auto]")
+    checkpoint_every: int | None = option(None, _CRASH, "Steps between checkpoints. [about once a minute]")
+    spare_steps: int = option(0, _CRASH, "Calibrate for so many steps more, to be repeated after a crash. [0]", off=0)
+    reserve: int | None = option(
+        None, _CRASH, "Steps charged at once. [1, or more where the ledger would cost over 2 %]"
+    )
+    reproducible_noise: bool = option(
+        False, _DEBUG, "Fix noise by --seed, for debugging: the run is NOT PRIVATE.", off=False
+    )
+    diagnostics: bool = option(False, _DEBUG, "Write un-noised losses and norms: OUTSIDE the guarantee.", off=False)
     method_options: Mapping[str, object] = field(default_factory=dict)
 
     def to_toml(self) -> str:
@@ -90,49 +135,32 @@ _RIVALS = (
 )
 """keys of which a later layer's choice replaces an earlier layer's other one"""
 OFF = "off"
-_NEUTRAL: Mapping[str, object] = {
-    "features": "none",
-    "normalisation": "none",
-    "initialisation": "default",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "lr_schedule": "constant",
-    "warmup": 0.0,
-    "copies": 1,
-    "shift": 0,
-    "flip": False,
-    "diagnostics": False,
-    "spare_steps": 0,
-    "reproducible_noise": False,
-}
-"""what `off` stands for where a setting has a value that does nothing; where it may be unset, it is unset"""
+_NEUTRAL = {f.name: f.metadata["off"] for f in dataclasses.fields(RunConfig) if f.metadata.get("off") is not None}
 
 
 def parse(text: str, name: str) -> dict[str, object]:
     """The keys that a TOML config sets, checked by name and type; errors tell the line."""
     try:
         table = tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"config {name}: it nests too deep") from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise InputError(f"config {name}: {error}") from None
+    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits
+        reason = "it nests too deep" if isinstance(error, RecursionError) else error
+        raise InputError(f"config {name}: {reason}") from None
     method = table.pop("method", {})
-    found: dict[str, object] = {}
-    if isinstance(method, str):
-        method = {"name": method}
-    if not isinstance(method, dict):
-        raise InputError(f"config {name}, line {_line(text, 'method')}: method must be a name or a table")
-    if "name" in method:
-        found["method"] = method.pop("name")
-        if not isinstance(found["method"], str):
-            raise InputError(f"config {name}, line {_line(text, 'name')}: name={found['method']!r} is not a string")
-    found["method_options"] = method
-    _check_method(found, text, name)
-    types = _types()
-    for key, value in table.items():
-        if key not in types:
-            raise InputError(f"config {name}, line {_line(text, key)}: {unknown('key', key, [*types, 'method'])}")
-        found[key] = _checked(value, key, f"config {name}, line {_line(text, key)}: {key}")
+    options = {"name": method} if isinstance(method, str) else method
+    if not isinstance(options, dict):
+        options = {"name": options}
+    found: dict[str, object] = {"method_options": {key: value for key, value in options.items() if key != "name"}}
+    if "name" in options:
+        found["method"] = options["name"]
+    key = "name"
+    try:
+        for key, value in options.items():
+            _check_method(key, value, options.get("name"))
+        for key, value in table.items():
+            check_known("key", key, [*_types(), "method"])
+            found[key] = _checked(value, key)
+    except InputError as error:
+        raise InputError(f"config {name}, line {_line(text, key)}: {error}") from None
     return found
 
 
@@ -146,47 +174,64 @@ def read_flag(key: str, text: str) -> object:
         if kind in get_args(_types()[key]) or kind is _types()[key]:
             with contextlib.suppress(ValueError):
                 return kind(text)
-    return _checked(text, key, key)
+    return _checked(text, key)
 
 
-def _check_method(found: Mapping[str, object], text: str, name: str) -> None:
-    """Checks a method's options where the file names the method; else the flags will."""
+def _check_method(key: str, value: object, method: object) -> None:
+    """Checks the method's name, or an option of it where the file names the method; else the flags will."""
     from adadpigu.methods import all_methods
 
-    method, options = found.get("method"), found["method_options"]
-    if method is None:
-        return
-    methods = all_methods()
-    if method not in methods:
-        raise InputError(f"config {name}, line {_line(text, 'name')}: {unknown('method', str(method), methods)}")
-    assert isinstance(options, dict)
-    for key, value in options.items():
-        try:
-            methods[str(method)].option(key, value)
-        except InputError as error:
-            raise InputError(f"config {name}, line {_line(text, key)}: {error}") from None
+    if key == "name":
+        check("name", repr(value), isinstance(value, str), "must be a string")
+        check_known("method", value, all_methods())
+    elif method in all_methods():
+        all_methods()[str(method)].option(key, value)
 
 
+@functools.cache
 def _types() -> dict[str, Any]:
     hints = get_type_hints(RunConfig)
     return {name: hint for name, hint in hints.items() if name not in ("method", "method_options")}
 
 
-def _checked(value: object, key: str, where: str) -> object:
+def flag_type(key: str) -> tuple[type, str]:
+    """The type by which a command line reads a setting, and how its help shows that where it is more than the type.
+
+    Numbers that can be switched off come as text, since the word off is none.
+
+    >>> flag_type("delta"), flag_type("steps"), flag_type("flip"), flag_type("ledger")
+    ((<class 'float'>, ''), (<class 'str'>, '<int>|off'), (<class 'bool'>, ''), (<class 'str'>, 'FILE'))
+    """
+    shown = next(f.metadata["text"] for f in dataclasses.fields(RunConfig) if f.name == key)
+    if key == "method":
+        return str, shown
+    kinds = _kinds(key)
+    if str in kinds or bool in kinds:
+        return kinds[-1], shown
+    if shown or not _switchable(key):
+        return kinds[0], ""
+    return str, f"<{kinds[0].__name__}>|{OFF}"
+
+
+def _kinds(key: str) -> tuple[type, ...]:
     hint = _types()[key]
-    kinds = tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
-    switchable = key in _NEUTRAL or type(None) in get_args(hint)
+    return tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
+
+
+def _switchable(key: str) -> bool:
+    return key in _NEUTRAL or type(None) in get_args(_types()[key])
+
+
+def _checked(value: object, key: str) -> object:
+    """A setting's value in its type; a whole number may stand for a float, and the word off for nothing."""
+    kinds, switchable = _kinds(key), _switchable(key)
     if value == OFF and switchable:
         return _NEUTRAL.get(key, OFF)
-    if value == OFF:
-        raise InputError(f"{where}={value!r} cannot be switched off; allowed: a value")
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > sys.float_info.max:
-            raise InputError(f"{where} has {len(str(abs(value)))} digits; allowed: numbers of type float")
+    if float in kinds and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        allowed = [kind.__name__ for kind in kinds] + [OFF] * switchable
-        raise InputError(f"{where}={value!r} is not of type {' or '.join(allowed)}")
+    fits = value != OFF and isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    allowed = " or ".join([kind.__name__ for kind in kinds] + [OFF] * switchable)
+    check(key, f"{value!r:.100}", fits, f"must be of type {allowed}")
     return value
 
 
@@ -236,10 +281,8 @@ def all_presets() -> Mapping[str, str]:
 
 def read_preset(name: str) -> dict[str, object]:
     """The keys of a preset."""
-    presets = all_presets()
-    if name not in presets:
-        raise unknown("preset", name, presets)
-    return parse(presets[name], f"preset {name}")
+    check_known("preset", name, all_presets())
+    return parse(all_presets()[name], f"preset {name}")
 
 
 def to_toml(values: Mapping[str, object]) -> str:

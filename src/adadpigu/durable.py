@@ -4,7 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
+
+from adadpigu.errors import InputError, require
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A disk that is full or fails, or a folder that may not be written, is told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
+
+
+def check_place(path: Path, problems: Mapping[str, bool]) -> None:
+    """Refuses a place to write to by the first of its problems, each with whether it is there."""
+    for problem, there in problems.items():
+        require(not there, f"out={str(path)!r} {problem}")
+
+
+def lowest_parent(path: Path) -> Path:
+    """The folder that is there and would hold a path: its own, or one above it."""
+    return next(parent for parent in path.absolute().parents if parent.exists())
 
 
 def sync(path: Path) -> None:
@@ -28,10 +52,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a whole file or none of it; a link of that name is replaced, not followed."""
+    """Writes a whole file or none of it."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` once it is on disk; after an error nothing is left of it.
+
+    A link of that name is replaced, not followed.
+    """
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)
-    part.write_bytes(content)
-    sync(part)
-    part.replace(path)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_folder(path.parent)

@@ -7,7 +7,8 @@ defect in calling code, so it keeps its traceback. No message may carry a sensit
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
 
 class AdaDPIGUError(Exception):
@@ -38,6 +39,18 @@ class PrivacyLineError(AdaDPIGUError, TypeError):
     """A sensitive value reached code that may only see releases, or a release was made outside the mechanism."""
 
 
+def check(name: str, value: object, fits: bool, allowed: str) -> None:
+    """Refuses a value unless it fits, in the words of every such refusal: name, value, what it must be.
+
+    >>> check("records", 0, False, "must be at least 1")
+    Traceback (most recent call last):
+        ...
+    adadpigu.errors.InputError: records=0: must be at least 1
+    """
+    if not fits:
+        raise InputError(f"{name}={value}: {allowed}")
+
+
 _MANY = 20
 """names that are listed in full; of more, the nearest"""
 
@@ -51,11 +64,60 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     names = sorted(known)
     by_case = {known.lower(): known for known in names}
     near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
+    near = [found for found in near if _likeness(name, found) >= 0.8 * _likeness(name, near[0])]
     hint = f"; did you mean {near[0]!r}?" if near else ""
     if len(names) > _MANY and near:
         nearest = " or ".join(map(repr, near))
         return InputError(f"unknown {kind} {name!r}; did you mean {nearest}? ({len(names)} are known)")
     return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+
+
+def check_known(kind: str, name: object, known: Iterable[str]) -> None:
+    """Refuses a name nobody registered.
+
+    >>> check_known("method", "dpsgd", ["adadpigu", "dpsgd"])
+    """
+    names = tuple(known)
+    if name not in names:
+        raise unknown(kind, str(name), names)
+
+
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "at least 0": lambda value: value >= 0,
+    "at least 1": lambda value: value >= 1,
+    "a finite number": math.isfinite,
+    "a finite number above 0": lambda value: 0 < value < math.inf,
+    "a finite number of at least 0": lambda value: 0 <= value < math.inf,
+    "in (0, 1)": lambda value: 0 < value < 1,
+    "in (0, 1]": lambda value: 0 < value <= 1,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+}
+
+
+def check_range(name: str, value: float | None, allowed: str) -> None:
+    """Refuses a number outside its range, by name and value; None is a number that was not given.
+
+    >>> check_range("warmup", 1.5, "in [0, 1)")
+    Traceback (most recent call last):
+        ...
+    adadpigu.errors.InputError: warmup=1.5 is not in [0, 1)
+    """
+    if value is not None and not _RANGES[allowed](value):
+        raise InputError(f"{name}={value} is not {allowed}")
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
+
+
+def require(ok: object, message: str) -> None:
+    """Refuses an input unless `ok`; the message names the value and what is allowed.
+
+    >>> require(3 > 0, "shift=3; allowed: at least 1")
+    """
+    if not ok:
+        raise InputError(message)
 
 
 def first_line(error: BaseException) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 
 import dp_accounting as dp
 import pytest
 
 from adadpigu.accounting import (
-    AccountingWarning,
     Plan,
     PlannedDraw,
     PlannedStage,
@@ -55,6 +53,7 @@ TABLE_3 = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "sigma", "steps", "classic", "improved", "tight"), GOLDEN)
 def test_every_golden_row_is_met(
     rate: float, sigma: float, steps: int, classic: float, improved: float, tight: float
@@ -76,6 +75,7 @@ def test_one_gaussian_is_exact(sigma: float, exact: float) -> None:
     assert epsilon(draw_event(1.0, [sigma]), DELTA) == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_two_releases_of_one_draw_cost_more_than_two_draws_would() -> None:
     together = dp.SelfComposedDpEvent(draw_event(0.02, [1.0, 1.0]), 1000)
     apart = dp.SelfComposedDpEvent(draw_event(0.02, [1.0]), 2000)
@@ -83,7 +83,7 @@ def test_two_releases_of_one_draw_cost_more_than_two_draws_would() -> None:
     assert epsilon(apart, DELTA) == pytest.approx(5.62, abs=0.01)
 
 
-@pytest.mark.filterwarnings("ignore::adadpigu.accounting.AccountingWarning")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "sigma", "steps"),
     [(0.001, 50.0, 100_000), (0.0001, 1.0, 1), (0.36, 7.0, 300), (0.9, 3.0, 50), (0.01, 0.5, 10), (0.3, 1000.0, 10)],
@@ -93,6 +93,7 @@ def test_pld_is_below_improved_rdp_is_below_classic_rdp(rate: float, sigma: floa
     assert found["pld"] <= found["rdp"] <= found["rdp_classic"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "rdp_classic"])
 def test_epsilon_grows_with_steps_rate_and_certainty_and_falls_with_noise(accountant: str) -> None:
     def cost(rate: float = 0.05, sigma: float = 1.5, steps: int = 200, delta: float = DELTA) -> float:
@@ -116,6 +117,7 @@ def test_k_then_j_compositions_equal_k_plus_j(accountant: str) -> None:
     assert epsilon(split, DELTA, accountant) == epsilon(whole, DELTA, accountant)
 
 
+@pytest.mark.slow
 def test_different_events_compose_to_what_dp_accounting_makes_of_them() -> None:
     event = dp.ComposedDpEvent(
         [
@@ -166,20 +168,10 @@ def test_an_unknown_accountant_or_event_is_refused() -> None:
         epsilon(draw_event(0.1, [1.0]), 1.0)
 
 
-def test_orders_left_out_are_reported_when_they_could_matter_and_not_on_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_orders_left_out_are_not_on_the_log(caplog: pytest.LogCaptureFixture) -> None:
     event = plan_for(512 / 1437, 301)(2.01).event()  # a multiplier no other test uses: nothing remembered
-    for _ in range(2):  # remembered results say it again
-        with pytest.warns(AccountingWarning, match=r"8 of 156 orders \(1\.1 to 1\.8\) did not converge"):
-            epsilon(event, DELTA, "rdp")
+    assert epsilon(event, DELTA) <= epsilon(event, DELTA, "rdp") < math.inf
     assert not [record for record in caplog.records if record.name == "absl"]
-
-
-def test_orders_left_out_are_not_reported_when_they_cannot_matter() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        epsilons(plan_for(512 / 1437, 30)(3.0).event(), DELTA)
 
 
 def test_other_messages_on_the_absl_log_pass(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,6 +191,7 @@ def several_stages() -> Plan:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [plan_for(512 / 1437, 300)(2.0), plan_for(0.01, 2000)(1.0), several_stages()])
 def test_the_curve_never_falls_and_stays_just_above_the_tight_value(plan: Plan) -> None:
     steps = [0, 1, plan.steps // 4, plan.steps // 2, plan.steps - 1, plan.steps]

@@ -13,7 +13,6 @@ from adadpigu.accounting import (
     PlannedDraw,
     PlannedStage,
     affordable_prefix,
-    affordable_steps,
     calibrate,
     epsilon,
     plan_for,
@@ -37,6 +36,7 @@ def three_stages(sigma: float, *, fixed: float = 20.0) -> Plan:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "steps", "target", "delta"),
     [
@@ -116,16 +116,18 @@ def test_a_budget_cannot_be_changed_afterwards() -> None:
 
 @pytest.mark.parametrize(("rate", "sigma", "target"), [(0.1, 2.0, 1.81), (512 / 1437, 5.0, 4.0)])
 def test_affordable_steps_are_the_last_that_fit(rate: float, sigma: float, target: float) -> None:
-    steps = affordable_steps(sample_rate=rate, noise_multiplier=sigma, epsilon=target, delta=DELTA)
+    steps = affordable_prefix(plan_for(rate, 10**6)(sigma), epsilon=target, delta=DELTA)
     assert epsilon(plan_for(rate, steps)(sigma).event(), DELTA) <= target
     assert epsilon(plan_for(rate, steps + 1)(sigma).event(), DELTA) > target
 
 
+@pytest.mark.slow
 def test_no_step_is_affordable_without_noise_or_with_too_little() -> None:
-    assert affordable_steps(sample_rate=0.1, noise_multiplier=0.0, epsilon=1.0, delta=DELTA) == 0
-    assert affordable_steps(sample_rate=0.1, noise_multiplier=0.5, epsilon=0.1, delta=DELTA) == 0
+    assert affordable_prefix(plan_for(0.1, 10**6)(0.0), epsilon=1.0, delta=DELTA) == 0
+    assert affordable_prefix(plan_for(0.1, 10**6)(0.5), epsilon=0.1, delta=DELTA) == 0
 
 
+@pytest.mark.slow
 def test_an_affordable_prefix_ends_inside_a_stage_or_with_the_plan() -> None:
     plan = three_stages(3.0)
     whole = epsilon(plan.event(), DELTA)

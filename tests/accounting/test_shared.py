@@ -21,9 +21,9 @@ from adadpigu.accounting.shared import (
     rdp_limit,
     read_shared,
 )
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods import DPSGD, SGD
-from adadpigu.randomness import ReproducibleRandomness
 from trials import SHORT, arrays, small_net
 
 PLAN = plan_for(0.1, 100)(2.0).event()
@@ -171,7 +171,7 @@ def test_what_cannot_be_is_refused_at_creation(tmp_path: Path, changed: dict[str
 
 
 def test_an_order_that_cannot_give_the_budget_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="order=2 cannot give epsilon=1; allowed: larger, such as"):
+    with pytest.raises(InputError, match="order=2: cannot give epsilon=1; allowed: larger, such as"):
         create_shared(tmp_path / "s.log", Budget(epsilon=1.0), dataset="digits", records=10, order=2)
 
 
@@ -180,6 +180,7 @@ def train(path: Path, out: Path | None = None, **options: object) -> ad.Run:
     return ad.train(small_net(), arrays(), ledger=path, out=out, **common)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_runs_add_up_their_statements_give_the_total_and_the_last_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shared.log"
     name = ad.train(small_net(), arrays(), records=240, method=DPSGD(), noise_multiplier=3.0, **SHORT).dataset

@@ -48,7 +48,7 @@ def report(sigma: float = 1.3, **changes: Any) -> PrivacyReport:
         "noise_multiplier": sigma,
         "clip_norm": 1.0,
         "steps_done": {"importance": 16, "training": 500},
-        "releases": [ReleaseSummary(name="gradient", dimension=26_010, sensitivity=1.0, noise_multiplier=sigma)],
+        "releases": (ReleaseSummary(name="gradient", dimension=26_010, sensitivity=1.0, noise_multiplier=sigma),),
         "randomness": "keyed by the operating system",
         "randomness_private": True,
         **changes,
@@ -190,6 +190,7 @@ def test_noise_that_can_be_repeated_is_called_not_private() -> None:
     assert "fixed by a seed" in found.statement()
 
 
+@pytest.mark.slow
 def test_a_large_epsilon_is_said_to_mean_little() -> None:
     assert "says little" in one_line(report(sigma=0.3).statement())
     assert "says little" not in one_line(report().statement())

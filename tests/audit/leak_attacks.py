@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from adadpigu.audit.canaries import Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, Trial, gaussian_mu, one_run_epsilon
 from adadpigu.audit.result import REFUTING, AuditResult
-from adadpigu.audit.subject import Subject, subject_of
-from adadpigu.bounding import Query
+from adadpigu.audit.subject import Subject, scaled, subject_of
 from adadpigu.config import merge, read_preset
+from adadpigu.core.bounding import Query
+from adadpigu.core.gradients import Loss
+from adadpigu.core.randomness import Randomness, choose_randomness
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.gradients import Loss
-from adadpigu.randomness import Randomness, choose_randomness
 from adadpigu.training import Facts, Metrics, Observer, Run, train_prepared
 
 CONFIDENCE = 0.95
@@ -309,7 +309,7 @@ def shuffle_attack(
             return 0.0
         if once:  # what a move is worth depends on how records are dealt, which an auditor sees
             return one_batch_epsilon(mu, epoch, subject.delta, dealt=records / (records + 1))
-        return subject.cost(1 / (mu * subject.noise_multiplier))
+        return subject.cost(scaled(1 / (mu * subject.noise_multiplier)))
 
     return AuditResult(
         audit="shuffle",

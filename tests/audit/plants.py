@@ -21,20 +21,21 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from adadpigu import mechanism
-from adadpigu.bounding import BoundedSum, GradientSum
-from adadpigu.importance import Importance
-from adadpigu.layout import Layout
-from adadpigu.mechanism import GaussianMechanism, Receipt, Release
-from adadpigu.randomness import Randomness, SystemRandomness
-from adadpigu.sampling import Coins, PoissonSampler, Population
-from adadpigu.sensitive import unseal
-from adadpigu.standardising import Standardiser
-from adadpigu.statistics import Statistics
+from adadpigu.core import mechanism
+from adadpigu.core.bounding import BoundedSum, GradientSum
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
+from adadpigu.core.randomness import Randomness, SystemRandomness
+from adadpigu.core.sampling import Coins, PoissonSampler, Population
+from adadpigu.core.sensitive import unseal
+from adadpigu.core.standardising import Standardiser
+from adadpigu.methods.importance import Importance
+from adadpigu.methods.statistics import Statistics
 from adadpigu.training import optimiser as optimising
-from adadpigu.training.draws import Draws
 from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.step import Draws
 
 Plant = Callable[[], AbstractContextManager[object]]
 
@@ -54,7 +55,7 @@ class Overheard:
 
     def unnoised(self, restored: Release) -> Release:
         """ĝ as it would be without noise, in the guise of a release."""
-        total = next(total for total in self.sums if total.name == restored.name)
+        total = next(total for total in self.sums if total.query.name == restored.name)
         assert isinstance(total.query, GradientSum)
         mean = total.query.restore(unseal(total), int(self.batch_size))
         return minted(mean.to(total.dtype), total)
@@ -62,7 +63,9 @@ class Overheard:
 
 def minted(value: Tensor, total: BoundedSum, noise_stddev: float | None = None) -> Release:
     """A release with the mechanism's own stamp."""
-    return Release(value, name=total.name, noise_stddev=noise_stddev, active=total.active, mint=mechanism._MINT)
+    return Release(
+        value, name=total.query.name, noise_stddev=noise_stddev, active=total.query.active, mint=mechanism._MINT
+    )
 
 
 @contextmanager
@@ -71,13 +74,10 @@ def overhearing() -> Iterator[Overheard]:
     heard = Overheard()
     begin, toss, release = Draws.__init__, PoissonSampler.toss, GaussianMechanism.release
 
-    def began(self: Draws, **given: Any) -> None:
-        begin(self, **given)
-        heard.batch_size, heard.layout, heard.records = (
-            given["batch_size"],
-            given["engine"].layout,
-            len(given["population"]),
-        )
+    def began(self: Draws, prepared: Preparation, *given: Any, **named: Any) -> None:
+        begin(self, prepared, *given, **named)
+        heard.batch_size, heard.layout = prepared.options.batch_size, prepared.engine.layout
+        heard.records = len(prepared.data.train)
 
     def tossed(self: PoissonSampler, population: Population, randomness: Randomness) -> Coins:
         coins = toss(self, population, randomness)
@@ -244,7 +244,7 @@ def noise_restored_on_resume() -> Iterator[None]:
     """Coins come from a new key after a resume; the noise goes on from where the checkpoint was."""
     streams: WeakKeyDictionary[SystemRandomness, np.random.Generator] = WeakKeyDictionary()
     states: dict[Path, Any] = {}
-    save, go_on = Session._save, Session._go_on
+    save, begin = Session.save, Session.begin
 
     def stream(randomness: Any) -> np.random.Generator:
         while not isinstance(randomness, SystemRandomness):
@@ -264,15 +264,16 @@ def noise_restored_on_resume() -> Iterator[None]:
             assert self._store is not None
             states[self._store.path] = copy.deepcopy(stream(self._randomness).bit_generator.state)
 
-    def went_on(self: Session, checkpoint: Any) -> None:
-        go_on(self, checkpoint)
-        assert self._store is not None
-        stream(self._randomness).bit_generator.state = states[self._store.path]
+    def begun(self: Session) -> None:
+        begin(self)
+        if self.done:
+            assert self._store is not None
+            stream(self._randomness).bit_generator.state = states[self._store.path]
 
     with (
         patch.object(SystemRandomness, "normal", normal),
-        patch.object(Session, "_save", saved),
-        patch.object(Session, "_go_on", went_on),
+        patch.object(Session, "save", saved),
+        patch.object(Session, "begin", begun),
     ):
         yield
 
@@ -292,7 +293,7 @@ def frozen_without_noise() -> Iterator[None]:
         begin(self, everywhere(query), *given, **named)
 
     def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
-        release, active = noisy(self, total, noise_multiplier), total.active
+        release, active = noisy(self, total, noise_multiplier), total.query.active
         if active is None:
             return release
         value = torch.where(active, release.value, unseal(total).to(total.dtype))
@@ -316,7 +317,7 @@ def mask_moved_after_noise() -> Iterator[None]:
     before: WeakKeyDictionary[GaussianMechanism, Tensor] = WeakKeyDictionary()
 
     def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
-        release, active = noisy(self, total, noise_multiplier), total.active
+        release, active = noisy(self, total, noise_multiplier), total.query.active
         if not isinstance(total.query, GradientSum):
             return release
         now = torch.ones(total.size, dtype=torch.bool) if active is None else active
@@ -339,7 +340,7 @@ def gradient_left_behind() -> Iterator[None]:
 
         def step(self: MaskedOptimiser, direction: Release) -> None:
             genuine(self, direction)
-            total = next(total for total in heard.sums if total.name == direction.name)
+            total = next(total for total in heard.sums if total.query.name == direction.name)
             for parameter, (_, part) in zip(self._parameters, self._layout.split(unseal(total)), strict=True):
                 parameter.grad = part.to(parameter)
 

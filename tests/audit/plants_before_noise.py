@@ -12,17 +12,15 @@ import torch
 from plants import minted, overhearing
 from torch import Tensor
 
-from adadpigu import bounding, standardising
-from adadpigu.bounding import BoundedSum
-from adadpigu.gradients import outer
-from adadpigu.mechanism import GaussianMechanism, Receipt, Release
-from adadpigu.randomness import Randomness
-from adadpigu.records import GradientBatch, PerSampleGradients, Records
-from adadpigu.sampling import Coins, PoissonSampler, Population
-from adadpigu.sensitive import unseal
-from adadpigu.training.draws import Draws
-from adadpigu.training.micro_batches import MicroBatches
-from adadpigu.training.view import View
+from adadpigu.core import bounding, standardising
+from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.gradients import ghost
+from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import Coins, PoissonSampler, Population
+from adadpigu.core.sensitive import GradientBatch, PerSampleGradients, Records, unseal
+from adadpigu.training.micro_batches import MicroBatches, View
+from adadpigu.training.step import Draws
 
 
 @contextmanager
@@ -46,7 +44,7 @@ def nan_passes() -> AbstractContextManager[None]:
 def inf_times_zero() -> Iterator[None]:
     """A record that is not finite gets the factor 0, and is added up all the same."""
 
-    def total(self: outer.OuterLayer, factors: Tensor) -> Tensor:
+    def total(self: ghost.OuterLayer, factors: Tensor) -> Tensor:
         made = (self.left.double() * factors[:, None]).mT @ self.right.double()
         if self.center is not None:
             made -= factors.sum() * self.center
@@ -58,7 +56,7 @@ def inf_times_zero() -> Iterator[None]:
     with (
         patch.object(standardising, "weighted_total", added),
         patch.object(bounding, "weighted_total", added),
-        patch.object(outer.OuterLayer, "total", total),
+        patch.object(ghost.OuterLayer, "total", total),
     ):
         yield
 
@@ -96,11 +94,12 @@ def normalised_over_the_batch() -> Iterator[None]:
     genuine = View._shown
 
     def shown(self: View, inputs: Tensor) -> Tensor:
-        made = genuine(self, inputs)
+        made: Tensor = genuine(self, inputs)
         if len(made) < 2:
             return made
         spread, mean = torch.var_mean(made, dim=0, keepdim=True)
-        return (made - mean) / (spread + 0.1).sqrt()
+        scaled: Tensor = (made - mean) / (spread + 0.1).sqrt()
+        return scaled
 
     with patch.object(View, "_shown", shown):
         yield
@@ -136,7 +135,7 @@ def empty_batch_skipped() -> Iterator[None]:
             if heard.drawn > 0:
                 return genuine(self, sums, receipt)
             receipt.redeem(sums)
-            return {total.name: minted(unseal(total).to(total.dtype), total) for total in sums}
+            return {total.query.name: minted(unseal(total).to(total.dtype), total) for total in sums}
 
         with patch.object(GaussianMechanism, "release", release):
             yield

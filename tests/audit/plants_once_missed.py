@@ -12,14 +12,13 @@ import torch
 from plants import Overheard, minted, noise_by
 from torch import Tensor
 
-from adadpigu import bounding
 from adadpigu.accounting import calibration, pld
-from adadpigu.bounding import BoundedSum, ClippedSum, GradientSum
-from adadpigu.gradients.interface import SealedEngine
-from adadpigu.mechanism import GaussianMechanism, Release
-from adadpigu.randomness import Randomness
-from adadpigu.records import Presence, Records
-from adadpigu.sensitive import unseal
+from adadpigu.core import bounding
+from adadpigu.core.bounding import BoundedSum, ClippedSum, GradientSum
+from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.mechanism import GaussianMechanism, Release
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sensitive import Presence, Records, unseal
 from adadpigu.training.micro_batches import MicroBatches
 
 _POOL = 65_536
@@ -29,9 +28,9 @@ _FIRST_ROWS = 256
 @contextmanager
 def copies_clipped_apart() -> Iterator[None]:
     """The engine takes the copies of a record for records, each of which is clipped to C."""
-    genuine = SealedEngine.clipped_sum
+    genuine = GradientEngine.clipped_sum
 
-    def clipped_sum(self: SealedEngine, records: Records, query: GradientSum) -> ClippedSum:
+    def clipped_sum(self: GradientEngine, records: Records, query: GradientSum) -> ClippedSum:
         inputs, targets = unseal(records)
         present, copies = records.present, records.copies
         if present is not None:
@@ -39,7 +38,7 @@ def copies_clipped_apart() -> Iterator[None]:
         apart = Records((inputs, targets.repeat_interleave(copies, dim=0)), present=present)
         return genuine(self, apart, query)
 
-    with patch.object(SealedEngine, "clipped_sum", clipped_sum):
+    with patch.object(GradientEngine, "clipped_sum", clipped_sum):
         yield
 
 
@@ -48,9 +47,9 @@ def late_rows_unclipped() -> Iterator[None]:
     """Rows after the first 256 of a draw are clipped at 100 C."""
     process, factors, seen = MicroBatches._process, bounding.clip_factors, [0]
 
-    def began(self: MicroBatches, *given: Any) -> None:
+    def began(self: MicroBatches, *given: Any) -> Any:
         seen[0] = 0
-        process(self, *given)
+        return process(self, *given)
 
     def made(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
         late = torch.arange(seen[0], seen[0] + len(norms)) >= _FIRST_ROWS
@@ -69,8 +68,8 @@ def newcomers_keep_their_noise() -> Iterator[None]:
     known: WeakKeyDictionary[GaussianMechanism, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
     def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
-        release, active = noisy(self, total, noise_multiplier), total.active
-        if not isinstance(total.query, GradientSum) or active is None:
+        release = noisy(self, total, noise_multiplier)
+        if not isinstance(total.query, GradientSum) or (active := total.query.active) is None:
             return release
         content = unseal(total)
         first, kept = known.setdefault(self, (active.clone(), torch.full_like(content, torch.nan)))

@@ -31,6 +31,7 @@ def test_gaussians_are_reckoned_as_their_closed_form_has_it(sigma: float, count:
     assert found.most == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"), [(0.02, 0.8, 3000), (0.05, 1.0, 2), (0.25, 2.0, 60), (0.01, 1.1, 9000)]
 )
@@ -49,11 +50,13 @@ def test_draws_that_cost_nothing_or_everything() -> None:
     assert reckon([(0.5, 0.0, 1)], 1e-5).least == float("inf")
 
 
+@pytest.mark.slow
 def test_where_few_records_are_drawn_the_reckoning_says_how_little_it_knows() -> None:
     found, claim = reckon([(0.001, 0.7, 30)], 1e-5), epsilon(plan_for(0.001, 30)(0.7).event(), 1e-5)
     assert found.least <= claim <= found.most * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_an_honest_claim_passes_and_the_run_is_counted() -> None:
     result = audit_accountant(subject())
     assert result.passed, result.findings

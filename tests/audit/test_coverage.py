@@ -17,9 +17,9 @@ from scipy.stats import binom, norm
 
 from adadpigu.accounting import plan_for
 from adadpigu.accounting.closed_forms import gaussian_epsilon
-from adadpigu.audit.curves import claim_curve, profile_curve
 from adadpigu.audit.estimators import (
     Trial,
+    claim_curve,
     epsilon_from_errors,
     gaussian_mu,
     one_run_epsilon,
@@ -27,6 +27,7 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
     one_run_refutes_gaussian,
+    profile_curve,
     rate_above,
 )
 

@@ -11,14 +11,18 @@ from guessing import trial_of
 from scipy.stats import norm
 
 from adadpigu.accounting import calibrate, plan_for
-from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_sigma
+from adadpigu.accounting.closed_forms import gaussian_delta
+from adadpigu.accounting.events import Spending, spending_of
 from adadpigu.accounting.pld import pld_epsilon, privacy_profile
-from adadpigu.accounting.spending import Spending, spending_of
-from adadpigu.audit.curves import Curve, claim_curve, gaussian_curve, profile_curve
 from adadpigu.audit.estimators import (
+    Curve,
     Trial,
+    claim_curve,
+    gaussian_curve,
     one_run_refutes_curve,
+    profile_curve,
 )
+from adadpigu_paper.theory.gaussian import gaussian_sigma
 
 DELTA = 1e-5
 
@@ -76,6 +80,7 @@ def test_curves_are_convex_increasing_and_their_own_mirror_image(make: Callable[
             assert curve(1 - level) == pytest.approx(1 - power, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_claims_curve_refutes_more_than_the_gaussian_of_the_same_epsilon() -> None:
     plan = plan_for(0.02, 3000)
     claim = claim_curve(plan(calibrate(plan, epsilon=8.0, delta=DELTA).noise_multiplier).event())

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
 import pytest
-from guessing import ends, errors_of, ideal, trial_of
+from guessing import ends, errors_of, hull_vertices, ideal, largest_over_hull, trial_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
 from adadpigu.accounting import calibrate, epsilon, plan_for
-from adadpigu.accounting.closed_forms import gaussian_sigma
-from adadpigu.audit.curves import profile_curve
 from adadpigu.audit.estimators import (
     Errors,
-    Scores,
     Trial,
     epsilon_from_errors,
     fewest_for_mu,
     fewest_guesses,
     fewest_observations,
     gaussian_mu,
-    hull_vertices,
-    largest_over_hull,
-    largest_over_trials,
     largest_refuted,
     mu_epsilon,
     one_run_epsilon,
@@ -35,9 +28,10 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
     one_run_refutes_gaussian,
+    profile_curve,
     rate_above,
 )
-from adadpigu.errors import InputError
+from adadpigu_paper.theory.gaussian import gaussian_sigma
 
 DELTA = 1e-5
 CERTAIN = 1e-6
@@ -60,18 +54,14 @@ def test_ten_thousand_ideal_scores_a_world_give_the_golden_values(
 ) -> None:
     within, without = ideal(10_000, shift)
     assert len(hull_vertices(within, without)) == vertices
-    found = largest_over_hull(
-        within,
-        without,
-        lambda value, trial, level: one_run_refutes(value, trial, 1e-6, level),
-        significance=0.05,
-        most=60,
-    )
+    pure = partial(one_run_refutes, delta=1e-6)
+    found = largest_over_hull(within, without, pure, significance=0.05, most=60)
     assert found == pytest.approx(one_run, abs=1e-6)
     mu = largest_over_hull(within, without, one_run_refutes_gaussian, significance=0.05, most=20)
     assert mu_epsilon(mu, 1e-6) == pytest.approx(curve, abs=1.5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("observations", "shown"), [(3_000, 6.63), (12_000, 7.31), (48_000, 7.65)])
 def test_white_box_observations_of_a_perfect_run_show_what_they_should(observations: int, shown: float) -> None:
     plan = plan_for(0.02, 3000)
@@ -149,10 +139,10 @@ def test_what_one_run_refutes_is_everything_below_some_epsilon(
     assert refuted == sorted(refuted, reverse=True)
 
 
-def test_all_wrong_or_a_coin_shows_nothing() -> None:
+def test_all_wrong_or_a_coin_or_nothing_seen_shows_nothing() -> None:
     wrong = Errors(false_alarms=50, without=50, misses=50, within=50)
     coin = Errors(false_alarms=500, without=1000, misses=500, within=1000)
-    for errors in (wrong, coin):
+    for errors in (wrong, coin, Errors.flawless(0)):
         assert gaussian_mu(errors, 0.05) == 0
         assert epsilon_from_errors(errors, DELTA, 0.05) == 0
     one_sided = Errors(false_alarms=50, without=50, misses=0, within=50)
@@ -188,38 +178,9 @@ def test_flawless_guesses_show_what_the_closed_form_says_at_any_significance() -
             )
 
 
-@pytest.mark.parametrize("transform", [np.exp, lambda x: 3 * x + 1, np.cbrt])
-def test_the_hull_depends_on_the_order_of_scores_alone(transform: Callable[[Scores], Scores]) -> None:
-    generator = np.random.default_rng(3)
-    within, without = generator.normal(size=200) + 1, generator.normal(size=300)
-    vertices = hull_vertices(within, without)
-    assert hull_vertices(transform(within), transform(without)) == vertices
-    assert hull_vertices(generator.permutation(within), without[::-1]) == vertices
-    assert vertices[0] == (0, 0)
-    assert vertices[-1] == (200, 300)
-
-
-def test_every_threshold_lies_under_the_hull_and_equal_scores_stay_together() -> None:
-    generator = np.random.default_rng(4)
-    within, without = np.round(generator.normal(size=60) + 1, 1), np.round(generator.normal(size=60), 1)
-    right, wrong = np.array(hull_vertices(within, without)).T
-    for threshold in np.unique(np.concatenate([within, without])):
-        hits, alarms = (within >= threshold).sum(), (without >= threshold).sum()
-        assert hits <= np.interp(alarms, wrong, right) + 1e-9 or hits <= right[wrong == alarms].max()
-    same = np.ones(5)
-    assert hull_vertices(same, same) == [(0, 0), (5, 5)]
-
-
-def test_the_best_of_several_trials_is_each_at_its_share() -> None:
-    trials = [trial_of(500, 20, 20), trial_of(500, 100, 95), trial_of(500, 400, 300)]
-    best = largest_over_trials(trials, one_run_refutes_gaussian, significance=0.05, most=20)
-    assert best == pytest.approx(max(one_run_mu(trial, 0.05 / 3) for trial in trials), abs=2e-9)
-
-
 def test_the_search_never_says_more_than_is_refuted() -> None:
     assert 0.7 - 1e-9 <= largest_refuted(lambda value: value <= 0.7, most=10) <= 0.7
-    assert 0.7 - 0.01 <= largest_refuted(lambda value: value <= 0.7, most=10, exact=0.01) <= 0.7
-    assert largest_refuted(lambda value: False, most=10, least=0.3) == 0.3
+    assert largest_refuted(lambda value: False, most=10) == 0.0
     assert largest_refuted(lambda value: True, most=10) == pytest.approx(10)
 
 
@@ -254,50 +215,6 @@ def test_the_fewest_guesses_are_enough_and_one_less_is_not(claim: float, signifi
         curve = profile_curve([claim], [0.0])
         assert one_run_refutes_curve(curve, enough, significance)
         assert not one_run_refutes_curve(curve, short, significance)
-
-
-# bad input
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: rate_above(-1, 5, 0.05), r"errors=-1 of trials=5"),
-        (lambda: rate_above(6, 5, 0.05), r"errors=6 of trials=5"),
-        (lambda: rate_above(0, 0, 0.05), r"errors=0 of trials=0"),
-        (lambda: rate_above(1, 5, 0.0), r"significance=0.0 is not in \(0, 1\)"),
-        (lambda: rate_above(1, 5, math.nan), r"significance=nan"),
-        (lambda: Errors(false_alarms=3, without=2, misses=0, within=2), r"false_alarms=3 of without=2"),
-        (lambda: Errors(false_alarms=0, without=2, misses=3, within=2), r"misses=3 of within=2"),
-        (lambda: Errors.flawless(0), r"of without=0"),
-        (lambda: trial_of(10, 11, 5), r"guesses=11 of canaries=10"),
-        (lambda: trial_of(10, 5, 6), r"right=6 of guesses=5"),
-        (lambda: trial_of(10, 0, 0), r"right=0 of guesses=0"),
-        (lambda: epsilon_from_errors(Errors.flawless(5), 1.0, 0.05), r"delta=1.0 is not in \[0, 1\)"),
-        (lambda: epsilon_from_errors(Errors.flawless(5), 0.1, 1.5), r"significance=1.5"),
-        (lambda: gaussian_mu(Errors.flawless(5), -0.1), r"significance="),
-        (lambda: mu_epsilon(-1.0, DELTA), r"mu=-1.0"),
-        (lambda: one_run_refutes(-0.1, trial_of(10, 5, 5), 0.0, 0.05), r"epsilon=-0.1 is below 0"),
-        (lambda: one_run_refutes(1.0, trial_of(10, 5, 5), -0.1, 0.05), r"delta=-0.1"),
-        (lambda: one_run_refutes(1.0, trial_of(10, 5, 5), 0.1, 0.0), r"significance=0.0"),
-        (lambda: one_run_refutes_gaussian(-1.0, trial_of(10, 5, 5), 0.05), r"mu=-1.0 is below 0"),
-        (lambda: one_run_refutes_gaussian(1.0, trial_of(10, 5, 5), 1.0), r"significance=1.0"),
-        (lambda: profile_curve([], []), r"0 epsilons and 0 deltas"),
-        (lambda: profile_curve([1.0], [0.1, 0.2]), r"1 epsilons and 2 deltas"),
-        (lambda: profile_curve([-1.0], [0.1]), r"epsilon in \[0, 700\]"),
-        (lambda: profile_curve([1.0], [1.1]), r"deltas from 1.1 to 1.1"),
-        (lambda: hull_vertices(np.array([1.0, math.nan]), np.ones(2)), r"within of shape \(2,\)"),
-        (lambda: hull_vertices(np.ones(2), np.ones(0)), r"without of shape \(0,\)"),
-        (lambda: largest_over_trials([], one_run_refutes_gaussian, significance=0.05, most=9), r"trials=\(\)"),
-        (lambda: fewest_observations(0.05, epsilon=-1.0), r"epsilon=-1.0"),
-        (lambda: fewest_observations(0.05, delta=1.0), r"delta=1.0"),
-        (lambda: fewest_for_mu(math.nan, 0.05), r"mu=nan"),
-        (lambda: fewest_guesses(0.0), r"significance=0.0"),
-    ],
-)
-def test_senseless_input_is_refused_by_name(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        call()
 
 
 def _plain(delta: float, errors: Errors, significance: float) -> float:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.stats import binom, hypergeom, kstest, norm
 
-from adadpigu.audit.evidence import product_p, product_reach, repeats
 from adadpigu.audit.laws import (
     Check,
     Law,
@@ -21,7 +20,10 @@ from adadpigu.audit.laws import (
     neighbours_p,
     overlap_law,
     overlaps_p,
+    product_p,
+    product_reach,
     refuted,
+    repeats,
     sum_p,
 )
 

@@ -15,28 +15,28 @@ from matplotlib.figure import Figure
 from scipy.stats import binom, binomtest, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from adadpigu.accounting.closed_forms import gaussian_delta
 from adadpigu.audit import membership
-from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
-from adadpigu.audit.figures import picture
-from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
+from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon
 from adadpigu.audit.membership import (
+    Coins,
+    Roc,
     _Attacked,
     _halved,
-    _held_out,
     _Releases,
+    allowed_rate,
     audit_membership,
     epsilon_of_guesses,
     guesses,
+    likelihood_ratios,
+    logit_confidence,
 )
 from adadpigu.audit.outside import Answer
-from adadpigu.audit.result import AuditResult
+from adadpigu.audit.result import AuditResult, picture
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
-from adadpigu.data import DataSet, TensorRecords
-from adadpigu.data.datasets import IndexedRecords
+from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.training import Preparation, Run, train_prepared
 from adadpigu.training.evaluation import predict
@@ -184,17 +184,6 @@ def test_all_targets_share_the_significance() -> None:
     assert epsilon_of_guesses(trials, 1e-6, 0.06) == one_run_epsilon(trials[1], 1e-6, 0.02)
 
 
-def test_a_threshold_is_counted_on_other_targets_than_it_was_chosen_on() -> None:
-    """The first pairs give all their members away, the others none."""
-    chance = np.random.default_rng(7)
-    members = coins(8, 500, chance)
-    scores = chance.normal(size=members.shape)
-    scores[:4] = np.where(members[:4], 5.0, -5.0) + scores[:4] / 100
-    assert _held_out(scores, members, 1e-5, 0.05) == 0.0
-    scores[4:] = np.where(members[4:], 5.0, -5.0) + scores[4:] / 100
-    assert _held_out(scores, members, 1e-5, 0.05) == epsilon_from_errors(Errors.flawless(1000), 1e-5, 0.05)
-
-
 def test_guesses_are_right_about_members_on_top_and_others_at_the_bottom() -> None:
     members = np.array([[True, False] * 20])
     trials = guesses(np.where(members, 1.0, -1.0) + np.arange(40) / 100, members)
@@ -224,15 +213,14 @@ def test_every_record_is_in_half_of_the_models_and_these_train_on_it(monkeypatch
         return train_prepared(ready, **options)
 
     monkeypatch.setattr(membership, "trained", watched)
-    seen, told = _Attacked(subject(), subject().data, 6, 350), list[tuple[int, int]]()
+    seen, told = _Attacked(subject(), 6), list[tuple[int, int]]()
     seen.train(lambda done, total: told.append((done, total)))
-    assert seen.members.sum(axis=0).tolist() == [3] * 350
+    assert seen.members.sum(axis=0).tolist() == [3] * 400
     assert bool((seen.members[0::2] != seen.members[1::2]).all())
     records = subject().data.train
     assert isinstance(records, TensorRecords)
-    for half, inputs in zip(seen._halves, trained, strict=True):
+    for half, inputs in zip(seen.members, trained, strict=True):
         assert torch.equal(inputs, records.inputs[torch.from_numpy(half)])
-    assert np.array_equal(seen._halves[:, seen._attacked], seen.members)
     assert all(torch.equal(start, starts[0]) for start in starts)
     assert told == [(done, 18) for done in range(1, 19)]
 
@@ -280,6 +268,7 @@ def overfitted() -> Subject:
     return replace(made, config=replace(made.config, noise_multiplier=made.noise_multiplier / 1000))
 
 
+@pytest.mark.slow
 def test_the_attack_finds_members_of_models_that_have_learnt_them_by_heart() -> None:
     """Twelve audits had AUC 0.938 ± 0.005, 0.39 ± 0.025 at 1 %, 0.20 ± 0.035 at 0.1 %: limits are 5 deviations off."""
     result = audit_membership(overfitted(), models=8)
@@ -288,9 +277,9 @@ def test_the_attack_finds_members_of_models_that_have_learnt_them_by_heart() -> 
     assert one_percent > 0.15
     assert rare > 0.02
     assert result.epsilon_lower > 1.0
-    assert result.details["epsilon_of_attack"] > 1.5
 
 
+@pytest.mark.slow
 def test_the_attack_finds_next_to_nobody_behind_noise() -> None:
     """Twenty-five audits had AUC 0.497 ± 0.013 and 0.0098 ± 0.0031 at 1 %: each limit is 8 deviations off."""
     result = audit_membership(subject(epsilon=0.3, steps=20), models=8)
@@ -298,25 +287,7 @@ def test_the_attack_finds_next_to_nobody_behind_noise() -> None:
     assert result.details["true_positive_rates"][1]["true_positive_rate"] < 0.05
 
 
-def test_records_that_are_handed_over_are_attacked_and_the_result_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained: list[Tensor] = []
-
-    def watched(ready: Preparation, **options: Any) -> Run:
-        trained.append(ready.data.train.take(torch.arange(len(ready.data.train)))[0])
-        return train_prepared(ready, **options)
-
-    monkeypatch.setattr(membership, "trained", watched)
-    mine = torch.rand(350, 1, 8, 8, generator=torch.Generator().manual_seed(0)) + 5
-    records = IndexedRecords(TensorDataset(mine, torch.arange(350) % 10))
-    data = DataSet(name="mine", train=records, records=400, classes=10, shape=(1, 8, 8))
-    result = audit_membership(subject(), models=6, data=data)
-    assert result.exposed
-    assert result.subject == "dpsgd on mine"
-    assert all(bool((inputs >= 5).all()) for inputs in trained)
-    assert sum(map(len, trained)) == 3 * 350
-    assert result.details["sample_rate"] == subject().sample_rate
-
-
+@pytest.mark.slow
 def test_no_bound_is_claimed_where_a_draw_has_a_higher_rate_than_is_claimed() -> None:
     """DPSUR tests its steps on batches of a size of their own: on half the records, at twice the rate."""
     made = subject("dpsur")
@@ -333,14 +304,17 @@ def test_no_bound_is_claimed_where_a_draw_has_a_higher_rate_than_is_claimed() ->
     [
         ({"models": 5}, r"models=5; allowed: an even number of at least 6"),
         ({"models": 4}, r"models=4; allowed: an even number of at least 6"),
-        ({"records": 124}, r"records=124 .*at least 125 with models=16; allowed: from 125 to 400"),
-        ({"records": 401}, r"records=401 of the 400 .*allowed: from 125 to 400"),
         ({"confidence": 0.4}, r"confidence=0.4"),
     ],
 )
 def test_bad_input_is_refused_with_what_is_allowed(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         audit_membership(subject(), **options)
+
+
+def test_too_few_records_for_the_rate_that_is_told_are_refused() -> None:
+    with pytest.raises(InputError, match=r"records=300: .*at least 334 with models=6"):
+        audit_membership(subject(records=300), models=6)
 
 
 def test_models_that_have_diverged_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,26 +20,26 @@ from scipy.integrate import quad
 from scipy.stats import gamma, norm, poisson
 from torch import Tensor
 
-from adadpigu import mechanism
-from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.audit import keys, noise
-from adadpigu.audit.evidence import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
 from adadpigu.audit.keys import Keys
+from adadpigu.audit.laws import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
 from adadpigu.audit.listening import _places
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
-from adadpigu.bounding import BoundedSum
 from adadpigu.config import merge, read_preset
+from adadpigu.core import mechanism
+from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.layout import Layout, Slot
+from adadpigu.core.mechanism import GaussianMechanism, Release
+from adadpigu.core.randomness import DeviceRandomness, ReproducibleRandomness, SystemRandomness
+from adadpigu.core.sensitive import unseal
 from adadpigu.errors import InputError
-from adadpigu.layout import Layout, Slot
-from adadpigu.mechanism import GaussianMechanism, Release
-from adadpigu.randomness import DeviceRandomness, ReproducibleRandomness, SystemRandomness
-from adadpigu.sensitive import unseal
-from adadpigu.training.draws import Draws
 from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.step import Draws
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 FEW = 60_000
 """numbers that one short run gives"""
 BATCH = 144
@@ -52,16 +52,11 @@ def subject(method: str = "dpsgd", **settings: Any) -> Subject:
     return subject_of(merge(read_preset("digits-dpsgd"), {**given, **settings}), sample_rate=0.1)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same accountant on a coarser grid, 0.1 % high: a second less for every audit."""
-    monkeypatch.setattr(noise, "epsilon", quick_epsilon)
-
-
 def audited(method: str = "dpsgd", **options: Any) -> AuditResult:
     return audit_noise(subject(method), **{"numbers": FEW, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adadpigu", "dpsgd", "quantile", "dpsur", "random-freeze"])
 def test_noise_that_is_as_claimed_passes(method: str) -> None:
     told: list[tuple[int, int]] = []
@@ -176,8 +171,8 @@ MECHANISMS: dict[str, tuple[str, Callable[[Noisy], Noisy], str]] = {
         scaled(1 / BATCH),
         r"has 0\.0069\d* times the standard deviation",
     ),
-    "none on the count": ("quantile", bare_where(lambda s: s.name != "gradient"), r"on 'within' has 0 times"),
-    "none on the test": ("dpsur", bare_where(lambda s: s.name != "gradient"), r"on 'loss change' has 0 times"),
+    "none on the count": ("quantile", bare_where(lambda s: s.query.name != "gradient"), r"on 'within' has 0 times"),
+    "none on the test": ("dpsur", bare_where(lambda s: s.query.name != "gradient"), r"on 'loss change' has 0 times"),
     "none on nobody": (
         "dpsgd",
         bare_where(lambda s: not bool(unseal(s).any())),
@@ -198,46 +193,48 @@ def test_a_bad_mechanism_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_noise_on_frozen_coordinates_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mechanism, "only", lambda active, value: value)
+    monkeypatch.setattr(mechanism, "where_or_zero", lambda active, value: value)
     result = audited("adadpigu")
     assert found("numbers were released of coordinates that are frozen", result), result.findings
 
 
 def test_a_step_that_is_skipped_because_nobody_was_drawn_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine, kept = Draws.release, dict[int, Any]()
+    genuine, kept = Draws._answer, dict[int, Any]()
 
-    def release(self: Draws, *queries: Any, draw: str = "gradient") -> Any:
+    def answer(self: Draws, queries: Any, draw: str) -> Any:
         if len(self._population) == 1 and id(self) in kept:  # as the coins would say
             self._planned.pop(draw)
             return kept[id(self)]
-        kept[id(self)] = genuine(self, *queries, draw=draw)
+        kept[id(self)] = genuine(self, queries, draw)
         return kept[id(self)]
 
-    monkeypatch.setattr(Draws, "release", release)
+    monkeypatch.setattr(Draws, "_answer", answer)
     result = audited()
-    assert found(r"of \d+ draws in which nobody is drawn, \d were made", result), result.findings
+    assert found(r"repeats itself after 4810 numbers .correlation 1", result), result.findings
 
 
 def test_noise_that_comes_back_with_a_checkpoint_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator's state is kept and restored, as the weights are."""
-    save, go_on, state = Session._save, Session._go_on, dict[str, Any]()
+    save, begin, state = Session.save, Session.begin, dict[str, Any]()
 
     def saving(self: Session) -> None:
         if self._store is not None:
             state["kept"] = self._randomness._generator.bit_generator.state  # type: ignore[attr-defined]
         save(self)
 
-    def going_on(self: Session, checkpoint: Any) -> None:
-        go_on(self, checkpoint)
-        self._randomness._generator.bit_generator.state = state["kept"]  # type: ignore[attr-defined]
+    def begun(self: Session) -> None:
+        begin(self)
+        if self.done:
+            self._randomness._generator.bit_generator.state = state["kept"]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Session, "_save", saving)
-    monkeypatch.setattr(Session, "_go_on", going_on)
+    monkeypatch.setattr(Session, "save", saving)
+    monkeypatch.setattr(Session, "begin", begun)
     result = audited()
     assert found("in a run that was resumed the noise repeats itself after", result), result.findings
     assert not found("^the noise repeats itself", result)
 
 
+@pytest.mark.slow
 def test_a_key_that_is_the_same_in_every_process_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def rekey(self: SystemRandomness) -> None:
         self._generator = np.random.Generator(np.random.Philox(key=7))
@@ -257,11 +254,12 @@ def test_too_little_noise_on_one_small_tensor_is_refuted_and_counts() -> None:
     """10 of 4,810 coordinates: over all of them the standard deviation is 0.999."""
     size = sum(slot_sizes())
     result = audited(randomness=Planted(low_on(size - 10, size, 0.1)))
-    assert found(r"the noise on '\S*bias' has 0\.(09|1)\d* times the standard deviation", result), result.findings
+    assert found(r"the noise on '\S*bias' has 0\.(0[7-9]|1)\d* times the standard deviation", result), result.findings
     assert result.epsilon_certain > 5 * result.epsilon_claimed
     assert not found("the noise on 'gradient' has", result)
 
 
+@pytest.mark.slow
 def test_too_little_noise_on_one_coordinate_is_refuted_in_some_dozen_steps() -> None:
     """A hundredth of the variance: 60 squares sum to 0.6, where a sound sum is below 2 with p < 1e-40."""
     result = audited(randomness=Planted(low_on(100, 101, 0.1)), numbers=290_000)
@@ -283,7 +281,7 @@ def halved_where(fits: Callable[[GaussianMechanism, BoundedSum], bool]) -> Calla
     ("fits", "words"),
     [
         (lambda self, _: type(self) is GaussianMechanism, r"the noise on 'gradient' has 0\.\d+ times"),
-        (lambda _, total: bool(unseal(total).any()), r"where records are drawn, noise has 0\.(49|50)\d* times"),
+        (lambda _, total: bool(unseal(total).any()), r"where records are drawn, noise has 0\.(49\d*|50\d*|5) times"),
     ],
     ids=["where no auditor looks at sums", "where records were drawn"],
 )
@@ -315,12 +313,13 @@ def test_keys_that_are_constant_show_between_two_generators(monkeypatch: pytest.
 
 SHARED = """
 import torch
-from adadpigu.randomness import SystemRandomness
+from adadpigu.core.randomness import SystemRandomness
 generator = torch.Generator().manual_seed(0)
 SystemRandomness.normal = lambda self, count: torch.randn(count, dtype=torch.float64, generator=generator)
 """
 
 
+@pytest.mark.slow
 def test_a_constant_seed_shows_between_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """One generator for the whole process: within it, nothing repeats."""
     generator = torch.Generator().manual_seed(0)
@@ -335,6 +334,7 @@ def test_a_constant_seed_shows_between_two_processes(monkeypatch: pytest.MonkeyP
     assert result.details["processes"] == 3
 
 
+@pytest.mark.slow
 def test_two_processes_of_the_package_as_it_is_share_no_number() -> None:
     seen = Keys()
     seen.here(None, torch.device("cpu"))

@@ -12,12 +12,15 @@ from adadpigu.audit import one_run
 from adadpigu.audit.one_run import CoinFlipped, audit_one_run, guessed, log_ratio
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.errors import InputError
-from adadpigu.randomness import ReproducibleRandomness
+
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 
 
-def subject(method: str = "dpsgd", **settings: object) -> Subject:
-    chosen = {"epsilon": 8.0, "steps": 40, "method": method, **settings}
+def subject(method: str = "dpsgd", sigma: float = 0.7689) -> Subject:
+    """A claim of about ε = 8: σ is given, since to calibrate takes longer than to audit."""
+    chosen = {"noise_multiplier": sigma, "epsilon": None, "steps": 40, "method": method}
     return subject_of(merge(read_preset("digits-adadpigu"), chosen), sample_rate=0.1)
 
 
@@ -45,7 +48,7 @@ def test_equal_scores_are_guessed_by_chance() -> None:
 
 
 def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
-    flipped = CoinFlipped(3, sample_rate=0.5, noise_multiplier=1.0, tell=lambda: None)
+    flipped = CoinFlipped(3, sample_rate=0.5, noise_multiplier=1.0)
     assert flipped.places(None).tolist() == [0, 1, 2]
     assert flipped.places(torch.tensor([False, True, False, True, True, True])).tolist() == [1, 3, 4]
     crowded = flipped.places(torch.tensor([False, False, False, False, True, False]))
@@ -54,13 +57,14 @@ def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
 
 
 def test_only_canaries_that_are_in_are_ever_drawn() -> None:
-    flipped = CoinFlipped(1000, sample_rate=0.5, noise_multiplier=1.0, tell=lambda: None)
+    flipped = CoinFlipped(1000, sample_rate=0.5, noise_multiplier=1.0)
     coins = flipped.choose(None)
     assert torch.equal(coins.isnan(), flipped.present)
     assert bool((coins[~flipped.present] == 1).all())
     assert 300 < int(flipped.present.sum()) < 700
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
 def test_a_clean_run_is_not_refuted_and_the_coins_are_guessed_better_than_by_chance(method: str) -> None:
     """At ε = 8 nearly all of 60 guesses are right; that fewer than 45 would be has a chance far below 1e-6."""
@@ -71,13 +75,14 @@ def test_a_clean_run_is_not_refuted_and_the_coins_are_guessed_better_than_by_cha
     assert result.observations == 60
 
 
+@pytest.mark.slow
 def test_noise_of_a_tenth_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Quiet(ReproducibleRandomness):
         def normal(self, count: int) -> Tensor:
             return 0.1 * super().normal(count)
 
     monkeypatch.setattr(one_run, "choose_randomness", lambda *_: Quiet(0))
-    result = audit_one_run(subject(epsilon=1.0), canaries=600, guesses=100)
+    result = audit_one_run(subject(sigma=2.6853), canaries=600, guesses=100)
     assert result.details["right"] > 180
     assert not result.passed
 

@@ -21,12 +21,13 @@ from torch import nn
 
 from adadpigu.accounting.closed_forms import gaussian_epsilon
 from adadpigu.accounting.events import draw_event
+from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.core.sampling import PoissonSampler
 from adadpigu.errors import BudgetError, ModelError, PrivacyLineError
 from adadpigu.methods import dpsgd, make_method
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.sampling import PoissonSampler
 from trials import prepare_small, run_small
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 GUESSED = [leak for leak in LEAKS if "shuffled" not in leak.name]
 (SHUFFLED,) = (leak for leak in LEAKS if "shuffled" in leak.name)
 
@@ -100,13 +101,13 @@ def test_a_model_that_normalises_over_the_batch_is_refused() -> None:
 
 
 def test_a_second_release_of_a_batch_is_refused_unless_the_first_was_charged_for_both() -> None:
-    genuine = dpsgd._Running.step
+    genuine = dpsgd._State.step
 
     def twice(self: Any, *given: Any) -> Any:
         genuine(self, *given)
         return genuine(self, *given)
 
-    with patch.object(dpsgd._Running, "step", twice), pytest.raises(PrivacyLineError, match="no draw 'gradient' left"):
+    with patch.object(dpsgd._State, "step", twice), pytest.raises(PrivacyLineError, match="no draw 'gradient' left"):
         run_small(make_method("dpsgd"))
 
 

@@ -17,27 +17,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu import mechanism, standardising
 from adadpigu.accounting import Ledger
-from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.accounting.ledger_reading import NAME
-from adadpigu.audit import noise
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of, trained_through
 from adadpigu.audit.white_box import audit_white_box
-from adadpigu.bounding import BoundedSum
 from adadpigu.config import merge, read_preset
-from adadpigu.mechanism import GaussianMechanism, Release
-from adadpigu.randomness import DeviceRandomness, Randomness
-from adadpigu.sampling import FixedBatch
-from adadpigu.training.draws import Draws, RecordedDraw
+from adadpigu.core import mechanism, standardising
+from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.mechanism import GaussianMechanism, Release
+from adadpigu.core.randomness import DeviceRandomness, Randomness
+from adadpigu.core.sampling import FixedBatch
+from adadpigu.runs.run import Run
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Run
+from adadpigu.training.recording import RecordedDraw, ReplayedDraws
 from replayed_operations import ReplayedOperations
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
     "noise": lambda subject: audit_noise(subject, numbers=60_000),
@@ -52,11 +51,6 @@ def subject(method: str, device: str) -> Subject:
     shared = {"noise_multiplier": 1.0, "epsilon": None, "steps": 60, "method": method, "ema": None}
     given = {**shared, "device": device, "randomness": "fast", "physical_batch_size": None}
     return subject_of(merge(read_preset("digits-dpsgd"), given), sample_rate=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "epsilon", quick_epsilon)
 
 
 def by_recorder(ready: Preparation, *, randomness: Any, out: Path | None = None, **how: Any) -> Run:
@@ -90,6 +84,7 @@ def audited(audit: str, method: str, device: str) -> AuditResult:
         return AUDITS[audit](subject(method, device))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("audit", AUDITS)
 @pytest.mark.parametrize("method", ["dpsgd", "adadpigu", "adaclip"])
@@ -141,7 +136,7 @@ _drawn: dict[tuple[int, str], Tensor] = {}
 
 
 def _kept(total: BoundedSum) -> Tensor:
-    return _drawn[total.size, str(total._open().device)]
+    return _drawn[total.size, str(total._content.device)]
 
 
 CAUGHT: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
@@ -151,6 +146,7 @@ CAUGHT: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("plant", "audit"), [(name, audit) for name, (_, _, audits) in CAUGHT.items() for audit in audits]
@@ -174,19 +170,20 @@ def test_noise_that_is_bad_in_recorded_steps_alone_is_refuted(
 Replays = Callable[[], None]
 
 
-def uncharged(self: Draws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def uncharged(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
     """Drawn and released as ever, without a charge."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "charge", lambda *_, **__: None)
         return bool(genuine(self, drawn, run))
 
 
-def drawn_before(self: Draws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def drawn_before(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
     """The records of the replay before are taken once more, and nothing is paid."""
     run()
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("plant", "words"), [(uncharged, "draws were made"), (drawn_before, "draws were made|coins were tossed for")]
@@ -194,12 +191,12 @@ def drawn_before(self: Draws, drawn: RecordedDraw, run: Replays, genuine: Any) -
 def test_replays_of_which_every_other_one_is_free_are_counted(
     plant: Any, words: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine, replays = Draws.replay, count()
+    genuine, replays = ReplayedDraws.replay, count()
 
-    def replay(self: Draws, drawn: RecordedDraw, run: Replays) -> bool:
+    def replay(self: ReplayedDraws, drawn: RecordedDraw, run: Replays) -> bool:
         return plant(self, drawn, run, genuine) if next(replays) % 2 else genuine(self, drawn, run)
 
-    monkeypatch.setattr(Draws, "replay", replay)
+    monkeypatch.setattr(ReplayedDraws, "replay", replay)
     result = audited("accountant", "dpsgd", device)
     assert not result.passed
     found = [line for line in result.findings if re.search(words, line)]

@@ -16,22 +16,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu import standardising
 from adadpigu.accounting import epsilon, plan_for
-from adadpigu.accounting.accountants import quick_epsilon
-from adadpigu.audit import sampler
 from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.watching import watch
 from adadpigu.config import merge, read_preset
+from adadpigu.core import standardising
+from adadpigu.core.randomness import DeviceRandomness, Randomness, ReproducibleRandomness
+from adadpigu.core.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, gather
+from adadpigu.core.sensitive import unseal
 from adadpigu.errors import InputError
-from adadpigu.randomness import DeviceRandomness, Randomness, ReproducibleRandomness
-from adadpigu.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, gather
-from adadpigu.sensitive import unseal
 from adadpigu.training.micro_batches import MicroBatches
-from adadpigu.training.recording import recorded_steps
+from adadpigu.training.recording import choose_recorder
 from replayed_operations import ReplayedOperations
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 RATE = 0.1
 CPU = torch.device("cpu")
 
@@ -44,12 +43,7 @@ def subject(method: str = "dpsgd", **settings: Any) -> Subject:
     return subject_of(merge(read_preset("digits-dpsgd"), {**given, **settings}), sample_rate=RATE)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same accountant on a coarser grid, 0.1 % high: a second less for every audit."""
-    monkeypatch.setattr(sampler, "epsilon", quick_epsilon)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adadpigu", "dpsgd", "quantile", "dpsur", "random-freeze"])
 def test_a_sampler_that_is_as_claimed_passes(method: str) -> None:
     told: list[tuple[int, int]] = []
@@ -64,6 +58,7 @@ def test_a_sampler_that_is_as_claimed_passes(method: str) -> None:
     json.dumps(result.to_json(), allow_nan=False)
 
 
+@pytest.mark.slow
 def test_a_draw_of_every_record_is_one_too() -> None:
     result = audit_sampler(subject(normalisation="released"), draws=30)
     assert result.passed, result.findings
@@ -192,6 +187,7 @@ PLANTED: dict[str, tuple[Callable[[], Toss], str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_sampler_that_is_not_as_claimed_is_refuted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make, words, settings = PLANTED[name]
@@ -205,6 +201,7 @@ def test_a_sampler_that_is_not_as_claimed_is_refuted(name: str, monkeypatch: pyt
         assert result.epsilon_certain > epsilon(plan_for(0.5, 60)(2.0).event(), 1e-5)
 
 
+@pytest.mark.slow
 def test_a_record_that_is_gathered_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def again(population: Population, drawn: Drawn, present: Any = None) -> Any:
         positions = unseal(drawn)
@@ -218,8 +215,8 @@ def test_a_record_that_is_gathered_twice_is_seen(monkeypatch: pytest.MonkeyPatch
 def test_records_that_a_micro_batch_leaves_out_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = MicroBatches._process
 
-    def process(self: MicroBatches, drawn: Drawn, *rest: Any) -> None:
-        genuine(self, Drawn(unseal(drawn)[:100]), *rest)
+    def process(self: MicroBatches, drawn: Drawn, *rest: Any) -> Any:
+        return genuine(self, Drawn(unseal(drawn)[:100]), *rest)
 
     monkeypatch.setattr(MicroBatches, "_process", process)
     result = audit_sampler(subject(), draws=40)
@@ -231,18 +228,19 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[ReplayedOperations]:
     """Steps are recorded and replayed as a GPU does, in batches of fixed shape."""
     made: list[ReplayedOperations] = []
 
-    def replayed(prepared: Any, draws: Any, learned: Any, randomness: Any, **options: Any) -> Any:
+    def replayed(prepared: Any, learned: Any, randomness: Any, **options: Any) -> Any:
         made.append(ReplayedOperations(randomness.coins, randomness.noise, torch.default_generator))
-        return recorded_steps(prepared, draws, learned, randomness, **{**options, "recorder": made[-1]})
+        return choose_recorder(prepared, learned, randomness, **{**options, "recorder": made[-1]})
 
     def unseen(z: Tensor, factors: Tensor) -> Tensor:
         return z.masked_fill((factors == 0)[:, None], 0.0).mT @ factors
 
-    monkeypatch.setattr("adadpigu.training.loop.recorded_steps", replayed)
+    monkeypatch.setattr("adadpigu.training.loop.choose_recorder", replayed)
     monkeypatch.setattr(standardising, "weighted_total", unseen)
     return made
 
 
+@pytest.mark.slow
 def test_recorded_steps_are_watched_too(recorded: list[ReplayedOperations]) -> None:
     result = audit_sampler(subject(), draws=40, randomness=DeviceRandomness(CPU))
     assert result.passed, result.findings

@@ -7,6 +7,7 @@ import pytest
 from adadpigu.audit.suite import Entry, entries
 from adadpigu.methods import all_methods
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 SHORT = list(entries())
 PRIVATE = {name for name, method in all_methods().items() if method.private}
 

@@ -13,14 +13,16 @@ from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.outside import Answer
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.tapes import Recorder
+from adadpigu.audit.watching import so_many_records
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.errors import InputError
 from adadpigu.methods import all_methods
-from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import train_prepared
 from adadpigu.training.optimiser import MaskedOptimiser
 
+pytestmark = pytest.mark.usefixtures("coarse_cost")
 PRIVATE = [name for name, method in all_methods().items() if method.private]
 MOVING: dict[str, dict[str, object]] = {
     "adaclip": {"mean_decay": 0.5, "variance_decay": 0.5},
@@ -29,9 +31,10 @@ MOVING: dict[str, dict[str, object]] = {
 """options under which α and β move a long way in a few steps"""
 
 
-def subject(method: str = "adadpigu", sample_rate: float = 0.05, **settings: Any) -> Subject:
-    chosen = {"epsilon": 8.0, "steps": 40, "method": method, **settings}
-    return subject_of(merge(read_preset("digits-adadpigu"), chosen), sample_rate=sample_rate)
+def subject(method: str = "adadpigu", **settings: Any) -> Subject:
+    """A claim of about ε = 8: σ is given, since to calibrate takes longer than to audit."""
+    chosen = {"noise_multiplier": 0.6085, "epsilon": None, "steps": 40, "method": method, **settings}
+    return subject_of(merge(read_preset("digits-adadpigu"), chosen), sample_rate=0.05)
 
 
 class Alternating(Canaries):
@@ -57,7 +60,8 @@ def test_a_canary_moves_its_coordinate_by_the_whole_sensitivity_and_no_other(
     """With next to no noise: 1 with its canary, 0 without, whatever α, β, mask and clip have become meanwhile."""
     canaries = Alternating()
     audited = subject(method, method_options=MOVING.get(method, {}), steps=12)
-    ready = audited.prepare(attach=canaries.attach, noise_multiplier=1e-4, **options)
+    data = so_many_records(audited, 200)
+    ready = audited.prepare(data=data, attach=canaries.attach, noise_multiplier=1e-4, **options)
     canaries.follow(ready)
     coins = canaries.coins(ReproducibleRandomness(0))
     train_prepared(ready, randomness=coins, watch=canaries, observers=[canaries])
@@ -67,6 +71,7 @@ def test_a_canary_moves_its_coordinate_by_the_whole_sensitivity_and_no_other(
         torch.testing.assert_close(value, expected, atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_other_records_are_as_they_would_be_without_the_block() -> None:
     """The body's part of a release, with the same coins and no canary drawn, is that of the model alone."""
 
@@ -102,6 +107,7 @@ def test_other_records_are_as_they_would_be_without_the_block() -> None:
         torch.testing.assert_close(one, other["gradient"].value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
 def test_a_clean_run_shows_nearly_all_that_is_claimed_and_never_more(method: str) -> None:
     """ε above the claim at 1 − 1e-6 has a chance of 1e-6; below 70 % of it at 95 %, less than that."""
@@ -112,9 +118,11 @@ def test_a_clean_run_shows_nearly_all_that_is_claimed_and_never_more(method: str
     assert result.epsilon_certain < result.epsilon_lower
     facts = result.to_json()
     assert {"epsilon_claimed", "epsilon_lower", "confidence", "observations", "passed"} <= facts.keys()
-    assert (facts["epsilon_claimed"], facts["confidence"], facts["passed"]) == (8.0, 0.95, True)
+    assert (facts["confidence"], facts["passed"]) == (0.95, True)
+    assert facts["epsilon_claimed"] == pytest.approx(8.0, abs=0.02 if method == "dpsgd" else 0.2)
 
 
+@pytest.mark.slow
 def test_noise_a_third_too_low_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(white_box, "choose_randomness", lambda *_: _Scaled(2 / 3))
     result = audit_white_box(subject("dpsgd"), observations=4000)
@@ -122,6 +130,7 @@ def test_noise_a_third_too_low_is_refuted(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.epsilon_certain > result.epsilon_claimed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1, 0])
 def test_noise_that_neighbours_share_shows_along_random_directions(sign: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs (z, z), (z, −z) or (z, ±z): along single coordinates all is as claimed.
@@ -134,6 +143,7 @@ def test_noise_that_neighbours_share_shows_along_random_directions(sign: int, mo
     assert result.epsilon_certain > result.epsilon_claimed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["adadpigu", "dpsgd"])
 def test_along_random_directions_a_clean_run_shows_what_it_shows_along_coordinates(method: str) -> None:
     result = audit_white_box(subject(method), observations=4000, directions=8)
@@ -173,6 +183,7 @@ def masked() -> Subject:
     return subject("adadpigu", method_options={"retention": 0.3})
 
 
+@pytest.mark.slow
 def test_frozen_coordinates_show_no_signal_no_noise_and_no_update() -> None:
     result = audit_white_box(masked(), observations=500)
     assert result.details["frozen_looks"] > 200
@@ -180,6 +191,7 @@ def test_frozen_coordinates_show_no_signal_no_noise_and_no_update() -> None:
     assert result.passed
 
 
+@pytest.mark.slow
 def test_a_frozen_coordinate_that_moves_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: every weight is nudged by every step, whatever the mask says."""
     genuine = MaskedOptimiser.step
@@ -210,6 +222,7 @@ def test_an_audit_that_could_show_nothing_is_refused_and_says_what_is_needed(
         audit_white_box(subject("dpsgd"), observations=observations, confidence=confidence)
 
 
+@pytest.mark.slow
 def test_the_needed_number_is_just_enough() -> None:
     with pytest.raises(InputError, match="at least") as refused:
         audit_white_box(subject("dpsgd", steps=2), observations=20)

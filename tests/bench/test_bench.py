@@ -12,16 +12,16 @@ from adadpigu.bench.contestants import BASELINE, Contestant, Task, Unavailable
 from adadpigu.bench.counting import count
 from adadpigu.bench.growth import fitted, level
 from adadpigu.bench.nets import NETS, size
-from adadpigu.bench.processes import Lap
+from adadpigu.bench.processes import Lap, interleaved
 from adadpigu.bench.report import Absence, Report, Row
 from adadpigu.bench.run import BenchOptions, run_bench
-from adadpigu.bench.timing import Rounds, interleaved
 
 Call = tuple[int, str, str]
 ROW = {"net", "batch", "method", "engine", "peer", "ms", "ratio_to_nonprivate", "peak_mib"}
 SMALL = ("bench", "--net", "mnist-cnn", "--batch", "8", "--rounds", "2", "--steps", "1")
 
 
+@pytest.mark.slow
 def test_a_bench_gives_the_promised_rows_and_lists_what_is_missing(call: Callable[..., Call], tmp_path: Path) -> None:
     file = tmp_path / "table.md"
     code, out, _ = call(*SMALL, "--engine", "ghost", "--peer", "fastdp", "--json", "--markdown", str(file))
@@ -119,7 +119,7 @@ def test_rounds_are_interleaved_in_an_order_that_moves_on_and_a_failure_drops_ou
     calls: list[str] = []
     ours = Contestant(method="dpsgd", engine="ghost", peer=None)
     runners = {BASELINE: Told("base", [0.2, 0.4, 0.6], calls), ours: Told("ours", [0.8], calls)}
-    found, failed = interleaved(runners, Rounds(count=3, steps=2), lambda _: None)
+    found, failed = interleaved(runners, lambda _: None, rounds=3, steps=2)
     assert calls == ["base", "ours", "ours", "base", "base"]
     assert found == {BASELINE: [pytest.approx(100), pytest.approx(200), pytest.approx(300)]}
     assert failed == {ours: "no more laps"}
@@ -127,7 +127,7 @@ def test_rounds_are_interleaved_in_an_order_that_moves_on_and_a_failure_drops_ou
 
 def test_no_further_round_begins_after_the_time_is_up_once_there_are_three() -> None:
     runners = {BASELINE: Told("base", [0.1] * 9, [])}
-    found, _ = interleaved(runners, Rounds(count=9, steps=1, seconds=-1.0), lambda _: None)
+    found, _ = interleaved(runners, lambda _: None, rounds=9, steps=1, seconds=-1.0)
     assert len(found[BASELINE]) == 3
 
 

@@ -10,16 +10,28 @@ from typing import Any
 from adadpigu.methods import all_methods
 
 
-def test_every_printed_default_is_read_back(call: Any, monkeypatch: Any) -> None:
+def test_every_option_is_printed_once_and_its_defaults_are_read_back(call: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "10000")
     _, out, _ = call("methods")
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines() if line.startswith("--")]
+    options = {flag.removeprefix("--").replace("-", "_"): (default, of) for flag, default, of in rows}
+    assert len(options) == len(rows)
     for name, method in all_methods().items():
-        fields = dataclasses.fields(method)
-        line = next((line for line in out.splitlines() if line.startswith(f"{name} takes --NAME")), "")
-        printed = dict(re.findall(r"(\w+)=([^\s,]+)", line.partition(" with ")[2]))
-        assert printed.keys() == {field.name for field in fields}
-        for field in fields:
-            assert method.option(field.name, printed[field.name]) == field.default, (name, field.name)
+        assert {f.name for f in dataclasses.fields(method)} == {
+            o for o, (_, of) in options.items() if name in of.split(", ")
+        }
+        for field in dataclasses.fields(method):
+            usual, *others = re.sub(r" \(.*\)", "", options[field.name][0]).split(", ")
+            own = dict(other.split(" ") for other in others)
+            assert method.option(field.name, own.get(name, usual)) == field.default, (name, field.name)
+
+
+def test_presets_come_in_groups_by_data_set(call: Any) -> None:
+    _, out, _ = call("presets")
+    groups = re.split(r"^(\w+), (\d+) presets$", out, flags=re.MULTILINE)[1:]
+    assert groups[0::3] == ["cifar10", "digits", "fashion", "mnist"]
+    for name, count, text in zip(groups[0::3], groups[1::3], groups[2::3], strict=True):
+        assert len(re.findall(rf"^{name}-", text, re.MULTILINE)) == int(count)
 
 
 def test_json_tells_what_is_unset_from_what_is_infinite(call: Any) -> None:

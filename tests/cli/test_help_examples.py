@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from adadpigu.cli.app import app, run
-from adadpigu.data.registry import PUBLISHED
+from adadpigu.data.published import PUBLISHED
 
 
 def helped(command: Any, parent: Any = None) -> Iterator[tuple[str, str]]:
@@ -69,6 +69,15 @@ def test_every_help_has_an_example_of_its_own_and_fits_80_columns(command: str) 
     found = EXAMPLE.findall(HELP[command])
     assert any(f"{line} ".startswith(f"{command} ") for line in found)
     assert [line for line in HELP[command].splitlines() if len(line) > 80] == []
+
+
+def test_the_flags_of_train_come_in_groups() -> None:
+    sections = re.split(r"^(\S.*):$", HELP["adadpigu train"], flags=re.MULTILINE)[1:]
+    by_title = dict(zip(sections[0::2], sections[1::2], strict=True))
+    assert list(by_title)[:2] == ["What to train", "Privacy"]
+    assert "--preset" in by_title["What to train"]
+    assert "--epsilon" in by_title["Privacy"]
+    assert re.findall(r"^  (--\S+)", by_title["Other options"], re.MULTILINE) == ["--json", "--help"]
 
 
 def test_no_line_of_the_list_of_commands_is_cut_short() -> None:

@@ -147,6 +147,7 @@ def test_bad_flags_of_train_are_one_line_and_nothing_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_noise_that_can_be_repeated_repeats_and_is_not_private(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

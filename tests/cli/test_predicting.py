@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import adadpigu as ad
 from adadpigu.cli.app import run as run_in_process
 
 FACTS = """
@@ -137,3 +139,46 @@ def test_a_described_tables_classes_are_called_by_their_names(predict: Any, peop
     lines = [line.split("\t") for line in rows]
     shares = [f"{share:.2%}" for share in told["confidence"]]
     assert lines == [["0", "will", shares[0]], ["1", "won't", shares[1]], ["2", "won't", shares[2]]]
+
+
+@pytest.mark.slow
+def test_a_run_from_python_with_a_model_by_name_is_evaluated_and_used(call: Any, tmp_path: Path) -> None:
+    """The folder says how `make_model` built it, whatever loop trained it."""
+    data = ad.load_dataset("digits")
+    net = ad.make_model("digits-cnn", shape=data.shape, activation="relu", seed=1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loop = ad.PrivateLoop(net, optimizer, data, batch_size=64, steps=2, out=tmp_path / "run", noise_multiplier=2.0)
+    for batch in loop:
+        batch.backward()
+        optimizer.step()
+    code, out, err = call("evaluate", "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["test_accuracy"] == pytest.approx(loop.run.accuracy)
+    assert data.test is not None
+    np.save(tmp_path / "new.npy", data.test.take(torch.arange(3))[0].numpy())
+    assert call("predict", "run", "new.npy", "--json")[0] == 0
+
+
+@pytest.mark.slow
+def test_a_run_of_a_model_of_ones_own_says_so_and_is_loaded_from_python(call: Any, tmp_path: Path) -> None:
+    class Mine(nn.Sequential):
+        pass
+
+    def made() -> nn.Module:
+        return Mine(nn.Flatten(), nn.Linear(64, 10))
+
+    run = ad.train(
+        made(), ad.load_dataset("digits"), batch_size=64, steps=2, out=tmp_path / "run", noise_multiplier=2.0
+    )
+    for words in (["evaluate", "run"], ["predict", "run", "x.npy"]):
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert "was made in Python, with a model of your own (" in err
+        assert "Mine)" in err
+        assert "adadpigu.load('run', model)" in err
+    again = ad.load(tmp_path / "run", made())
+    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), run.model.parameters(), strict=True))
+    with pytest.raises(
+        ad.InputError, match=r"'1.bias' is float32 of shape \(10,\); the model has float32 of shape \(3,\)"
+    ):
+        ad.load(tmp_path / "run", Mine(nn.Flatten(), nn.Linear(64, 3)))

@@ -23,6 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("runs") / "one")
 
 
+@pytest.mark.slow
 def test_a_run_gets_its_page_in_its_folder(call: Call, run: Path) -> None:
     (run / "report.html").unlink()
     code, out, err = call("report", str(run))
@@ -85,9 +86,9 @@ def test_what_is_left_out_is_told_in_a_line_and_by_the_exit_code(call: Call, run
         ([], "Missing argument 'RUN'"),
         (["RUN", "--out", "."], "out='.' is a folder; allowed: a new file, or an earlier report"),
         (["RUN", "--out", "none/page.html"], "'none' is no folder"),
-        (["RUN", "--port", "80"], "port=80 does nothing without --watch"),
-        (["RUN", "--watch", "--out", "x.html"], "out='x.html' with --watch"),
-        (["RUN", "--watch", "--port", "70000"], "port=70000 is not allowed; allowed: 0 to 65535"),
+        (["RUN", "--port", "80"], "port=80: does nothing without --watch"),
+        (["RUN", "--watch", "--out", "x.html"], "out='x.html': a page that --watch serves"),
+        (["RUN", "--watch", "--port", "70000"], "port=70000: allowed: 0 to 65535"),
         (["RUN/summary.json"], "cannot be shown; allowed: audits, or an object with a list of rows"),
         (["RUN/config.toml"], "cannot be shown; allowed: .jsonl of results, .json of audits"),
     ],
@@ -115,6 +116,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_watching_serves_the_page_until_it_is_interrupted(run: Path) -> None:
     watching = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "report", "--watch", str(run)],

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from adadpigu.accounting import read_ledger
+from adadpigu.runs.run import Metrics, RunFolder
 from adadpigu.training.checkpoints import Checkpoints
-from adadpigu.training.run import Metrics, RunFolder
 
 STEPS = 12
 TRAIN = (
@@ -36,11 +36,23 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module")
+def stopped_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where copies of stopped runs are kept for the next test."""
+    return tmp_path_factory.mktemp("stopped")
+
+
 @pytest.fixture
-def stopped(call: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes a run folder whose run was stopped by SIGTERM after a step."""
+def stopped(call: Any, monkeypatch: pytest.MonkeyPatch, stopped_before: Path) -> Callable[..., Path]:
+    """Gives a run folder whose run was stopped by SIGTERM after a step: each name is a run of its own, trained once."""
 
     def made(name: str = "run", *flags: str, after: int = 5) -> Path:
+        kept = stopped_before / "-".join((name, str(after), *flags))
+        if not kept.exists():
+            shutil.copytree(trained(name, *flags, after=after), kept)
+        return shutil.copytree(kept, Path(name), dirs_exist_ok=True)
+
+    def trained(name: str, *flags: str, after: int) -> Path:
         genuine = RunFolder.update
 
         def update(self: RunFolder, metrics: Metrics) -> None:
@@ -71,6 +83,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_says_so(call: Any, stopped: Callable[..., Path]) -> None:
     run = stopped("run", "--method", "dpsgd")
     code, out, err = call("train", "--resume", str(run), "--json")
@@ -103,6 +116,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", CHANGED)
 def test_a_changed_setting_is_refused_by_its_name(call: Any, stopped: Callable[..., Path], key: str) -> None:
     run = stopped()
@@ -113,6 +127,7 @@ def test_a_changed_setting_is_refused_by_its_name(call: Any, stopped: Callable[.
     assert files(run) == before
 
 
+@pytest.mark.slow
 def test_settings_that_are_the_same_or_change_nothing_are_taken(call: Any, stopped: Callable[..., Path]) -> None:
     same = ("--lr", "0.25", "--set", "clip_norm=0.5", "--batch-size", "64", "--noise-multiplier", "1.5")
     run = stopped()
@@ -120,9 +135,10 @@ def test_settings_that_are_the_same_or_change_nothing_are_taken(call: Any, stopp
     code, out, err = call("train", "--resume", str(run), *same, *free, "--randomness", "fast", "--json")
     assert code == 0, err
     assert json.loads(out)["steps_done"] == STEPS
-    assert [life.randomness[:8] for life in read_ledger(run / "ledger.log").lives()] == ["ChaCha20", "torch's "]
+    assert [life.randomness[:8] for life in read_ledger(run / "ledger.log").sessions()] == ["ChaCha20", "torch's "]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
@@ -147,6 +163,7 @@ def test_a_config_that_was_edited_by_hand_is_refused_by_the_key(
     assert "is not what the run began with" in err
 
 
+@pytest.mark.slow
 def test_a_budget_below_what_is_spent_is_refused(call: Any, stopped: Callable[..., Path]) -> None:
     run = stopped("run", after=STEPS - 1)
     told = refused(call, "train", "--resume", str(run), "--epsilon", "0.1")
@@ -187,17 +204,19 @@ def test_a_finished_run_is_refused(call: Any) -> None:
     assert files(Path("run")) == before
 
 
+@pytest.mark.slow
 def test_the_ledger_of_another_run_is_refused(call: Any, stopped: Callable[..., Path]) -> None:
-    run, other = stopped("run"), stopped("other")
+    run, other, third = (stopped(name) for name in ("first", "other", "third"))
     for name in ("ledger.log", "ledger.head"):
         shutil.copy(other / name, run / name)
     code, out, err = call("train", "--resume", str(run))
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].endswith("the ledger belongs to another run than the checkpoint")
-    (run / "ledger.head").write_bytes(files(stopped("third"))["ledger.head"])
+    (run / "ledger.head").write_bytes(files(third)["ledger.head"])
     assert "its head belongs to another record" in refused(call, "train", "--resume", str(run))
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_older_than_its_checkpoint_is_refused(call: Any, stopped: Callable[..., Path]) -> None:
     run = stopped()
     older = {name: (run / name).read_bytes() for name in ("ledger.log", "ledger.head")}
@@ -261,6 +280,7 @@ def fail_in_checkpoint(patch: pytest.MonkeyPatch, function: str, code: int, nth:
     patch.setattr(Checkpoints, "save", saving)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(
     ("function", "nth"), [("mkdir", 2), ("fsync", 1), ("fsync", 3), ("replace", 1), ("replace", 2), ("rename", 1)]
@@ -277,7 +297,7 @@ def test_a_disk_that_fails_at_a_checkpoint_ends_the_run_in_one_line_and_it_can_g
     assert os.strerror(code).lower() in errors[0].lower()
     privacy = json.loads(Path("run/privacy.json").read_text())
     assert (privacy["steps_charged"], privacy["interrupted"]) == (4, True)
-    assert read_ledger(Path("run/ledger.log")).lives()[-1].end == "failed"
+    assert read_ledger(Path("run/ledger.log")).sessions()[-1].end == "failed"
     assert not list(Path("run/checkpoints").glob(".*"))
     exit_code, out, err = call("train", "--resume", "run", "--json")
     assert exit_code == 0, err
@@ -285,6 +305,7 @@ def test_a_disk_that_fails_at_a_checkpoint_ends_the_run_in_one_line_and_it_can_g
     assert json.loads(Path("run/privacy.json").read_text())["steps_charged"] == STEPS + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", [3, 7, STEPS])
 def test_a_disk_that_takes_nothing_more_ends_the_run_in_one_line_and_the_ledger_holds(
     call: Any, monkeypatch: pytest.MonkeyPatch, when: int
@@ -330,7 +351,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Until something is on disk, while the process works."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
@@ -341,6 +362,7 @@ def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "reserve"), [(signal.SIGTERM, 1), (signal.SIGINT, 8)])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_step_is_charged_twice(
     call: Any, number: signal.Signals, reserve: int
@@ -353,7 +375,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_step_is_charged_twice(
         wait_for(process, lambda: size_of(run / "ledger.log") > 8000)
         assert "is in use by another process" in refused(call, "train", "--resume", str(run))
         process.send_signal(number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 130, err

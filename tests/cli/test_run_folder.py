@@ -31,6 +31,7 @@ def _people() -> None:
     Path("people.toml").write_text(FACTS)
 
 
+@pytest.mark.slow
 def test_own_data_trains_without_a_further_flag_and_the_folder_says_what_was_chosen(call: Any) -> None:
     _people()
     code, out, err = call("train", "--dataset", "people.csv", "--out", "run")
@@ -42,13 +43,14 @@ def test_own_data_trains_without_a_further_flag_and_the_folder_says_what_was_cho
     assert "figures/mask.png" in out
 
 
+@pytest.mark.slow
 def test_runs_of_the_same_second_get_folders_of_their_own(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> Any:
             return datetime(2026, 1, 2, 3, 4, 5, tzinfo=tz)
 
-    monkeypatch.setattr("adadpigu.cli.training_run.datetime", Stopped)
+    monkeypatch.setattr("adadpigu.cli.training.datetime", Stopped)
     for _ in range(3):
         assert call("train", "--method", "sgd", "--steps", "2", "--json")[0] == 0
     stem = "digits-sgd-20260102T030405Z"
@@ -85,6 +87,7 @@ def test_a_description_that_changed_since_training_is_refused_and_does_not_chang
     assert "has changed since training" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("front", [["--normalisation", "record"], ["--features", "scattering"]])
 def test_a_masking_method_behind_a_front_ends_with_its_table_and_its_figure(call: Any, front: list[str]) -> None:
     code, out, err = call("train", "--model", "mlp", "--steps", "3", "--batch-size", "64", *front, "--out", "run")
@@ -127,6 +130,7 @@ def test_a_data_set_by_name_takes_the_preset_of_its_method() -> None:
     assert {"fashion-dpsgd-eps2", "mnist-adadpigu-eps4", "cifar10-sgd"} <= all_presets().keys()
 
 
+@pytest.mark.slow
 def test_a_folder_whose_name_looks_like_markup_costs_no_table(call: Any) -> None:
     code, out, err = call("train", "--method", "dpsgd", "--steps", "4", "--out", "c[/x]")
     assert code == 0, err
@@ -154,6 +158,7 @@ def test_a_picture_that_fails_costs_neither_the_other_one_nor_the_table(
     assert Path("run/figures/progress.png").is_file() == (name != "figures")
 
 
+@pytest.mark.slow
 def test_without_test_records_the_next_step_is_to_predict(call: Any) -> None:
     _people()
     Path("people.toml").write_text(FACTS.replace('test = "people-test.csv"\n', ""))

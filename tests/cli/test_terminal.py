@@ -74,6 +74,7 @@ def lines_of(written: bytes) -> list[str]:
     return re.split(r"[\r\n]+", CONTROL.sub("", written.decode()))
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colour_and_bars_with_the_time_left_in_80_columns(seen: dict[str, bytes]) -> None:
     written = seen["colour"]
     assert b"\x1b[33mwarning:" in written
@@ -84,10 +85,11 @@ def test_a_terminal_gets_colour_and_bars_with_the_time_left_in_80_columns(seen: 
     training = [line for line in bars if "ε " in line]
     assert any(re.search(r"\d:\d\d left$", line.strip()) for line in training), training
     methods = [line for line in lines if line.startswith(("method ", "adaclip ", "dpsgd "))]
-    assert len(methods) > 3
+    assert len(methods) == 3
     assert max(map(cell_len, [*bars, *methods[:3]])) <= 80
 
 
+@pytest.mark.slow
 def test_no_color_is_heeded_on_a_terminal_and_bars_still_move(seen: dict[str, bytes]) -> None:
     assert STYLE.findall(seen["plain"]) == []
     assert any("left" in line for line in lines_of(seen["plain"]) if "━" in line)
@@ -110,6 +112,7 @@ def long_runs(call: Any) -> None:
     assert call("train", "--steps", "6", "--epsilon", "1", "--ledger", "all.log", "--out", f"{LONG}-2")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_tables_of_80_columns_and_no_escape(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in (
@@ -127,6 +130,7 @@ def test_a_pipe_gets_tables_of_80_columns_and_no_escape(call: Any, monkeypatch: 
         assert [line for line in out.splitlines() if cell_len(line) > 80] == [], command
 
 
+@pytest.mark.slow
 def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are not broken, so that they can be copied; rows of tables are told by their gaps."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -146,10 +150,11 @@ def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monke
         assert [line for line in rows if cell_len(line) > 80] == [], command
 
 
+@pytest.mark.slow
 def test_what_a_run_its_ledger_and_its_audit_say_fits_80_columns(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command, said in (
-        (["train", "--steps", "6", "--out", "run"], "per-sample gradients by"),
+        (["train", "--steps", "6", "--out", "run"], "gradients: layer rules"),
         (["ledger", "verify", "run"], "\ndigest "),
         (["ledger", "show", "run"], "\ndigest "),
         (["audit", "replay", "run"], "Assumed"),
@@ -171,11 +176,12 @@ def test_prose_breaks_between_words_and_loses_none(monkeypatch: pytest.MonkeyPat
     assert any("δ = 1e-05" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_warning_is_told_once_however_often_it_comes(call: Any) -> None:
-    """The Rényi accountant is asked at the start, at the end and for the statement."""
+    """Of a δ that is too large: at the start, at the end and in the statement."""
     code, _, err = call("train", "--method", "dpsgd", "--steps", "20", "--delta", "0.5", "--out", "run")
     assert code == 0
-    assert err.count("did not converge") == 1
+    assert err.count("is not below 1/records") == 1
 
 
 def test_a_cell_that_is_too_long_goes_on_below() -> None:
@@ -196,7 +202,7 @@ def test_a_line_tells_the_time_left_at_the_pace_since_the_first_report(monkeypat
     now = [100.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     screen = io.StringIO()
-    with progress.counted(Console(file=screen, width=80), "runs [of a test]") as report:
+    with progress.count_progress(Console(file=screen, width=80), "runs [of a test]") as report:
         for after, done in ((0, 60), (5, 63), (15, 70)):
             now[0] += after
             report(done, 100)
@@ -207,7 +213,7 @@ def test_a_line_tells_the_time_left_at_the_pace_since_the_first_report(monkeypat
 def test_a_bar_stays_in_one_line_of_any_terminal(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    with progress.counted(console, f"noise: {LONG}") as report:
+    with progress.count_progress(console, f"noise: {LONG}") as report:
         for done in range(0, 10**7, 10**6):
             report(done, 10**7)
         report.name("and another")

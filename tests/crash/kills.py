@@ -305,6 +305,8 @@ def _undisturbed(folder: Path, tally: Tally, chance: random.Random) -> float:
         start = time.monotonic()
         chain.end()
         seconds = max(seconds, time.monotonic() - start)
+        if tally.failures:
+            sys.exit("\n".join(tally.failures))
         charged = json.loads(_verify(chain.run)[1])["steps"]
         if not chain.drawn == charged == STEPS:
             chain.fail(f"the witness counts {chain.drawn}, the ledger {charged}, steps are {STEPS}")

@@ -115,7 +115,7 @@ class Witness:
     def watch(self) -> None:
         """Puts itself between the program and what it calls."""
         from adadpigu.accounting import Ledger
-        from adadpigu.randomness import DeviceRandomness, SystemRandomness
+        from adadpigu.core.randomness import DeviceRandomness, SystemRandomness
         from adadpigu.training.loop import Session
 
         for name in _DISK:
@@ -125,8 +125,8 @@ class Witness:
             kind.normal = self._drawing(kind.normal)  # type: ignore[method-assign]
         self._around(Ledger, "__init__", "h")
         Ledger.resume = self._marked(Ledger.resume, "h")  # type: ignore[method-assign]
-        self._around(Session, "_train", "s")
-        self._around(Session, "_save", "c", "s")
+        self._around(Session, "begin", "s")
+        self._around(Session, "save", "c", "s")
         self._around(Session, "_finish", "e", "f")
 
     def _drawing(self, normal: Callable[..., Any]) -> Callable[..., Any]:

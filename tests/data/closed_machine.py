@@ -5,6 +5,7 @@ A plugin for the modules that name it. PYTEST_DONT_REWRITE: it asserts nothing.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,10 +26,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder on the path, empty: no client is installed."""
+    """The only folder on the path, empty: no client is installed, and pip is no module of a Python there either."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setitem(sys.modules, "pip", None)
     return folder
 
 
@@ -53,7 +55,7 @@ class Server:
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
-    """where a path is redirected to; the answer promises a body that never comes"""
+    """where a path is redirected to"""
     promised: str | None = None
     """what is said of a file's length, if not the truth"""
     asked: list[str] = field(default_factory=list)
@@ -73,7 +75,7 @@ def server() -> Iterator[Server]:
             if self.path in state.moved:
                 self.send_response(302)
                 self.send_header("Location", state.moved[self.path])
-                self.send_header("Content-Length", "1000000")
+                self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
             payload = state.files.get(self.path)

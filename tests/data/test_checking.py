@@ -55,13 +55,30 @@ def test_of_few_categories_the_same_rows_in_the_same_order_are_refused_and_other
     with pytest.raises(ad.InputError, match=COPIES):
         refuse_copies(of(rows), of(rows.clone()), len(rows), "test")
     for other in (table(400, 4, 1), rows[torch.randperm(400)], rows[:3], torch.zeros_like(rows)):
-        with pytest.warns(UserWarning, match="table of few categories"):
+        with pytest.warns(UserWarning, match="of few categories"):
             refuse_copies(of(rows), of(other), len(other), "test")
+
+
+@pytest.mark.parametrize("blanks", [1, 2, 100])
+def test_a_test_set_of_one_row_that_training_repeats_is_told_and_not_refused(blanks: int) -> None:
+    """Blank images of one class: equal to training rows, and still other records."""
+    rows = torch.cat([torch.arange(1, 1000 - blanks).unsqueeze(1), torch.zeros(blanks, 1, dtype=torch.int64)])
+    with pytest.warns(UserWarning, match="have the values of training records"):
+        refuse_copies(of(rows), of(torch.zeros(50, 1, dtype=torch.int64)), 50, "test")
 
 
 def test_records_of_another_kind_than_those_trained_on_are_no_copies() -> None:
     refuse_copies(np.arange(5), np.zeros(0, np.int64), 0, "test")
     refuse_copies(np.arange(5), np.zeros(0, np.int64), 3, "test")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_records_of_any_float_are_compared(dtype: torch.dtype) -> None:
+    rows = torch.arange(8).reshape(4, 2).to(dtype)
+    assert len(set(of(rows).tolist())) == 4
+    assert of(rows[:0]).tolist() == []
+    with pytest.raises(ad.InputError, match=COPIES):
+        refuse_copies(of(rows), of(rows.flip(0)), 4, "test")
 
 
 INPUTS, TARGETS = torch.rand(40, 3, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
@@ -81,6 +98,7 @@ def test_a_part_of_the_training_records_is_no_test_set(test: Any) -> None:
         ad.train(torch.nn.Linear(3, 2), WHOLE, records=40, test=test, batch_size=10, steps=2)
 
 
+@pytest.mark.slow
 def test_copies_by_value_are_warned_of_where_other_rows_are_distinct_and_never_refused(tmp_path: Path) -> None:
     """Oversampled rows; the rows of a table of few categories and distinct rows are taken in silence."""
     generator = torch.Generator().manual_seed(0)

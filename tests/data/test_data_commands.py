@@ -11,8 +11,8 @@ from rich.console import Console
 from tiny_published import digits_files, photo_files, put, tiny_digits, tiny_photos
 
 from adadpigu.cli.app import run
-from adadpigu.data.registry import PUBLISHED
-from adadpigu.data.watching import OnScreen
+from adadpigu.data.published import PUBLISHED
+from adadpigu.data.sources import OnScreen
 
 pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
@@ -84,9 +84,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def test_a_mirror_that_is_no_address_is_one_line(
     given: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ADADPIGU_MIRROR", "http://[::1")
+    monkeypatch.setenv("ADADPIGU_MIRROR", "mirror.example")
     assert run(["data", "get", "mnist"]) == 2
-    wanted = "adadpigu: error: ADADPIGU_MIRROR='http://[::1' is no address; allowed: http://… or https://…\n"
+    wanted = "adadpigu: error: ADADPIGU_MIRROR='mirror.example' is no address; allowed: http://… or https://…\n"
     assert capsys.readouterr() == ("", wanted)
 
 

@@ -24,7 +24,7 @@ from tiny_published import (
 )
 
 from adadpigu.data import DataSet, IndexedRecords, TensorRecords, all_datasets, load_dataset, training_split
-from adadpigu.data.registry import CIFAR10, FASHION_MNIST, MNIST, PUBLISHED
+from adadpigu.data.published import CIFAR10, FASHION_MNIST, MNIST, PUBLISHED
 from adadpigu.errors import InputError
 
 pytest_plugins = ["closed_machine"]

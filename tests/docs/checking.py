@@ -16,7 +16,7 @@ import typer
 from blocks import ROOT, Command
 
 from adadpigu.cli.app import app
-from adadpigu.cli.training_flags import method_options
+from adadpigu.cli.training_settings import method_options
 from adadpigu.config import all_presets
 from adadpigu.methods import all_methods
 
@@ -39,6 +39,8 @@ def check_command(command: Command) -> None:
 
 def parse(arguments: list[str]) -> None:
     """Arguments of our program, read as it reads them; names of presets and methods have to exist."""
+    if arguments in (["--install-completion"], ["--show-completion"]):  # reading them would do it
+        return
     command: Any = typer.main.get_command(app)
     context = command.make_context("adadpigu", [word for word in arguments if word != "…"])
     while hasattr(command, "commands"):

@@ -16,7 +16,7 @@ from torch import nn
 import adadpigu as ad
 from adadpigu.cli.app import run
 from adadpigu.data import TensorRecords
-from adadpigu.training.run import Metrics, RunFolder
+from adadpigu.runs.run import Metrics, RunFolder
 
 HOURS = "hours of a GPU, or of many cores"
 PUBLISHED = "trains on a published data set, which has to be fetched"
@@ -123,6 +123,13 @@ READINGS: dict[str, Reading] = {
             "--epsilon 2  ": "--epsilon 2 --draws 200 --steps 20 ",
         },
     ),
+    "best-recipes": Reading(
+        not_run={
+            "python experiments/tune.py": HOURS,
+            "python experiments/pretrain.py": HOURS,
+            "adadpigu reproduce accuracy-table --device": HOURS,
+        },
+    ),
     "choosing": Reading(
         not_run={
             "python docs/tools/draw_plots.py": "half a minute of a core; tests/docs/test_plots.py holds its figures"
@@ -133,14 +140,24 @@ READINGS: dict[str, Reading] = {
     ),
     "gpu": Reading(smaller={"--preset mnist-adadpigu-eps4": "--steps 5"}),
     "hugging-face": Reading(
-        smaller={"--train lora": "--train lora --records 200 --epochs 1"},
-        not_run={"python experiments/lora_memory.py": "minutes of a core: it compares fresh processes"},
+        not_run={
+            "python examples/hf_": "tests/examples runs it",
+            "python experiments/lora_memory.py": "minutes of a core: it compares fresh processes",
+        },
     ),
     "index": Reading(
         smaller={
             "make train ARGS='--out runs/first'": "adadpigu train --out runs/first",
             "adadpigu audit replay runs/first ": "adadpigu audit replay runs/first --out audits ",
         }
+    ),
+    "install": Reading(
+        not_run={
+            "pip install": INSTALLS,
+            "make release": "tests/release/test_release.py builds and installs one",
+            "adadpigu --install-completion": "changes the shell's start file; tests/cli/test_completion.py installs it",
+        },
+        smaller={"make train": "adadpigu train --steps 5"},
     ),
     "ledger": Reading(
         names=stopped,
@@ -173,14 +190,7 @@ READINGS: dict[str, Reading] = {
             "python tests/audit/planted_bugs.py": "minutes of a core; tests/audit/test_planted_bugs.py runs it",
         }
     ),
-    "presets": Reading(
-        names=results,
-        not_run={
-            "python experiments/tune.py": HOURS,
-            "python experiments/pretrain.py": HOURS,
-            "adadpigu reproduce accuracy-table --device": HOURS,
-        },
-    ),
+    "presets": Reading(names=results, not_run={"adadpigu reproduce accuracy-table --device": HOURS}),
     "published-leaks": Reading(not_run={"python tests/audit/published_leaks.py": MINUTES}),
     "reproducing": Reading(
         names=results,
@@ -190,8 +200,8 @@ READINGS: dict[str, Reading] = {
         names=digits,
         smaller={"batch_size=1000": "batch_size=100", "epochs=30": "epochs=1"},
         not_run={
-            "torchrun": "tests/distributed/test_torchrun.py starts such jobs",
-            "from adadpigu.distributed import joined\nfrom": "needs a job of several processes: tests/distributed",
+            "torchrun": "tests/training/distributed/test_torchrun.py starts such jobs",
+            "from adadpigu.training.distributed import joined\nfrom": "tests/training/distributed runs it",
         },
     ),
     "speed": Reading(
@@ -205,4 +215,5 @@ READINGS: dict[str, Reading] = {
         }
     ),
     "theory": Reading(names=results),
+    "tuning": Reading(not_run={"python experiments/tune.py": HOURS}),
 }

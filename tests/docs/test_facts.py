@@ -18,6 +18,7 @@ def page(name: str) -> str:
     return (ROOT / "docs" / f"{name}.md").read_text()
 
 
+@pytest.mark.slow
 def test_every_file_of_a_run_is_on_the_page_of_formats(call: Any) -> None:
     assert call("train", "--steps", "5", "--set", "importance_steps=1", "--out", "run", "--diagnostics")[0] == 0
     found = {path.relative_to("run").parts[0] for path in Path("run").rglob("*") if path.is_file()}

@@ -14,8 +14,8 @@ import torch
 from blocks import ROOT, blocks
 
 import adadpigu as ad
-from adadpigu.layout import Layout
-from adadpigu.mechanism import Release
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import Release
 from adadpigu.methods import base
 
 EXAMPLE = ROOT / "examples" / "new_method.py"
@@ -49,7 +49,7 @@ def method() -> ad.Method:
 
 
 def test_the_filter_is_the_weighted_mean_of_its_formula(release: Callable[..., Release]) -> None:
-    running = example._Running(example.LowPass(memory=0.8), _setting())
+    running = example._State(example.LowPass(memory=0.8), _setting())
     chance = torch.Generator().manual_seed(0)
     values = [torch.randn(1, 5, generator=chance, dtype=torch.float64) for _ in range(6)]
     pairs = [(now + before)[0] / 2 for now, before in zip(values, [values[0], *values], strict=False)]
@@ -61,11 +61,11 @@ def test_the_filter_is_the_weighted_mean_of_its_formula(release: Callable[..., R
 
 def test_the_filter_takes_releases_alone() -> None:
     with pytest.raises(ad.PrivacyLineError, match="Release"):
-        example._Running(example.LowPass(), _setting())._filtered(torch.zeros(5))
+        example._State(example.LowPass(), _setting())._filtered(torch.zeros(5))
 
 
 def test_a_filter_goes_on_from_its_state(release: Callable[..., Release]) -> None:
-    first, second = (example._Running(example.LowPass(), _setting()) for _ in range(2))
+    first, second = (example._State(example.LowPass(), _setting()) for _ in range(2))
     for value in (torch.ones(1, 5), torch.zeros(1, 5)):
         first._filtered(release(value.double()))
     second.load(first.state())
@@ -73,9 +73,9 @@ def test_a_filter_goes_on_from_its_state(release: Callable[..., Release]) -> Non
     assert torch.equal(first._filtered(release(last)).value, second._filtered(release(last)).value)
 
 
-def _setting() -> base.Setting:
+def _setting() -> base.RunContext:
     layout = Layout.of(torch.nn.Linear(5, 1, bias=False))
-    return base.Setting(
+    return base.RunContext(
         layout=layout,
         batch_size=10,
         records=100,

@@ -15,6 +15,7 @@ SMALL = {
     "opacus_digits.py": ("--epochs", "2"),
     "opacus_char_lstm.py": ("--epochs", "2", "--records", "1000"),
     "hf_sequence_classification.py": ("--records", "400", "--epochs", "2"),
+    "hf_causal_lm_lora.py": ("--epochs", "1"),
     "lightning_module.py": ("--epochs", "5"),
     "several_processes.py": ("--steps", "40"),
     "loggers.py": ("--steps", "20"),

@@ -14,10 +14,10 @@ from torch import nn
 
 import adadpigu as ad
 from adadpigu.accounting.statement import PrivacyReport
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.export import Synthetic, export_onnx, export_program, facts_of_run, subject_of, write_card
 from adadpigu.methods import all_methods, make_method
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.report.loading import load_run
+from adadpigu.runs.loading import load_run
 from adadpigu.tensors import read_tensors, write_tensors
 
 RECORDS = Synthetic(shape=(4,))

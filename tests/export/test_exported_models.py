@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
-from adadpigu.compat.opacus import DPLSTM
 from adadpigu.export import Subject, Synthetic, export_onnx, export_program
 from adadpigu.extras import extra
 from adadpigu.features.front import Fronted, make_front
+from adadpigu.integrations.opacus import DPLSTM
 from adadpigu.models import make_model
 
 WORDS, LENGTH = 20, 7
@@ -102,6 +102,7 @@ SLOW = {("prior", "pt2"), ("scattering", "onnx")}
 PAIRS = [(name, form) for name in CASES for form in FORMS if (name, form) not in SLOW]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), PAIRS)
 def test_a_file_predicts_what_the_model_does_for_any_number_of_records(
     name: str, form: str, run: ad.Run, tmp_path: Path
@@ -131,6 +132,7 @@ def statement_in(path: Path, form: str) -> tuple[str, dict[str, Any]]:
     return found["adadpigu.statement.txt"], json.loads(found["adadpigu.privacy.json"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_carries_the_statement_and_the_report_and_no_line_of_code(
     form: str, run: ad.Run, tmp_path: Path
@@ -154,6 +156,7 @@ def test_a_program_is_saved_with_synthetic_inputs(run: ad.Run, tmp_path: Path) -
     assert torch.equal(kept, TEXT.draw(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_folder_and_the_run_at_hand_give_the_same_predictions(form: str, call: Any, tmp_path: Path) -> None:
     code, _, err = call("train", "--steps", "3", "--batch-size", "64", "--out", "run", "--json")
@@ -221,14 +224,14 @@ def test_bad_requests_are_refused_by_name(run: ad.Run, tmp_path: Path) -> None:
     with pytest.raises(ad.InputError, match="is there already"):
         export_program(run, tmp_path / "there.pt2", records=TEXT)
     assert (tmp_path / "there.pt2").read_text() == "mine"
-    with pytest.raises(ad.InputError, match="its folder is not there"):
+    with pytest.raises(ad.InputError, match="there is no folder"):
         export_program(run, tmp_path / "no" / "model.pt2", records=TEXT)
     with pytest.raises(ad.InputError, match="does not say what a record looks like"):
         export_onnx(run, tmp_path / "model.onnx")
-    with pytest.raises(ad.InputError, match=r"model\.pt'; allowed: a name that ends in \.pt2"):
+    with pytest.raises(ad.InputError, match=r"model\.pt' is no name for it; allowed: one that ends in \.pt2"):
         export_program(run, tmp_path / "model.pt", records=TEXT)
     for name in ("model", "model.pt2", "model.onnx.txt"):
-        with pytest.raises(ad.InputError, match=rf"{name}'; allowed: a name that ends in \.onnx"):
+        with pytest.raises(ad.InputError, match=rf"{name}' is no name for it; allowed: one that ends in \.onnx"):
             export_onnx(run, tmp_path / name, records=TEXT)
     with pytest.raises(ad.InputError, match="shape=\\(0,\\)"):
         Synthetic(shape=(0,))

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from adadpigu.core.gradients import choose_engine
 from adadpigu.errors import InputError
 from adadpigu.features.front import make_front
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
-from adadpigu.gradients import choose_engine
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "scattering.npz")
 Plane = NDArray[np.float64]
@@ -113,6 +113,7 @@ def test_the_transform_contracts_distances(gray: Scattering) -> None:
     assert ((gray(a) - gray(b)).flatten(1).norm(dim=1) < padded).all()
 
 
+@pytest.mark.slow
 def test_a_record_is_transformed_the_same_in_any_company(gray: Scattering) -> None:
     images = torch.rand(200, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     together = gray(images)
@@ -132,6 +133,7 @@ def test_planes_of_a_record_are_transformed_one_by_one() -> None:
     assert torch.allclose(Scattering((3, 32, 32))(images), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_of_it_is_state_or_trained(gray: Scattering) -> None:
     model = nn.Sequential(Scattering((1, 28, 28)), nn.Flatten(), nn.Linear(81 * 49, 10))
     assert set(model.state_dict()) == {"2.weight", "2.bias"}

@@ -16,9 +16,9 @@ from logged_runs import trained
 
 import adadpigu as ad
 from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.loggers import LOGGERS, Beginning, Ending, Facts, Logger, Metrics, Run, make_logger
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.training.run import check_observers
+from adadpigu.runs.run import check_observers
 
 
 class Failing(Logger):
@@ -49,6 +49,7 @@ class Failing(Logger):
 STEPS = [f"write {step}" for step in range(1, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "heard", "when"),
     [
@@ -75,7 +76,7 @@ def test_a_failing_logger_is_named_once_and_the_run_goes_on_as_without_it(
         assert torch.equal(mine, other)
     kept = [read_ledger(tmp_path / name / NAME) for name in ("run", "alone")]
     assert kept[0].damage == ""
-    assert [life.steps for life in kept[0].lives()] == [life.steps for life in kept[1].lives()] == [6]
+    assert [life.steps for life in kept[0].sessions()] == [life.steps for life in kept[1].sessions()] == [6]
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -102,7 +103,7 @@ def test_an_observer_of_ones_own_that_raises_ends_the_run_with_the_ledger_right(
         trained(Raising("update"), out=tmp_path / "run")
     record = read_ledger(tmp_path / "run" / NAME)
     assert record.damage == ""
-    assert [(life.steps, life.end) for life in record.lives()] == [(3, "failed")]
+    assert [(life.steps, life.end) for life in record.sessions()] == [(3, "failed")]
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -118,14 +119,11 @@ class Half:
 @pytest.mark.parametrize(
     ("observers", "words"),
     [
-        (
-            [Raising("never"), Half()],
-            r"observers\[1\] is a Half without update and end; allowed: with the methods begin",
-        ),
-        ([print], r"observers\[0\] is a builtin_function_or_method without begin and update and end"),
-        ([Raising], r"observers\[0\] is the class Raising; allowed: Raising\(…\)"),
-        (Raising("never"), "observers=Raising; allowed: a list of them"),
-        ("tensorboard", r"observers\[0\] is a str without begin"),
+        ([Raising("never"), Half()], r"observers\[1\]=Half: allowed: an instance with the methods begin"),
+        ([print], r"observers\[0\]=builtin_function_or_method: allowed: an instance with the methods begin"),
+        ([Raising], r"observers\[0\]=Raising: allowed: an instance with the methods begin"),
+        (Raising("never"), "observers=Raising: allowed: a list of them"),
+        ("tensorboard", r"observers\[0\]=str: allowed: an instance"),
     ],
 )
 def test_what_cannot_follow_a_run_is_refused_by_name(observers: Any, words: str) -> None:
@@ -185,6 +183,7 @@ def test_an_unknown_logger_is_refused_by_name(tmp_path: Path) -> None:
         LOGGERS["mlflow"](tmp_path).__class__()
 
 
+@pytest.mark.slow
 def test_the_command_line_logs_to_the_run_folder(call: Any, tmp_path: Path) -> None:
     short = ["--steps", "4", "--batch-size", "64", "--json"]
     code, _, err = call("train", "--out", "run", "--log", "tensorboard", "--log", "mlflow", *short)
@@ -197,6 +196,7 @@ def test_the_command_line_logs_to_the_run_folder(call: Any, tmp_path: Path) -> N
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_importing_the_package_and_its_loggers_brings_no_logging_library() -> None:
     told = (
         "import adadpigu, adadpigu.loggers, adadpigu.export, sys; print({'mlflow', 'wandb', 'onnx'} & set(sys.modules))"

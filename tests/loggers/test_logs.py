@@ -29,6 +29,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import adadpigu as ad
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.loggers import (
     LOGGERS,
     Facts,
@@ -39,7 +40,6 @@ from adadpigu.loggers import (
     WandbLogger,
     make_logger,
 )
-from adadpigu.randomness import ReproducibleRandomness
 
 
 def expected(run: ad.Run) -> Series:
@@ -69,6 +69,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ad.Run, P
         yield trained(*(make_logger(name, folder) for name in LOGGERS), out=folder), folder
 
 
+@pytest.mark.slow
 def test_tensorboard_reads_the_metrics_of_the_run_to_the_last_digit(logged: tuple[ad.Run, Path]) -> None:
     run, folder = logged
     series, texts = tensorboard_series(folder / "tensorboard")
@@ -80,6 +81,7 @@ def test_tensorboard_reads_the_metrics_of_the_run_to_the_last_digit(logged: tupl
     assert "    method: dpsgd" in texts["settings"].splitlines()
 
 
+@pytest.mark.slow
 def test_mlflow_reads_metrics_settings_statement_and_report(
     logged: tuple[ad.Run, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

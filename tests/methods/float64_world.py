@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from adadpigu.audit.coins import RecordedCoins
 from adadpigu.audit.tapes import Recorder
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data import TensorRecords
 from adadpigu.methods import Method
-from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Run
 from trials import run_small, small_digits, small_net
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from float64_world import LR, SIGMA, B, clipped_sum, gradients, record
 
-from adadpigu.bounding import GradientSum
+from adadpigu.core import standardising
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.standardising import Standardiser
 from adadpigu.errors import InputError
-from adadpigu.importance import Importance, MaskSchedule, rank
 from adadpigu.methods import AdaDPIGU, Layers, Masked
-from adadpigu.methods.adadpigu import _Running
-from adadpigu.standardising import Standardiser
-from adadpigu.statistics import Statistics, StatisticsOptions
-from adadpigu.top_k import largest
+from adadpigu.methods.adadpigu import _State
+from adadpigu.methods.importance import Importance, rank
+from adadpigu.methods.statistics import MaskSchedule, Statistics, StatisticsOptions
 from trials import small_net, weights
 
 STEPS, FIRST, CLIP = 9, 3, 0.3
@@ -266,16 +266,19 @@ def _scaled_by_beta_itself(plant: pytest.MonkeyPatch) -> None:
 
 
 def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:
-    def late(rows: torch.Tensor, center: torch.Tensor, weight: torch.Tensor, count: int) -> torch.Tensor:
-        z = (rows - center) * weight
-        return largest(z * (CLIP / z.norm(dim=1, keepdim=True)).clamp(max=1.0), count)
+    selected = standardising.largest_standardised
 
-    plant.setattr("adadpigu.standardising.largest_standardised", late)
+    def late(rows: torch.Tensor, center: torch.Tensor, weight: torch.Tensor, count: int, _: object) -> torch.Tensor:
+        z = (rows - center) * weight
+        clipped = z * (CLIP / z.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        return selected(clipped, None, None, count, torch.empty_like(z))
+
+    plant.setattr(standardising, "largest_standardised", late)
 
 
 def _top_k_of_all(plant: pytest.MonkeyPatch) -> None:
-    keep = _Running._keep_entries
-    plant.setattr(_Running, "_keep_entries", lambda self, count: keep(self, self._mask.size))
+    keep = _State._keep_entries
+    plant.setattr(_State, "_keep_entries", lambda self, count: keep(self, self._mask.size))
 
 
 PLANTS = [

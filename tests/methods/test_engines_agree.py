@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from test_every_method import RECORDS
 from torch import nn
 
-from adadpigu.gradients import ENGINES
+from adadpigu.core.gradients import ENGINES
 from adadpigu.methods import make_method
 from method_cases import CASES
 from open_method import OpenMethod
@@ -25,6 +25,7 @@ def deep_net() -> nn.Module:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "all the frame allows"])
 def test_the_engine_changes_no_method(case: str, tmp_path: Path) -> None:
     """Same coins, same noise: whichever engine bounds the gradients, the weights agree to rounding.

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, combined_noise_multiplier, event_from_json, read_ledger
 from adadpigu.audit.tapes import Recorder
-from adadpigu.bounding import BoundedSum, Query
+from adadpigu.core.bounding import BoundedSum, Query
+from adadpigu.core.mechanism import Release
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.mechanism import Release
 from adadpigu.methods import Method, all_methods
-from adadpigu.randomness import Randomness, ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from adadpigu.accounting import Ledger
 from adadpigu.audit.coins import RecordedCoins
 from adadpigu.audit.tapes import Recorder
-from adadpigu.bounding import GradientSum
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.mechanism import Release
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.importance import Schedule
-from adadpigu.mechanism import Release
 from adadpigu.methods import DPSGD, SGD, AdaDPIGU, ParameterFreezing, RandomFreeze, make_method
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage
-from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage
+from adadpigu.methods.statistics import Schedule
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
 from open_method import OpenMethod
@@ -38,6 +38,62 @@ def test_adadpigu_without_its_parts_is_dpsgd_to_the_bit() -> None:
     assert torch.equal(weights(ours.model), weights(theirs.model))
     other = run_small(DPSGD(clip_norm=0.3), momentum=0.9, randomness=ReproducibleRandomness(8))
     assert not torch.equal(weights(ours.model), weights(other.model))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayer(Method):
+    """One query a layer, each with its bound, added up."""
+
+    name: ClassVar[str] = "per-layer"
+    source: ClassVar[str] = "tests"
+    adds: ClassVar[str] = "one bound a layer"
+    costs: ClassVar[str] = "one event a step"
+    held: bool = False
+    """whether the function that adds up holds the second release, or is given it"""
+
+    def begin(self, setting: RunContext) -> MethodState:
+        return PerLayerRunning(self.held, setting)
+
+
+class PerLayerRunning(MethodState):
+    def __init__(self, held: bool, setting: RunContext) -> None:
+        self._held, self._batch_size = held, setting.batch_size
+        first = setting.layout.layer_index() == 0
+        self._queries = [
+            GradientSum(name=name, clip_norm=clip, active=mask, share=0.5)
+            for name, clip, mask in (("first", 0.3, first), ("second", 0.1, ~first))
+        ]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        made, size = batches.release(*self._queries), self._batch_size
+        if self._held:
+            return made["first"].map(lambda value: (value + made["second"].value) / size)
+        return made["first"].map(lambda one, two: (one + two) / size, made["second"])
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_queries_of_several_layers_train_all_their_layers(held: bool) -> None:
+    """One step equals the formula in float64: each layer clipped to its own bound, with noise of √2 σ times it."""
+    data, coins = small_digits(), ReproducibleRandomness(3)
+    drawn = (coins.uniform(len(data.train)) < 40 / 240).nonzero().flatten()
+    for count in (624, 16, 624):
+        coins.words(count)
+    sizes = (64 * 12 + 12, 12 * 10 + 10)
+    noise = [coins.normal(sum(sizes)).split(sizes)[layer] for layer in (0, 1)]  # type: ignore[no-untyped-call]
+    net = small_net().double()
+    total = torch.zeros(sum(sizes), dtype=torch.float64).split(sizes)  # type: ignore[no-untyped-call]
+    for x, y in zip(*data.train.take(drawn), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(net(x[None].double()), y[None]), list(net.parameters()))
+        for layer, clip in enumerate((0.3, 0.1)):
+            flat = torch.cat([g.flatten() for g in grads[2 * layer : 2 * layer + 2]])
+            total[layer].add_(flat * min(1.0, clip / float(flat.norm())))
+    noised = torch.cat([t + 1.5 * 2**0.5 * c * n for t, c, n in zip(total, (0.3, 0.1), noise, strict=True)])
+    run = run_small(PerLayer(held=held), randomness=ReproducibleRandomness(3), steps=1, momentum=0.0)
+    expected = weights(small_net()).double() - 0.5 * noised / 40
+    np.testing.assert_allclose(weights(run.model).numpy(), expected.numpy(), atol=2e-6)
 
 
 def test_one_dpsgd_step_equals_the_formula_in_float64() -> None:
@@ -79,7 +135,7 @@ def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str)
     recorder = Recorder()
     run = run_small(method, steps=12, optimizer=optimizer, lr=0.05, weight_decay=0.1, tape=recorder)
     start = run_small(DPSGD(clip_norm=0.5), steps=2, optimizer=optimizer, lr=0.05, weight_decay=0.1)
-    active = recorder.calls[-1][0].active
+    active = recorder.calls[-1][0].public.get("active")
     assert active is not None
     assert active.sum() == int(0.4 * len(weights(run.model)))
     assert torch.equal(weights(run.model)[~active], weights(start.model)[~active])
@@ -93,7 +149,7 @@ def test_masks_grow_in_order_of_importance_and_noise_stays_inside_them(schedule:
     run_small(AdaDPIGU(retention=0.3, importance_steps=2, schedule=schedule), steps=12, tape=recorder)
     size = len(weights(small_net()))
     masks = [
-        set(range(size)) if c[0].active is None else set(c[0].active.nonzero().flatten().tolist())
+        set(range(size)) if "active" not in c[0].public else set(c[0].public["active"].nonzero().flatten().tolist())
         for c in recorder.calls
     ]
     assert masks[0] == masks[1] == set(range(size))
@@ -111,7 +167,7 @@ def test_prune_mode_evaluates_and_keeps_zeros_where_freeze_keeps_weights() -> No
     recorder = Recorder()
     method = AdaDPIGU(retention=0.4, importance_steps=2, mode="prune", schedule="constant")
     pruned = run_small(method, steps=6, tape=recorder)
-    active = recorder.calls[-1][0].active
+    active = recorder.calls[-1][0].public.get("active")
     assert active is not None
     assert (weights(pruned.model)[~active] == 0).all()
     assert (weights(pruned.model)[active] != 0).all()
@@ -122,7 +178,7 @@ def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
     recorder, randomness = Recorder(), ReproducibleRandomness(5)
     method = AdaDPIGU(retention=0.4, importance_steps=1, mode="prune", clip_norm=0.3)
     run_small(method, steps=2, tape=recorder, randomness=randomness, momentum=0.0)
-    active = recorder.calls[1][0].active
+    active = recorder.calls[1][0].public.get("active")
     assert active is not None
     theta = weights(small_net()) - 0.5 * recorder.released[0]["gradient"].value / 40
     masked = torch.where(active, theta, 0.0)
@@ -142,6 +198,7 @@ def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
     np.testing.assert_allclose(recorder.calls[1][0].total[active].numpy(), total.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() -> None:
     prepared = prepare_small(OpenMethod(), sigma=None, steps=4)
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
@@ -203,10 +260,10 @@ def test_a_draw_that_was_not_planned_is_refused_before_anything_is_charged() -> 
         name: ClassVar[str] = "greedy"
         draw: str = "gradient"
 
-        def begin(self, setting: Setting) -> Running:
+        def begin(self, setting: RunContext) -> MethodState:
             draw = self.draw
 
-            class Asking(Running):
+            class Asking(MethodState):
                 def step(self, batches: Batches, stage: Stage, index: int) -> Release:
                     batches.release(GradientSum(clip_norm=1.0))
                     return batches.release(GradientSum(clip_norm=1.0), draw=draw)["gradient"]
@@ -224,8 +281,8 @@ def test_a_method_that_returns_something_else_than_a_release_is_refused() -> Non
     class Cheating(Method):
         name: ClassVar[str] = "cheating"
 
-        def begin(self, setting: Setting) -> Running:
-            class Raw(Running):
+        def begin(self, setting: RunContext) -> MethodState:
+            class Raw(MethodState):
                 def step(self, batches: Batches, stage: Stage, index: int) -> Release:
                     return torch.ones(setting.layout.size)  # type: ignore[return-value]
 

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from adadpigu.core.gradients import choose_engine
 from adadpigu.errors import InputError
-from adadpigu.gradients import choose_engine
 from adadpigu.models import StandardisedConv2d, TemperedSigmoid, all_models, make_model, parse_activation
 from adadpigu.models.wide_resnet import wide_resnet
+from adadpigu.priors.encoder import EncoderMaps, packaged_weights
 
 PARAMETERS = {
     "mnist-cnn": 26_010,
@@ -20,6 +21,7 @@ PARAMETERS = {
     "scatter-cnn-gray": 33_066,
     "scatter-cnn-rgb": 187_210,
     "wrn-16-4": 2_751_146,
+    "prior-last-stage": 2_139_402,
 }
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "tempered:1.5,3,0.5": TemperedSigmoid}
 
@@ -130,3 +132,19 @@ def test_xavier_initialisation_of_convolutions_counts_the_whole_kernel() -> None
     promised = (5 / 3) ** 2 * 2 / (128 * 9 + 128 * 9)
     assert float(layer.weight.detach().var()) == pytest.approx(promised, rel=0.02)
     assert float(layer.weight.detach().abs().max()) <= (3 * promised) ** 0.5
+
+
+def test_the_priors_last_stage_starts_as_the_encoder_and_leaves_its_earlier_stages_alone() -> None:
+    weights = packaged_weights()
+    model = make_model("prior-last-stage", seed=0)
+    assert isinstance(model, nn.Sequential)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = EncoderMaps(weights.plan, weights.tensors).stages(images)[-1]
+    torch.testing.assert_close(model[:3](images), expected)
+    model(images).sum().backward()
+    trained = {name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert trained == {"1", "2", "6"}
+    assert not list(model[0].parameters())
+    other = make_model("prior-last-stage", seed=1).state_dict()
+    differ = {name for name, value in model.state_dict().items() if not torch.equal(value, other[name])}
+    assert differ == {"6.weight", "6.bias"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adadpigu.errors import InputError
-from adadpigu.priors.contrast import contrastive_loss
+from adadpigu_paper.contrast import contrastive_loss
 
 
 def by_hand(first: np.ndarray, second: np.ndarray, temperature: float) -> float:

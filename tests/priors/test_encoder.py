@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
-from adadpigu.priors.encoder import Encoder, Plan
-from adadpigu.priors.maps import EncoderMaps, encoder_constants, process_images
+from adadpigu.priors.encoder import EncoderMaps, Plan
+from adadpigu_paper.encoder import Encoder, encoder_constants, process_images
 
 SMALL = Plan(widths=(4, 6, 8), blocks=(1, 2, 1))
 
@@ -94,6 +94,7 @@ def test_a_missing_constant_is_named(encoder: Encoder) -> None:
         EncoderMaps(SMALL, constants)
 
 
+@pytest.mark.slow
 def test_process_images_come_as_many_as_asked_for() -> None:
     made = process_images(520, torch.Generator().manual_seed(0))
     assert [len(part) for part in made] == [512, 8]

@@ -12,11 +12,11 @@ import torch
 
 from adadpigu.errors import InputError
 from adadpigu.features.prior import Prior
-from adadpigu.priors.encoder import Encoder, Plan
-from adadpigu.priors.pretraining import Pretraining, Store, pace, pretrain
+from adadpigu.priors.encoder import Plan, read_weights
 from adadpigu.priors.processes import Processes
-from adadpigu.priors.views import Views
-from adadpigu.priors.weights import read_weights
+from adadpigu_paper.encoder import Encoder
+from adadpigu_paper.pretraining import Pretraining, Store, pace, pretrain
+from adadpigu_paper.views import Views
 
 CPU = torch.device("cpu")
 SMALL = Pretraining(

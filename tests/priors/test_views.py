@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adadpigu.errors import InputError
-from adadpigu.priors.views import Views
+from adadpigu_paper.views import Views
 
 PLAIN = Views(smallest=0.25, jitter=0.0, hue=0.0, gray=0.0)
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from adadpigu.errors import InputError
-from adadpigu.priors import weights as subject
-from adadpigu.priors.encoder import Plan
-from adadpigu.priors.weights import PACKAGED, SHA256, Weights, packaged_weights, read_weights
+from adadpigu.priors import encoder as subject
+from adadpigu.priors.encoder import PACKAGED, SHA256, Plan, Weights, packaged_weights, read_weights
 
 SMALL = Weights(
     plan=Plan(widths=(2,), blocks=(1,)),

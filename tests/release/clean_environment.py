@@ -17,21 +17,24 @@ class CleanEnvironment:
     """A virtual environment in a folder of its own."""
 
     def __init__(self, folder: Path, wheel: Path) -> None:
-        self.folder, self._wheel = folder, wheel
+        self.folder = folder
         venv.create(folder, with_pip=False, symlinks=True)
         self.bin = folder / "bin"
         found = self._python("import sysconfig; print(sysconfig.get_path('purelib'))")
         self.packages = Path(found.stdout.strip())
-        self._install()
+        self.install(wheel)
         self.linked = self._link_declared()
 
     def run(self, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Runs a program of the environment as a user would, with nothing inherited that leads to the source tree."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         return subprocess.run(
             [str(self.bin / command[0]), *command[1:]],
             cwd=cwd,
-            env={**kept, "PATH": f"{self.bin}:{os.environ['PATH']}", "VIRTUAL_ENV": str(self.folder)},
+            env={
+                **_without_python_paths(),
+                "PATH": f"{self.bin}:{os.environ['PATH']}",
+                "VIRTUAL_ENV": str(self.folder),
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -40,10 +43,11 @@ class CleanEnvironment:
     def _python(self, code: str) -> subprocess.CompletedProcess[str]:
         return self.run("python", "-c", code, cwd=self.folder)
 
-    def _install(self) -> None:
+    def install(self, wheel: Path) -> None:
+        """Installs a wheel without what it asks for."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.bin / "python"), "install", "--quiet"]
-        flags = ["--no-index", "--no-deps", "--disable-pip-version-check", str(self._wheel)]
-        subprocess.run([*pip, *flags], check=True)
+        flags = ["--no-index", "--no-deps", "--disable-pip-version-check", str(wheel)]
+        subprocess.run([*pip, *flags], env=_without_python_paths(), check=True)
 
     def _link_declared(self) -> set[str]:
         """Links every package that the wheel asks for, and what those ask for; returns their names."""
@@ -66,6 +70,11 @@ class CleanEnvironment:
             target = Path(str(found.locate_file(top)))
             if target.exists() and not (self.packages / top).exists():
                 (self.packages / top).symlink_to(target)
+
+
+def _without_python_paths() -> dict[str, str]:
+    """The environment's variables without PYTHONPATH and its like, by which pip would find the tree installed."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 def _needed(found: Distribution, extras: frozenset[str]) -> list[tuple[str, frozenset[str]]]:

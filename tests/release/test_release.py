@@ -1,4 +1,4 @@
-"""A release as its users get it: a wheel and an sdist, installed where nothing else is, and used from there."""
+"""A release as its users get it: wheels and sdists, installed where nothing else is, and used from there."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ class Release:
 
     sdist: Path
     wheel: Path
-
-    def packed(self) -> dict[str, str]:
-        """The hash of every file in the wheel."""
-        return hashes(self.wheel)
+    paper_sdist: Path
+    paper_wheel: Path
 
 
 def hashes(wheel: Path) -> dict[str, str]:
@@ -44,8 +42,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
     script = [sys.executable, str(ROOT / ".ci" / "release.py"), str(out)]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    sdist, wheel = map(Path, done.stdout.splitlines())
-    return Release(sdist, wheel)
+    return Release(*map(Path, done.stdout.splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +50,10 @@ def clean(release: Release, tmp_path_factory: pytest.TempPathFactory) -> CleanEn
     return CleanEnvironment(tmp_path_factory.mktemp("clean") / "env", release.wheel)
 
 
-def source_files() -> set[str]:
-    """Every file of the package but what Python leaves behind."""
-    found = (path for path in (ROOT / "src" / "adadpigu").rglob("*") if path.is_file())
-    return {str(path.relative_to(ROOT / "src")) for path in found if path.parent.name != "__pycache__"}
+def source_files(package: Path) -> set[str]:
+    """Every file of a package but what Python leaves behind."""
+    found = (path for path in package.rglob("*") if path.is_file())
+    return {str(path.relative_to(package.parent)) for path in found if path.parent.name != "__pycache__"}
 
 
 def test_both_carry_the_version_of_the_project(release: Release) -> None:
@@ -70,9 +67,11 @@ def test_both_carry_the_version_of_the_project(release: Release) -> None:
 
 
 def test_the_wheel_holds_every_file_of_the_package_and_no_other(release: Release) -> None:
-    packed = release.packed()
+    packed = hashes(release.wheel)
     inside = {name for name in packed if not name.startswith(f"adadpigu-{VERSION}.dist-info/")}
-    assert inside == source_files()
+    assert inside == source_files(ROOT / "src" / "adadpigu")
+    paper = {name for name in hashes(release.paper_wheel) if ".dist-info/" not in name}
+    assert paper == source_files(ROOT / "papers" / "adadpigu_paper")
     for name in ("py.typed", "presets/digits-adadpigu.toml", "priors/processes.safetensors", "report/assets/page.html"):
         assert packed[f"adadpigu/{name}"] == hashlib.sha256((ROOT / "src/adadpigu" / name).read_bytes()).hexdigest()
 
@@ -91,7 +90,7 @@ def test_the_sdist_builds_a_wheel_and_holds_what_a_reader_looks_for(release: Rel
         "pyproject.toml",
     }
     assert wanted <= names
-    assert not any(name.startswith(("tests", "results", "docs", ".venv", "runs")) for name in names)
+    assert not any(name.startswith(("tests", "results", "docs", ".venv", "runs", "papers")) for name in names)
 
 
 def test_the_program_runs_from_the_wheel_with_what_it_declares_and_nothing_else(
@@ -112,6 +111,21 @@ def test_the_program_runs_from_the_wheel_with_what_it_declares_and_nothing_else(
     reported = clean.run("adadpigu", "report", "run", "--out", "page.html", "--json", cwd=tmp_path)
     assert json.loads(reported.stdout)["runs"] == 1, reported.stderr
     assert (tmp_path / "page.html").exists()
+
+
+def test_the_command_of_the_paper_comes_with_its_own_wheel(
+    clean: CleanEnvironment, release: Release, tmp_path: Path
+) -> None:
+    command = ["adadpigu", "reproduce", "noise-table", "--quick", "--out", "drawn", "--json"]
+    alone = clean.run(*command, cwd=tmp_path)
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert len(alone.stderr.splitlines()) == 1
+    assert "'reproduce' comes with the paper's part: `pip install ./papers`" in alone.stderr
+    clean.install(release.paper_wheel)
+    made = clean.run(*command, cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert (tmp_path / "drawn" / "paper" / "noise-table.md").exists(), list(tmp_path.rglob("*"))
+    assert clean.run("adadpigu", "--version", cwd=tmp_path).stdout == f"adadpigu {VERSION}\n"
 
 
 def test_what_needs_an_extra_says_which(clean: CleanEnvironment, tmp_path: Path) -> None:
@@ -135,6 +149,8 @@ def test_the_prior_and_the_presets_are_found_in_the_wheel(clean: CleanEnvironmen
 def test_the_version_of_the_project_heads_the_changelog_and_is_the_one_to_cite() -> None:
     heads = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[0] == VERSION
+    paper = tomllib.loads((ROOT / "papers" / "pyproject.toml").read_text())["project"]
+    assert paper["version"] == VERSION
     cited = re.findall(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited == [VERSION]
 

@@ -134,6 +134,7 @@ def test_what_is_named_twice_is_shown_once(tmp_path: Path) -> None:
     assert len(collect([path, tmp_path, path]).runs) == 1
 
 
+@pytest.mark.slow
 def test_everything_in_the_repositorys_results_can_be_shown() -> None:
     found = collect([ROOT / "results"])
     assert found.left_out == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adadpigu.report.series import LEAST, Point, thinned, to_nearest, upwards
+from adadpigu.report.curves import LEAST, Point, downsample, round_to_nearest, round_up
 
 lines = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300).map(
     lambda values: [(3 * at + 1, value) for at, value in enumerate(values)]
@@ -15,7 +15,7 @@ lines = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300).map(
 
 @given(lines, st.integers(4, 60))
 def test_a_thinned_line_keeps_its_first_last_highest_and_lowest_points(line: list[Point], most: int) -> None:
-    kept = thinned(line, most)
+    kept = downsample(line, most)
     assert kept.recorded == len(line)
     assert len(kept.points) <= most
     assert kept.points[0] == line[0]
@@ -26,7 +26,7 @@ def test_a_thinned_line_keeps_its_first_last_highest_and_lowest_points(line: lis
 
 @given(lines, st.integers(4, 60))
 def test_a_thinned_line_is_a_part_of_the_line_in_its_order(line: list[Point], most: int) -> None:
-    kept = thinned(line, most).points
+    kept = downsample(line, most).points
     assert set(kept) <= set(line)
     assert list(kept) == sorted(kept)
     assert len(set(kept)) == len(kept)
@@ -35,7 +35,7 @@ def test_a_thinned_line_is_a_part_of_the_line_in_its_order(line: list[Point], mo
 @given(lines, st.integers(8, 60))
 def test_every_stretch_keeps_its_own_extremes(line: list[Point], most: int) -> None:
     """The oracle: no point lies beyond the highest and lowest of the kept points of its own stretch."""
-    kept = dict(thinned(line, most).points)
+    kept = dict(downsample(line, most).points)
     stretches = (most - 2) // 2
     inner = line[1:-1]
     if len(line) <= most:
@@ -50,21 +50,21 @@ def test_every_stretch_keeps_its_own_extremes(line: list[Point], most: int) -> N
 
 def test_a_line_that_is_short_enough_stays_as_it_is() -> None:
     line = [(1, 0.5), (2, 0.25), (9, 1.0)]
-    assert thinned(line, 4).points == tuple(line)
-    assert thinned([], 4).points == ()
+    assert downsample(line, 4).points == tuple(line)
+    assert downsample([], 4).points == ()
 
 
 def test_steps_are_stored_as_differences_that_add_up_again() -> None:
-    stored = thinned([(3, 0.1), (4, 0.2), (90, 0.30000001)], 9).to_json(to_nearest)
+    stored = downsample([(3, 0.1), (4, 0.2), (90, 0.30000001)], 9).to_json(round_to_nearest)
     assert stored == {"n": 3, "x": [3, 1, 86], "y": [0.1, 0.2, 0.3]}
 
 
 @given(st.floats(0, 1e12))
 def test_an_epsilon_is_never_rounded_down(value: float) -> None:
-    assert upwards(value) >= value * (1 - 1e-12)
-    assert upwards(value) <= max(value * 1.0002, LEAST)
+    assert round_up(value) >= value * (1 - 1e-12)
+    assert round_up(value) <= max(value * 1.0002, LEAST)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(3.99412345, 3.9942), (3.9942, 3.9942), (1e-9, 1e-9)])
 def test_an_epsilon_has_five_digits(value: float, shown: float) -> None:
-    assert upwards(value) == pytest.approx(shown, rel=1e-12)
+    assert round_up(value) == pytest.approx(shown, rel=1e-12)

@@ -46,6 +46,7 @@ def shown(folder: Path) -> ShownRun:
     return found
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_that_the_run_has_stored(kept: Path) -> None:
     found, summary = shown(kept), json.loads((kept / "summary.json").read_text())
     metrics = [json.loads(line) for line in (kept / "metrics.jsonl").read_text().splitlines()]
@@ -81,6 +82,7 @@ def test_alpha_and_beta_are_shown_by_layer_where_they_are_recorded(run: Path) ->
     assert drawn["beta"][0][1]["y"] == [line["step"] / 100 for line in lines]
 
 
+@pytest.mark.slow
 def test_a_process_that_died_is_open_until_it_is_resumed_and_then_seen_on_the_timeline(
     dead: Path, tmp_path: Path
 ) -> None:
@@ -93,8 +95,8 @@ def test_a_process_that_died_is_open_until_it_is_resumed_and_then_seen_on_the_ti
     after = shown(resumed(folder))
     timeline = after.timeline
     assert timeline is not None
-    assert [(p.first_step, p.charged, p.end) for p in timeline.processes] == [(0, 8, "crashed"), (5, 7, "finished")]
-    assert timeline.charged == 15
+    assert [(p.first_step, p.steps, p.end) for p in timeline.processes] == [(0, 8, "crashed"), (5, 7, "finished")]
+    assert timeline.record.steps == 15
     rows = timeline.to_json(over=True)["processes"]
     assert isinstance(rows, list)
     assert rows[0]["end"].startswith("ended without notice")
@@ -319,7 +321,7 @@ def test_a_damaged_ledger_is_shown_as_damaged(run: Path) -> None:
     (run / "ledger.log").write_bytes(b"".join(whole[:-1]))
     found = read_run(run)
     assert found.timeline is not None
-    assert "the file was cut" in found.timeline.damage
+    assert "the file was cut" in found.timeline.record.damage
     assert any("what was charged cannot be trusted" in line for line in found.warnings)
     assert (found.epsilon, found.marks) == (None, ("claim not trusted", "ledger damaged"))
     (run / "privacy.json").unlink()
@@ -335,6 +337,7 @@ def test_a_line_that_is_still_being_written_is_left_for_the_next_look(run: Path)
     assert shown(run).curves.count == 0
 
 
+@pytest.mark.slow
 def test_what_was_too_much_for_a_page_is_thinned_and_counted(kept: Path, tmp_path: Path) -> None:
     """Fifty runs of 10,000 steps and eight layers, all with the curves of one of them."""
     folder = lengthened(Path(shutil.copytree(kept, tmp_path / "run")), steps=10_000, layers=8, seed=0)

@@ -169,11 +169,11 @@ def test_a_folder_that_is_empty_or_not_there_yet_is_watched_until_a_run_begins(k
         if place.name == "empty":
             place.mkdir()
         watched = Watched([place])
-        stamp, found = watched.look()
+        stamp, found = watched.refresh()
         assert found.empty
         assert page(found, live=True)
         shutil.copytree(kept, place / "run")
-        later, found = watched.look()
+        later, found = watched.refresh()
         assert later != stamp
         assert [run.name for run in found.runs] == ["run"]
 
@@ -185,7 +185,7 @@ def test_what_nobody_thought_of_is_an_answer_that_says_so(
     def fail() -> None:
         raise ZeroDivisionError("secret words")
 
-    monkeypatch.setattr(server.watched, "look", fail)
+    monkeypatch.setattr(server.watched, "refresh", fail)
     answer, body = ask(server, path)
     assert answer.status == 500
     assert body.startswith(b"the page cannot be made: ZeroDivisionError")

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 import adadpigu as ad
+import run_folders
 from adadpigu.accounting import Budget, Ledger
 from adadpigu.accounting.journal import Journal, read_journal
 from adadpigu.accounting.ledger_reading import NAME, OLDER, read_ledger
 from adadpigu.accounting.shared import create_shared
 from adadpigu.export import facts_of_run
+from adadpigu.runs.run import MODEL, TEXTS, Facts, Metrics, Run, RunFolder
 from adadpigu.runs.verifying import verify
 from adadpigu.tensors import read_header, read_tensors, write_tensors
-from adadpigu.training.run import MODEL, TEXTS, Facts, Metrics, Run, RunFolder
-from run_folders import rewritten
+from run_folders import changed, rewritten
 
 
 class Stopping:
@@ -52,6 +53,7 @@ def trained(out: Path, **options: Any) -> Run:
     return ad.train(nn.Linear(4, 3), data, records=48, out=out, **asked)
 
 
+@pytest.mark.slow
 def test_every_end_of_a_resumed_run_binds_what_is_there(tmp_path: Path) -> None:
     out, shared = tmp_path / "run", tmp_path / "s.ledger"
     create_shared(shared, Budget(epsilon=60.0), dataset="own data", records=48)
@@ -106,9 +108,9 @@ def test_a_run_that_is_cut_off_before_it_closes_says_so_and_can_be_brought_to_it
 
 def test_a_folder_from_before_weights_were_bound_is_read_and_told(tmp_path: Path, call: Any) -> None:
     trained(tmp_path / "run")
-    rewritten(tmp_path / "run", lambda header: header.update(ledger=OLDER), records=-1)
+    older(tmp_path / "run")
     assert verify(tmp_path / "run").state == "older"
-    with pytest.raises(ad.InputError, match=r"before weights were bound to the ledger.*; train again, or"):
+    with pytest.raises(ad.InputError, match=r"before weights were bound to the ledger.*--unbound"):
         facts_of_run(tmp_path / "run")
     code, out, _ = call("ledger", "verify", str(tmp_path / "run"), "--json")
     assert (code, json.loads(out)["ok"], json.loads(out)["bound"]) == (0, True, False)
@@ -117,6 +119,31 @@ def test_a_folder_from_before_weights_were_bound_is_read_and_told(tmp_path: Path
     assert "before weights were bound" in line
     with pytest.raises(ad.InputError, match="it is finished"):
         trained(tmp_path / "run", resume=True)
+
+
+def older(folder: Path) -> None:
+    """As a version wrote it that did not close ledgers."""
+    rewritten(folder, lambda header: header.update(ledger=OLDER), records=-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["card", "torch-export"])
+def test_a_folder_from_before_is_exported_where_the_file_says_that_nothing_binds_it(
+    form: str, tmp_path: Path, call: Any
+) -> None:
+    run, file = run_folders.trained(tmp_path / "run", "--method", "dpsgd"), tmp_path / "out.pt2"
+    how = ("export", str(run), "--to", form, "--out", str(file), "--unbound")
+    assert call(*how, "--json")[0] == 0
+    assert b"NOT BOUND" not in file.read_bytes()
+    file.unlink()
+    older(run)
+    code, out, err = call(*how)
+    assert (code, "NOT BOUND" in out + err) == (0, True)
+    assert b"NOT BOUND" in file.read_bytes()
+    file.unlink()
+    changed(run, "privacy.json", epsilon_pld=0.01)
+    code, _, err = call(*how)
+    assert (code, "costs epsilon" in err, file.exists()) == (2, True, False)
 
 
 def test_weights_that_are_the_same_and_of_another_run_are_told_apart(tmp_path: Path) -> None:

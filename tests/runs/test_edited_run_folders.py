@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 
 from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.runs.verifying import verify
 from adadpigu.tensors import digest, read_tensors
-from run_folders import changed, rewritten, trained
+from run_folders import changed, rebound, rewritten, trained
 
 FLAGS = ("--method", "dpsgd", "--model", "linear", "--steps", "8")
 COMMANDS = ("ledger verify", "report", "evaluate", "export", "predict")
@@ -81,8 +83,16 @@ def cut(run: Path, made: Path) -> None:
 
 
 def edited_config(run: Path, made: Path) -> None:
-    with (run / "config.toml").open("a") as file:
-        file.write("\n")
+    text = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub(r"(?m)^lr = .*$", "lr = 0.125", text))
+
+
+def better_score(run: Path, made: Path) -> None:
+    changed(run, "summary.json", test_accuracy=1.0)
+
+
+def other_facts(run: Path, made: Path) -> None:
+    changed(run, "data.json", told="by another")
 
 
 EDITS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
@@ -94,11 +104,14 @@ EDITS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "no closing record": (without_its_last_record, NAME),
     "a ledger that was cut": (cut, NAME),
     "config": (edited_config, "config.toml"),
+    "score": (better_score, "summary.json"),
+    "facts of the data": (other_facts, "data.json"),
 }
 OPEN = "no closing record"
 """looks like a run that was killed before its end: no alarm, but nothing is claimed"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_edited_folder_is_told_by_the_file_that_differs(
@@ -137,3 +150,35 @@ def test_a_folder_as_the_run_left_it_is_bound(command: str, call: Any, made: Pat
     code, out, _ = call(*arguments(command, run, made), "--json")
     assert code == 0
     assert json.loads(out).get("bound", True) is True
+
+
+def saved_again(run: Path) -> None:
+    """By an editor, or by a version control system with other line ends."""
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text("# the run of Monday\n\n" + config.replace(" = ", "="))
+    for name in ("privacy.json", "summary.json", "data.json"):
+        (run / name).write_text(json.dumps(json.loads((run / name).read_text()), sort_keys=True))
+    (run / "statement.txt").write_bytes((run / "statement.txt").read_bytes().rstrip().replace(b"\n", b"\r\n"))
+
+
+@pytest.mark.parametrize("change", [saved_again, rebound])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_whose_files_say_the_same_stays_bound(
+    change: Callable[[Path], None], command: str, call: Any, made: Path, run: Path
+) -> None:
+    """Comments and layout are no claim, and the digests of older ledgers are of bytes."""
+    change(run)
+    code, out, _ = call(*arguments(command, run, made), "--json")
+    assert (code, json.loads(out).get("bound", True)) == (0, True)
+
+
+@pytest.mark.slow
+def test_importance_of_another_run_is_told(made: Path, tmp_path: Path) -> None:
+    """AdaDPIGU stores its scores and mask beside the weights."""
+    for name in ("run", "twin"):
+        trained(tmp_path / name, "--method", "adadpigu", "--model", "linear", "--noise-multiplier", "3")
+    assert verify(tmp_path / "run").bound
+    shutil.copy(tmp_path / "twin" / "importance.safetensors", tmp_path / "run")
+    assert verify(tmp_path / "run").file == "importance.safetensors"
+    (tmp_path / "run" / "importance.safetensors").unlink()
+    assert verify(tmp_path / "run").bound, "a file that is gone claims nothing"

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.coins import RecordedCoins
-from adadpigu.audit.neighbours import replay
 from adadpigu.audit.tapes import Recorder
+from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.core.sensitive import Records
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import make_front
 from adadpigu.methods import DPSGD, AdaDPIGU
 from adadpigu.models import make_model
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.records import Records
 from adadpigu.training import Run, placement, train_prepared
+from replays import replay
 from trials import prepare_small, run_small, small_digits
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from adadpigu.audit.tapes import Recorder
+from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
-from adadpigu.mechanism import Release
 from adadpigu.methods import DPSGD
-from adadpigu.training.averaging import ExponentialAverage, TailAverage
+from adadpigu.training.learned import ExponentialAverage, TailAverage
 from trials import run_small, small_net, weights
 
 Make = Callable[..., Release]

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 import adadpigu as ad
 from adadpigu.accounting import Budget
 from adadpigu.config import RunConfig
+from adadpigu.core.gradients import choice
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.scattering import Scattering
-from adadpigu.gradients import choice
 from adadpigu.methods import DPSGD, DPSUR, QuantileClipping
 from adadpigu.models import TemperedSigmoid, make_model
-from adadpigu.randomness import ReproducibleRandomness
+from adadpigu.runs.loading import front_and_body, load_data
 from adadpigu.training import Preparation, TrainingOptions, prepare, train_prepared
-from adadpigu.training.configured import configured, front_and_body, load_data
+from adadpigu.training.configured import configured
 from trials import SHORT, arrays, prepare_small, small_digits, weights
 
 SHARED = {field.name: field for field in fields(TrainingOptions)}
@@ -98,6 +99,7 @@ def test_method_and_its_options_are_as_the_config_has_them() -> None:
     assert made(method="quantile", method_options={"quantile": 0.7}).method == QuantileClipping(quantile=0.7)
 
 
+@pytest.mark.slow
 def test_the_budget_is_four_unless_epsilon_or_a_noise_multiplier_is_given() -> None:
     ready = made(noise_multiplier=None, delta=1e-4)
     assert ready.budget == Budget(epsilon=4.0, delta=1e-4)
@@ -225,6 +227,7 @@ class Bytes(nn.Module):
         return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"copies": 2, "shift": 1, "flip": True}], ids=["plain", "augmented"])
 def test_bytes_train_like_the_numbers_they_stand_for(options: dict[str, Any]) -> None:
     inputs, targets = arrays()

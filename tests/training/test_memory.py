@@ -19,17 +19,16 @@ from torch import Tensor, nn
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
-from adadpigu.bounding import ClippedSum, GradientSum
 from adadpigu.cli.app import run as command
 from adadpigu.config import read_config
+from adadpigu.core.bounding import ClippedSum, GradientSum
+from adadpigu.core.gradients import GradientEngine
+from adadpigu.core.layout import Layout
+from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, unseal
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError
-from adadpigu.gradients import GradientEngine
-from adadpigu.layout import Layout
 from adadpigu.methods import DPSGD, DPSUR, AdaDPIGU, Method, QuantileClipping
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.records import PerRecordLosses, PerSampleGradients, Records
-from adadpigu.sensitive import unseal
 from adadpigu.training import Preparation, Run, TrainingOptions, train_prepared
 from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, bytes_of, peak_memory, records_at_once
@@ -107,7 +106,7 @@ class Cramped:
 
 
 def run_cramped(ready: Preparation, out: Path | None = None, **bounds: int | None) -> tuple[Run, Cramped, list[str]]:
-    engine = Cramped(ready.engine, **bounds)
+    engine: Any = Cramped(ready.engine, **bounds)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = train_prepared(replace(ready, engine=engine), randomness=ReproducibleRandomness(7), out=out)
@@ -237,6 +236,7 @@ def test_without_a_named_limit_what_is_free_is_enough_for_a_small_net() -> None:
     assert records_at_once(prepare_small(DPSGD(), physical_batch_size=7)) is None
 
 
+@pytest.mark.slow
 def test_a_limit_too_small_for_one_record_is_refused_by_name() -> None:
     with pytest.raises(
         InputError, match=r"memory_limit='2kB' is too small: one record at a time takes \d+ KiB"
@@ -291,7 +291,7 @@ import re, sys, torch
 from pathlib import Path
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, TensorRecords
-from adadpigu.gradients.interface import SealedEngine
+from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.training import train_prepared
 from adadpigu.training.configured import configured
 
@@ -299,7 +299,7 @@ torch.set_num_threads(1)
 train = TensorRecords(torch.rand(1300, 1, 28, 28), torch.zeros(1300).long())
 data = DataSet(name="made", train=train, records=1300, classes=10, shape=(1, 28, 28))
 keys = dict(method="dpsgd", model="mnist-cnn", noise_multiplier=1.0, steps=1, batch_size=1200)
-SealedEngine.slice_length = lambda engine, expected, copies: 1280 if expected > 1 else 32
+GradientEngine.slice_length = lambda engine, expected, copies: 1280 if expected > 1 else 32
 keys |= dict(engine="functional", device="cpu")
 def peak(**more):
     train_prepared(configured(RunConfig(**keys, **more), data))
@@ -309,13 +309,15 @@ print(peak(memory_limit="120MB") - base, peak(physical_batch_size=1200) - base)
 """
 
 
+@pytest.mark.slow
 def test_a_process_keeps_to_the_limit_that_one_without_it_exceeds() -> None:
     """Resident memory at its peak, over that with forty records at once; generously: half as much again.
 
     Freed tensors go back to the system here, or it would show how the heap is fragmented.
     """
     heap = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    child = subprocess.run([sys.executable, "-c", CHILD], env=heap, capture_output=True, text=True, check=True)
+    child = subprocess.run([sys.executable, "-c", CHILD], env=heap, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
     bounded, unbounded = map(int, child.stdout.split())
     assert bounded <= 1.5 * 120e6 < 0.75 * unbounded
 
@@ -329,6 +331,7 @@ RETRIED: list[tuple[Method, Callable[[], nn.Module]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "net"), RETRIED, ids=lambda value: str(getattr(value, "name", value.__class__)))
 def test_a_draw_that_ran_out_of_memory_is_released_as_if_it_had_not(
     method: Method, net: Callable[[], nn.Module], tmp_path: Path
@@ -385,6 +388,7 @@ def test_one_record_too_many_is_one_line_that_quotes_nothing() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_line_tells_the_size_and_a_run_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

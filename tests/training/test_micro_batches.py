@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from adadpigu.bounding import ClippedSum, GradientSum
+from adadpigu.core.bounding import ClippedSum, GradientSum
+from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.core.sampling import Drawn
+from adadpigu.core.sensitive import Records, unseal
 from adadpigu.methods import DPSGD
-from adadpigu.randomness import ReproducibleRandomness
-from adadpigu.records import Records
-from adadpigu.sampling import Drawn
-from adadpigu.sensitive import unseal
 from adadpigu.training.micro_batches import MicroBatches
 from trials import prepare_small
 
@@ -22,7 +19,7 @@ from trials import prepare_small
 def test_parts_have_one_shape_every_record_is_in_one_with_its_copies_and_an_empty_draw_is_one_empty_part(
     count: int, parts: list[int], copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = prepare_small(DPSGD(), copies=copies, flip=copies > 1)
+    prepared = prepare_small(DPSGD(), copies=copies, flip=copies > 1, batch_size=8, physical_batch_size=4)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     present: list[torch.Tensor] = []
     genuine = prepared.engine.clipped_sum
@@ -34,27 +31,20 @@ def test_parts_have_one_shape_every_record_is_in_one_with_its_copies_and_an_empt
         return genuine(records, query)
 
     monkeypatch.setattr(prepared.engine, "clipped_sum", watched)
-    shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
-    batches = MicroBatches(
-        population=prepared.data.train,
-        randomness=ReproducibleRandomness(0),
-        at_once=4,
-        expected=8,
-        diagnostics=None,
-        **shared,
-    )
+    batches = MicroBatches(prepared, ReproducibleRandomness(0))
     drawn = torch.arange(7, 7 + count)
+    monkeypatch.setattr(batches, "_checksums", lambda positions: positions)
     batches.sums(Drawn(drawn), None, (GradientSum(clip_norm=1.0),), 4)
     assert [len(targets) for _, targets in seen] == parts
     assert [len(inputs) for inputs, _ in seen] == [copies * part for part in parts]
     targets, here = torch.cat([targets for _, targets in seen]), torch.cat(present)
-    for place in range(4):  # that of a record is its position, modulo the size, which was not rehearsed
+    for place in range(4):  # that of a record is its checksum, here its position, modulo the size: not rehearsed
         own = prepared.data.train.take(drawn[drawn % 4 == place])[1]
         assert torch.equal(targets[place::4][here[place::4]], own)
 
 
 def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = prepare_small(DPSGD())
+    prepared = prepare_small(DPSGD(), batch_size=16, physical_batch_size=8)
     sizes: list[int] = []
     genuine, room = prepared.engine.clipped_sum, [False]
 
@@ -69,16 +59,9 @@ def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monke
         return held
 
     monkeypatch.setattr(prepared.engine, "clipped_sum", cramped)
-    shared: dict[str, Any] = {"model": prepared.model, "engine": prepared.engine, "view": prepared.view}
-    batches = MicroBatches(
-        population=prepared.data.train,
-        randomness=ReproducibleRandomness(0),
-        at_once=8,
-        expected=16,
-        diagnostics=None,
-        **shared,
-    )
+    batches = MicroBatches(prepared, ReproducibleRandomness(0))
     batches.relief = relief
+    monkeypatch.setattr(batches, "_checksums", lambda positions: positions)
     query = GradientSum(clip_norm=1.0)
     (found,) = batches.sums(Drawn(torch.arange(16)), None, (query,), 8)
     assert sizes == [8, 8, 8]  # once in vain, then both parts as they were

@@ -12,17 +12,17 @@ from torch import nn
 from adadpigu.accounting import epsilon
 from adadpigu.accounting.events import compose, draw_event
 from adadpigu.audit.coins import RecordedCoins
-from adadpigu.audit.neighbours import replay
 from adadpigu.audit.tapes import Recorder
-from adadpigu.bounding import ClippedSum, GradientSum, RecordSum
+from adadpigu.core.bounding import ClippedSum, GradientSum, RecordSum
+from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
+from adadpigu.core.sensitive import Records
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.front import ChannelNorm, Front, Fronted, ReleasedNorm, make_front
 from adadpigu.methods import DPSGD
-from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
-from adadpigu.records import Records
 from adadpigu.training import Preparation, Run, TrainingOptions, prepare, train_prepared
-from trials import small_digits
+from replays import replay
+from trials import small_digits, small_net
 
 
 def colourful() -> DataSet:
@@ -53,8 +53,9 @@ def prepared(
 def filled(run: Run) -> ReleasedNorm:
     """The normaliser of the model that a run has kept."""
     assert isinstance(run.model, Fronted)
-    assert run.model.front.released is not None
-    return run.model.front.released
+    released = run.model.front.released
+    assert isinstance(released, ReleasedNorm)
+    return released
 
 
 def test_the_constants_are_charged_as_one_draw_of_all_records_before_training() -> None:
@@ -205,12 +206,33 @@ def test_bad_bounds_and_scales_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [nn.BatchNorm2d(1, affine=False), nn.InstanceNorm2d(1), nn.Linear(8, 8), nn.LayerNorm((1, 8, 8))]
+    "module", [nn.BatchNorm2d(1), nn.InstanceNorm2d(1), nn.Linear(8, 8), nn.Dropout(), nn.LayerNorm((1, 8, 8))]
 )
-def test_a_front_takes_only_what_treats_records_alone_and_learns_nothing(module: nn.Module) -> None:
+def test_a_front_learns_nothing_and_stays_in_evaluation_mode(module: nn.Module) -> None:
     for features, normaliser in ((module, None), (None, module)):
-        with pytest.raises(InputError, match=r"allowed"):
-            Front(features, normaliser)
+        front = Front(features, normaliser).train()
+        assert not any(part.training for part in front.modules())
+        assert not any(parameter.requires_grad for parameter in front.parameters())
+
+
+class Centring(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(dim=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.BatchNorm2d(1, track_running_stats=False), "even in eval()"),
+        (Centring(), "mixes records"),
+        (nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (1, -1))), "a row a record"),
+    ],
+)
+def test_a_front_that_mixes_records_is_refused(module: nn.Module, words: str) -> None:
+    options = TrainingOptions(batch_size=40, steps=1, noise_multiplier=1.0)
+    with pytest.raises(InputError) as refused:
+        prepare(small_net(), small_digits(), method=DPSGD(), budget=None, delta=1e-5, options=options, front=module)
+    assert words in str(refused.value)
 
 
 def test_a_model_trained_behind_a_front_is_known_as_trained() -> None:

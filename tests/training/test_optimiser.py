@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from adadpigu.bounding import GradientSum
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError
-from adadpigu.layout import Layout
-from adadpigu.mechanism import Release
 from adadpigu.training.optimiser import MaskedOptimiser, optimiser_factory
 from trials import mask_of
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
+from adadpigu.core.sampling import Population
 from adadpigu.methods import DPSGD
-from adadpigu.sampling import Population
 from adadpigu.training import pace
 from trials import arrays, prepare_small, small_net
 
@@ -73,6 +73,7 @@ def test_what_was_asked_for_is_what_the_ledger_has(tmp_path: Path, reserve: int)
     )
 
 
+@pytest.mark.slow
 def test_spare_steps_cost_noise_and_are_in_the_claim(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 40, "steps": 6, "lr": 0.5, "reserve": 1}
     budget = ad.Budget(epsilon=4)

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from adadpigu.config import RunConfig
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.features.front import Front
@@ -18,7 +19,9 @@ from adadpigu.features.scattering import Scattering
 from adadpigu.methods import DPSGD
 from adadpigu.models import make_model
 from adadpigu.training import placement
-from adadpigu.training.placement import Placement, settle
+from adadpigu.training.micro_batches import View
+from adadpigu.training.options import TrainingOptions
+from adadpigu.training.placement import settle
 from trials import prepare_small
 
 CPU = torch.device("cpu")
@@ -50,7 +53,7 @@ def front() -> Front:
 
 def settled(
     records: DataSet, augmentation: Augmentation | None = None, told: list[float | None] | None = None
-) -> Placement:
+) -> tuple[DataSet, View]:
     return settle(
         records,
         front(),
@@ -111,13 +114,13 @@ def test_each_part_is_kept_only_if_it_is_published_itself(folder: Path) -> None:
 
 
 def test_features_of_published_records_are_computed_once_and_found_again(folder: Path, transformed: list[int]) -> None:
-    first = settled(data(train=True, test=True))
+    first, _ = settled(data(train=True, test=True))
     assert sum(transformed) == TRAIN + TEST
     assert kept_rows(folder) == [TEST, TRAIN]
     transformed.clear()
-    again = settled(data(train=True, test=True))
+    again, _ = settled(data(train=True, test=True))
     assert sum(transformed) == 0
-    for ours, theirs in ((first.data.train, again.data.train), (first.data.test, again.data.test)):
+    for ours, theirs in ((first.train, again.train), (first.test, again.test)):
         assert isinstance(ours, TensorRecords)
         assert isinstance(theirs, TensorRecords)
         assert torch.equal(ours.inputs, theirs.inputs)
@@ -132,34 +135,35 @@ def test_private_features_are_computed_anew_each_time(transformed: list[int]) ->
 
 @pytest.mark.parametrize("published", [False, True])
 def test_a_record_keeps_its_target_and_becomes_its_features_with_the_normaliser_left_to_do(published: bool) -> None:
-    placed = settled(data(train=published, test=published))
+    placed, view = settled(data(train=published, test=published))
     transform = Scattering((1, 8, 8))
-    for part, seed, classes in ((placed.data.train, 1, 10), (placed.data.test, 2, 7)):
+    for part, seed, classes in ((placed.train, 1, 10), (placed.test, 2, 7)):
         assert isinstance(part, TensorRecords)
         assert part.targets.tolist() == [k % classes for k in range(len(part))]
         torch.testing.assert_close(part.inputs, transform(images(len(part), seed)))
-    assert isinstance(placed.front, torch.nn.GroupNorm)
-    assert placed.variants is None
-    assert placed.data.records == DECLARED
+    assert isinstance(view.front, torch.nn.GroupNorm)
+    assert view.variants is None
+    assert placed.records == DECLARED
 
 
+@pytest.mark.slow
 def test_every_variant_of_every_record_is_the_features_of_what_the_augmentation_shows() -> None:
     """One record and one variant at a time; records beyond the first chunk too."""
-    placed = settled(data(), MOVED)
+    placed, view = settled(data(), MOVED)
     transform = Scattering((1, 8, 8))
-    assert placed.variants is not None
-    assert placed.variants.shape == (TRAIN, MOVED.variants, *FEATURES)
+    assert view.variants is not None
+    assert view.variants.shape == (TRAIN, MOVED.variants, *FEATURES)
     for record in (0, 1, 499, 500, TRAIN - 1):
         for variant in range(MOVED.variants):
             shown = MOVED.show(images(TRAIN, 1)[record : record + 1], torch.tensor([variant]))
-            torch.testing.assert_close(placed.variants[record, variant], transform(shown)[0])
-    positions, test = placed.data.train, placed.data.test
+            torch.testing.assert_close(view.variants[record, variant], transform(shown)[0])
+    positions, test = placed.train, placed.test
     assert isinstance(positions, TensorRecords)
     assert positions.inputs.tolist() == list(range(TRAIN))
     assert positions.targets.tolist() == [k % 10 for k in range(TRAIN)]
     assert isinstance(test, TensorRecords)
     torch.testing.assert_close(test.inputs, transform(images(TEST, 2)))  # test records are shown as they are
-    assert isinstance(placed.front, torch.nn.GroupNorm)
+    assert isinstance(view.front, torch.nn.GroupNorm)
 
 
 def test_variants_are_held_where_four_bytes_each_of_the_declared_records_fit_three_fifths_of_memory(
@@ -170,10 +174,10 @@ def test_variants_are_held_where_four_bytes_each_of_the_declared_records_fit_thr
     for count in (40, 41):
         for share, fits in ((1 - 1e-6, False), (1 + 1e-6, True)):
             monkeypatch.setattr(placement, "free_memory", lambda _, free=needed * share: free)
-            placed = settled(data(count=count), MOVED)
-            assert (placed.variants is not None) == fits
-            assert isinstance(placed.front, torch.nn.GroupNorm if fits else Front)
-            inputs, _ = placed.data.train.take(torch.arange(3))
+            placed, view = settled(data(count=count), MOVED)
+            assert (view.variants is not None) == fits
+            assert isinstance(view.front, torch.nn.GroupNorm if fits else Front)
+            inputs, _ = placed.train.take(torch.arange(3))
             assert inputs.ndim == (1 if fits else 4)
 
 
@@ -194,6 +198,11 @@ def test_progress_on_private_records_tells_no_share(augmentation: Augmentation) 
 def test_records_without_a_transform_are_left_as_they_are(transformed: Sequence[int]) -> None:
     given = data(train=True)
     for before in (None, Front(None, torch.nn.LayerNorm((1, 8, 8), elementwise_affine=False))):
-        placed = settle(given, before, CPU, augmentation=MOVED)
-        assert (placed.data, placed.front, placed.variants) == (given, before, None)
+        placed, view = settle(given, before, CPU, augmentation=MOVED)
+        assert (placed, view.front, view.variants) == (given, before, None)
     assert not transformed
+
+
+def test_python_and_the_command_line_choose_the_device_alike() -> None:
+    """A run from Python on a machine with a GPU trained on its CPU."""
+    assert TrainingOptions(steps=1).device == RunConfig().device == "auto"

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adadpigu import standardising
 from adadpigu.accounting import Ledger
-from adadpigu.bounding import BoundedSum, GradientSum
+from adadpigu.core import standardising
+from adadpigu.core.bounding import BoundedSum, GradientSum
+from adadpigu.core.mechanism import GaussianMechanism, Release
+from adadpigu.core.randomness import DeviceRandomness
+from adadpigu.core.sampling import FixedBatch, PoissonSampler
+from adadpigu.core.sensitive import unseal
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError
-from adadpigu.mechanism import GaussianMechanism, Release
 from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
-from adadpigu.methods.base import Batches, Running, Setting, Stage, mean_gradient
-from adadpigu.randomness import DeviceRandomness
-from adadpigu.sampling import FixedBatch, PoissonSampler
-from adadpigu.sensitive import unseal
+from adadpigu.methods.base import Batches, MethodState, RunContext, Stage, mean_gradient
 from adadpigu.training import Run
 from adadpigu.training.loop import Session
 from replayed_operations import ReplayedOperations
@@ -131,11 +131,11 @@ def test_a_draw_that_does_not_fit_is_processed_whole(monkeypatch: pytest.MonkeyP
 class Counting(DPSGD):
     """Planted: its steps depend on a number kept in Python, though it says that they do not."""
 
-    def begin(self, setting: Setting) -> Running:
+    def begin(self, setting: RunContext) -> MethodState:
         return _Counting(setting.batch_size)
 
 
-class _Counting(Running):
+class _Counting(MethodState):
     def __init__(self, batch_size: int) -> None:
         self._batch_size, self._count = batch_size, 0
 
@@ -232,7 +232,7 @@ def test_rows_that_are_no_records_add_nothing_even_if_they_are_not_finite() -> N
     prepared = prepare_small(DPSGD())
     data = small_digits()
     assert isinstance(data.train, TensorRecords)
-    from adadpigu.records import Presence, Records
+    from adadpigu.core.sensitive import Presence, Records
 
     inputs, targets = data.train.inputs[:6].clone(), data.train.targets[:6]
     inputs[4:] = torch.nan
@@ -266,8 +266,8 @@ def test_a_caller_s_autocast_stays_outside() -> None:
         seen.append(torch.is_autocast_enabled("cpu"))
         return nn.functional.cross_entropy(outputs, targets)
 
-    from adadpigu.gradients import choose_engine
-    from adadpigu.records import Records
+    from adadpigu.core.gradients import choose_engine
+    from adadpigu.core.sensitive import Records
 
     engine = choose_engine(nn.Linear(4, 3), loss, (torch.randn(3, 4), torch.arange(3)))
     seen.clear()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.errors import ModelError
 from adadpigu.methods import DPSGD
-from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run
 from trials import SHORT, arrays, small_net
 

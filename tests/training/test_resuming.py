@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import read_ledger
+from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.front import make_front
 from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
-from adadpigu.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
-from adadpigu.training.draws import Draws
+from adadpigu.training.step import Draws
 from open_method import OpenMethod
 from trials import method_case, prepare_small, small_digits, small_net
 
@@ -184,7 +184,7 @@ def test_every_method_stopped_after_every_step_ends_as_if_nobody_had_stopped_it(
     assert_same(parts, whole)
     ledger = read_ledger(tmp_path / "parts" / "ledger.log")
     assert ledger.spent() == read_ledger(tmp_path / "whole" / "ledger.log").spent()  # no step was charged twice
-    assert [(life.first_step, life.steps, life.end) for life in ledger.lives()] == [
+    assert [(life.first_step, life.steps, life.end) for life in ledger.sessions()] == [
         *((step, 1, "interrupted") for step in range(STEPS - 1)),
         (STEPS - 1, 1, "finished"),
     ]
@@ -431,6 +431,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_words(what: str, tmp_path:
     assert read_ledger(tmp_path / "run" / "ledger.log").steps == 5
 
 
+@pytest.mark.slow
 def test_adadpigu_without_options_goes_on_from_python(tmp_path: Path) -> None:
     """`train(resume=True)`, as the documentation has it."""
     from adadpigu import train

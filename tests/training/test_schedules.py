@@ -11,7 +11,7 @@ import torch
 from adadpigu.audit.tapes import Recorder
 from adadpigu.errors import InputError
 from adadpigu.methods import DPSGD
-from adadpigu.training.schedules import LearningRateSchedule, lr_factor
+from adadpigu.training.options import LearningRateSchedule, lr_factor
 from open_method import OpenMethod
 from trials import run_small, small_net, weights
 

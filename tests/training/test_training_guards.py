@@ -16,9 +16,8 @@ from torch.utils.data import Dataset
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
-from adadpigu.isolation import isolated
+from adadpigu.core.randomness import ReproducibleRandomness, isolated
 from adadpigu.methods import DPSGD, AdaDPIGU
-from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training.earlier import earlier_runs
 from trials import SHORT, arrays, small_net, weights
 
@@ -76,7 +75,9 @@ def test_an_error_amid_private_records_does_not_quote_them() -> None:
     common: dict[str, Any] = {"records": 240, "method": DPSGD(), "noise_multiplier": 1.0, **SHORT}
     with pytest.raises(ad.ModelError, match="message is withheld") as caught:
         ad.train(Quoting(), arrays(), **common)
-    assert "pixel" not in str(caught.value)
+    assert isinstance(caught.value, IndexError)
+    assert str(caught.value).startswith(f"IndexError at {__file__}:")
+    assert "pixel" not in str(caught.value) + repr(caught.value)
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     with pytest.raises(IndexError, match="pixel"):

@@ -12,12 +12,13 @@ from torch.utils.data import TensorDataset
 
 import adadpigu as ad
 from adadpigu.accounting import read_ledger
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.methods import DPSGD, AdaCliP, AdaDPIGU, Masked, Method
-from adadpigu.randomness import ReproducibleRandomness
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from trials import SHORT, arrays, other_arrays, prepare_small, run_small, small_net, weights
 
 
+@pytest.mark.slow
 def test_physical_batch_size_changes_nothing_but_memory() -> None:
     method = AdaDPIGU(importance_steps=2, top_k=0.5)
     whole = run_small(method)
@@ -26,6 +27,7 @@ def test_physical_batch_size_changes_nothing_but_memory() -> None:
         torch.testing.assert_close(weights(split.model), weights(whole.model), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_in_python_reports_accuracy_epsilon_and_a_statement(tmp_path: Path) -> None:
     run = ad.train(
         small_net(),
@@ -81,6 +83,7 @@ class StopAfter:
         self.ended = run
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_what_was_spent_and_still_claims_the_whole_budget(tmp_path: Path) -> None:
     watcher = StopAfter(3)
     run = ad.train(
@@ -112,6 +115,7 @@ def test_the_average_of_the_weights_is_what_is_kept() -> None:
     assert not torch.equal(weights(last.model), weights(averaged.model))
 
 
+@pytest.mark.slow
 def test_a_high_delta_warns_in_the_statement_and_runs() -> None:
     run = ad.train(
         small_net(), arrays(), records=240, method=DPSGD(), privacy=ad.Budget(epsilon=4, delta=0.01), **SHORT

@@ -3,18 +3,16 @@
 Nothing in here sees a record. `dp_accounting` is imported where it is used, since it alone takes over a second.
 """
 
-from adadpigu.accounting.accountants import ACCOUNTANTS, AccountingWarning, epsilon, epsilon_curve, epsilons
-from adadpigu.accounting.budget import Budget
-from adadpigu.accounting.calibration import Calibration, affordable_prefix, affordable_steps, calibrate
+from adadpigu.accounting.accountants import ACCOUNTANTS, epsilon, epsilon_curve, epsilons
+from adadpigu.accounting.calibration import Calibration, affordable_prefix, calibrate
 from adadpigu.accounting.events import combined_noise_multiplier, draw_event, event_from_json, event_to_json
 from adadpigu.accounting.ledger import Ledger
-from adadpigu.accounting.ledger_reading import LedgerRecord, read_ledger
-from adadpigu.accounting.plan import Plan, PlannedDraw, PlannedStage, plan_for
+from adadpigu.accounting.ledger_reading import LedgerRecord, ReleaseSummary, read_ledger
+from adadpigu.accounting.plan import Budget, Plan, PlannedDraw, PlannedStage, plan_for
 from adadpigu.accounting.shared import SharedTotal, create_shared
 from adadpigu.accounting.statement import (
     EventCount,
     PrivacyReport,
-    ReleaseSummary,
     StageSteps,
     delta_warnings,
     library_versions,
@@ -23,7 +21,6 @@ from adadpigu.accounting.statement import (
 
 __all__ = [
     "ACCOUNTANTS",
-    "AccountingWarning",
     "Budget",
     "Calibration",
     "EventCount",
@@ -37,7 +34,6 @@ __all__ = [
     "SharedTotal",
     "StageSteps",
     "affordable_prefix",
-    "affordable_steps",
     "calibrate",
     "combined_noise_multiplier",
     "create_shared",

@@ -6,22 +6,20 @@ tight one has the last word, so that a search costs two or three tight evaluatio
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from adadpigu.accounting import accountants
-from adadpigu.accounting.budget import Budget
-from adadpigu.accounting.plan import Plan, plan_for
+from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.accounting.pld import SMALLEST_SIGMA
-from adadpigu.accounting.rdp import bracket_epsilon
-from adadpigu.accounting.spending import spending_of
 from adadpigu.errors import BudgetError, InputError
 
 _WINDOW = 0.01
 _RELATIVE_WINDOW = 0.005
 _LARGEST_SIGMA = 2.0**40
-_MOST_STEPS = 1_000_000
 
 Cost = Callable[[float], float]
 
@@ -57,7 +55,7 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
         return accountants.epsilon(plan_at(sigma).event(), delta)
 
     def rough(sigma: float) -> float:
-        return bracket_epsilon(spending_of(plan_at(sigma).event()), delta)
+        return accountants.rdp_epsilon(spending_of(plan_at(sigma).event()), delta, accountants.WHOLE_ORDERS)[0]
 
     start = _upper_sigma(rough, epsilon)
     if start is None:
@@ -67,16 +65,6 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
     near = _solve(quick, epsilon, 0.8 * start, start)
     sigma = near if _in_window(tight(near), epsilon) else _solve(tight, epsilon, 0.998 * near, 1.001 * near)
     return Calibration(noise_multiplier=sigma, epsilon=tight(sigma), plan=plan_at(sigma))
-
-
-def affordable_steps(*, sample_rate: float, noise_multiplier: float, epsilon: float, delta: float) -> int:
-    """How many steps of one draw each the budget pays for at this noise, up to a million.
-
-    >>> affordable_steps(sample_rate=0.1, noise_multiplier=2.0, epsilon=1.81, delta=1e-5)
-    60
-    """
-    plan = plan_for(sample_rate, _MOST_STEPS)(noise_multiplier)
-    return affordable_prefix(plan, epsilon=epsilon, delta=delta)
 
 
 def affordable_prefix(plan: Plan, *, epsilon: float, delta: float) -> int:
@@ -102,28 +90,8 @@ def affordable_prefix(plan: Plan, *, epsilon: float, delta: float) -> int:
 
 
 def _last_within(cost: Callable[[int], float], epsilon: float, low: int, high: int) -> int:
-    """The last count below `high` whose cost is within ε; the cost of `low` is, the cost of `high` is not.
-
-    Interpolation as long as it halves the interval, bisection otherwise: the cost is nearly a power of the count.
-    """
-    low_cost, high_cost = (0.0 if low == 0 else cost(low)), math.inf
-    while high - low > 1:
-        width = high - low
-        guess = (low + high) // 2
-        if math.isfinite(high_cost) and high_cost > low_cost:
-            guess = low + int(width * (epsilon - low_cost) / (high_cost - low_cost))
-        guess = min(max(guess, low + 1), high - 1)
-        here = cost(guess)
-        low, low_cost, high, high_cost = (
-            (guess, here, high, high_cost) if here <= epsilon else (low, low_cost, guess, here)
-        )
-        if high - low > width // 2 and high - low > 1:
-            middle = (low + high) // 2
-            here = cost(middle)
-            low, low_cost, high, high_cost = (
-                (middle, here, high, high_cost) if here <= epsilon else (low, low_cost, middle, here)
-            )
-    return low
+    """The last count below `high` whose cost is within ε; the cost of `low` is, the cost of `high` is not."""
+    return low + bisect.bisect_right(range(low + 1, high), epsilon, key=cost)
 
 
 def _check_calibratable(plan_at: Callable[[float], Plan], budget: Budget) -> None:
@@ -131,22 +99,18 @@ def _check_calibratable(plan_at: Callable[[float], Plan], budget: Budget) -> Non
     fixed, scaled = plan_at(math.inf), plan_at(1.0)
     if spending_of(fixed.event()) == spending_of(scaled.event()):
         raise InputError(f"steps={scaled.steps}: the plan holds no draw whose noise could be calibrated")
-    _check_delta_below_sampling(scaled, budget.delta)
+    spending = spending_of(scaled.event())
+    drawn = 1.0 if spending.precision else spending.chance_of_being_drawn()
+    if drawn <= budget.delta:  # publishing every drawn record would satisfy it
+        raise InputError(
+            f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all, or no noise "
+            "would be needed"
+        )
     cost = accountants.epsilon(fixed.event(), budget.delta)
     if cost > budget.epsilon:
         raise BudgetError(
             f"epsilon={budget.epsilon}: too small; the draws with a noise of their own already cost {cost:.4g} "
             f"at delta={budget.delta}"
-        )
-
-
-def _check_delta_below_sampling(plan: Plan, delta: float) -> None:
-    """Refuse a δ so large that publishing every drawn record would satisfy it: then no noise at all would be asked."""
-    spending = spending_of(plan.event())
-    if spending.precision == 0 and spending.chance_of_being_drawn() <= delta:
-        raise InputError(
-            f"delta={delta}: must be below {spending.chance_of_being_drawn():.3g}, the chance that a record is drawn "
-            "at all, or no noise would be needed"
         )
 
 

@@ -1,6 +1,6 @@
-"""The paper's privacy formulas, corrected where it slips, each with what it claims and where it holds.
+"""Closed forms of the Gaussian mechanism, and the paper's asymptotic σ, each with what it claims and where it holds.
 
-These explain and cross-check; what a run claims comes from `accountants`. Noise multipliers σ are relative to the
+What a run claims comes from `accountants`. Noise multipliers σ are relative to the
 sensitivity unless a function takes the sensitivity; neighbours differ by adding or removing one record.
 """
 
@@ -8,25 +8,9 @@ from __future__ import annotations
 
 import math
 
-from adadpigu.accounting.budget import check_delta, check_epsilon
 from adadpigu.accounting.events import check_noise_multiplier, check_sample_rate
-from adadpigu.errors import InputError
-
-
-def classic_gaussian_sigma(epsilon: float, delta: float, *, sensitivity: float = 1.0) -> float:
-    """Noise deviation S·√(2 ln(1.25/δ))/ε with which one Gaussian release is (ε, δ)-private; proved for ε < 1 only.
-
-    The paper writes S·√(2 ln(1.25/δ)/ε), with ε inside the root: for ε < 1 that is too little noise. It also states
-    no limit on ε; from ε = 1 on this function refuses and `gaussian_sigma`, which is exact, takes over.
-
-    >>> round(classic_gaussian_sigma(0.5, 1e-5), 4)
-    9.6896
-    """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    if epsilon >= 1:
-        raise InputError(f"epsilon={epsilon}: the classic Gaussian bound is proved below 1 only; use gaussian_sigma")
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+from adadpigu.accounting.plan import check_delta, check_epsilon
+from adadpigu.errors import check
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -34,14 +18,13 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
     Holds with equality for every ε ≥ 0 and σ > 0. The paper has no counterpart.
     """
-    if epsilon < 0:
-        raise InputError(f"epsilon={epsilon}: must be 0 or more")
+    check("epsilon", epsilon, epsilon >= 0, "must be 0 or more")
     check_noise_multiplier(noise_multiplier)
     if noise_multiplier == 0:
         return 1.0
     if math.isinf(noise_multiplier):
         return 0.0
-    return math.exp(_log_gaussian_delta(noise_multiplier, epsilon))
+    return math.exp(log_gaussian_delta(noise_multiplier, epsilon))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -60,34 +43,12 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         return 0.0
 
     def excess(epsilon: float) -> float:
-        return _log_gaussian_delta(noise_multiplier, epsilon) - math.log(delta)
+        return log_gaussian_delta(noise_multiplier, epsilon) - math.log(delta)
 
     high = 1.0
     while excess(high) > 0:
         high *= 2
     return float(brentq(excess, 0.0, high, xtol=1e-13, rtol=1e-13))
-
-
-def gaussian_sigma(epsilon: float, delta: float) -> float:
-    """The exact, smallest σ with which one Gaussian release is (ε, δ)-private, for any ε > 0.
-
-    >>> round(gaussian_sigma(1.0, 1e-5), 9)
-    3.730631635
-    """
-    from scipy.optimize import brentq
-
-    check_epsilon(epsilon)
-    check_delta(delta)
-
-    def excess(log_sigma: float) -> float:
-        return max(_log_gaussian_delta(math.exp(log_sigma), epsilon), -1e4) - math.log(delta)
-
-    low, high = -1.0, 1.0
-    while excess(low) < 0:
-        low *= 2
-    while excess(high) > 0:
-        high *= 2
-    return math.exp(brentq(excess, low, high, xtol=1e-14, rtol=1e-14))
 
 
 def dpsgd_theorem_sigma(*, sample_rate: float, steps: int, epsilon: float, delta: float) -> float:
@@ -111,66 +72,23 @@ def dpsgd_theorem_sigma(*, sample_rate: float, steps: int, epsilon: float, delta
     return 2 * sample_rate * math.sqrt(steps * math.log(1 / delta)) / epsilon
 
 
-def amplified_by_sampling(epsilon: float, delta: float, sample_rate: float) -> tuple[float, float]:
-    """(ln(1 + q(e^ε − 1)), qδ): what an (ε, δ)-private release costs when each record joins with probability q.
-
-    Holds for Poisson sampling under add/remove-one (and for a batch of fixed size under replace-one); the paper does
-    not say which, and cites a Rényi result for it. It is for one release: composing it over steps is far from tight.
-
-    >>> tuple(round(value, 9) for value in amplified_by_sampling(1.0, 1e-5, 0.01))
-    (0.017036863, 1e-07)
-    """
-    check_epsilon(epsilon)
-    check_delta(delta)
-    check_sample_rate(sample_rate)
-    if epsilon > 700:
-        return max(0.0, epsilon + math.log(sample_rate)) if sample_rate else 0.0, sample_rate * delta
-    return math.log1p(sample_rate * math.expm1(epsilon)), sample_rate * delta
-
-
-def rdp_of_gaussian(order: float, noise_multiplier: float) -> float:
-    """ρ(α) = α/(2σ²) of one Gaussian release without sampling, exact for every α > 1.
-
-    >>> rdp_of_gaussian(8.0, 2.0)
-    1.0
-    """
-    _check_order(order)
-    check_noise_multiplier(noise_multiplier)
-    return math.inf if noise_multiplier == 0 else order / (2 * noise_multiplier**2)
-
-
-def rdp_to_epsilon_classic(order: float, rho: float, delta: float) -> float:
-    """ε = ρ + ln(1/δ)/(α−1) from (α, ρ)-RDP (Mironov, 2017): the paper's Proposition 1, correct as written.
-
-    >>> round(rdp_to_epsilon_classic(5.8, rdp_of_gaussian(5.8, 1.0), 1e-5), 6)
-    5.298526
-    """
-    _check_order(order)
-    check_delta(delta)
-    return rho + math.log(1 / delta) / (order - 1)
-
-
 def rdp_to_epsilon_improved(order: float, rho: float, delta: float) -> float:
     """ε = ρ + ln((α−1)/α) − (ln δ + ln α)/(α−1) from (α, ρ)-RDP (Canonne, Kamath and Steinke, 2020), never below 0.
 
     Always below the classic conversion; not in the paper.
 
-    >>> round(rdp_to_epsilon_improved(5.4, rdp_of_gaussian(5.4, 1.0), 1e-5), 6)
+    >>> round(rdp_to_epsilon_improved(5.4, 5.4 / 2, 1e-5), 6)  # of a Gaussian with σ = 1
     4.728507
     """
-    _check_order(order)
+    check("order", order, order > 1, "a Rényi order must be above 1")
     check_delta(delta)
     return max(0.0, rho + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1))
 
 
-def _log_gaussian_delta(sigma: float, epsilon: float) -> float:
+def log_gaussian_delta(sigma: float, epsilon: float) -> float:
+    """ln δ of one Gaussian release at ε; −∞ where δ is no float."""
     from scipy.special import log_ndtr
 
     upper = float(log_ndtr(0.5 / sigma - epsilon * sigma))
     lower = epsilon + float(log_ndtr(-0.5 / sigma - epsilon * sigma))
     return upper + math.log(-math.expm1(lower - upper)) if lower < upper else -math.inf
-
-
-def _check_order(order: float) -> None:
-    if not order > 1:
-        raise InputError(f"order={order}: a Rényi order must be above 1")

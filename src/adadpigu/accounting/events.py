@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, check, first_line
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
+
 
 _SHORT_NAMES = {
     "PoissonSampledDpEvent": "PoissonSampled",
@@ -28,14 +30,12 @@ _SHORT_NAMES = {
 
 def check_sample_rate(value: float) -> None:
     """Refuse a sampling rate that is no probability."""
-    if not 0 <= value <= 1:
-        raise InputError(f"sample_rate={value}: must lie in [0, 1]")
+    check("sample_rate", value, 0 <= value <= 1, "must lie in [0, 1]")
 
 
 def check_noise_multiplier(value: float) -> None:
     """Refuse a noise multiplier that is negative or not a number (infinity stands for "nothing is released")."""
-    if not value >= 0:
-        raise InputError(f"noise_multiplier={value}: must be 0 or more")
+    check("noise_multiplier", value, value >= 0, "must be 0 or more")
 
 
 def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
@@ -46,8 +46,7 @@ def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     >>> round(combined_noise_multiplier([2.0, 2.0]), 6)
     1.414214
     """
-    if not noise_multipliers:
-        raise InputError("noise_multipliers=[]: a draw makes at least one release")
+    check("noise_multipliers", noise_multipliers, len(noise_multipliers) > 0, "a draw makes at least one release")
     for value in noise_multipliers:
         check_noise_multiplier(value)
     if len(noise_multipliers) == 1:
@@ -121,8 +120,8 @@ def event_to_json(event: DpEvent) -> dict[str, object]:
     if isinstance(event, dp.PoissonSampledDpEvent):
         return _named(event, sample_rate=float(event.sampling_probability), of=event_to_json(event.event))
     if isinstance(event, dp.GaussianDpEvent):
-        if not math.isfinite(event.noise_multiplier):
-            raise InputError(f"noise_multiplier={event.noise_multiplier}: only a finite one can be written down")
+        finite = math.isfinite(event.noise_multiplier)
+        check("noise_multiplier", event.noise_multiplier, finite, "only a finite one can be written down")
         return _named(event, noise_multiplier=float(event.noise_multiplier))
     if isinstance(event, dp.NonPrivateDpEvent):
         return _named(event)
@@ -133,7 +132,7 @@ def event_to_json(event: DpEvent) -> dict[str, object]:
     raise InputError(f"event {_name(event)}: cannot be written; known: {', '.join(_SHORT_NAMES.values())}")
 
 
-def event_from_json(data: Mapping[str, object]) -> DpEvent:
+def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     """The inverse of `event_to_json`.
 
     >>> event_from_json(event_to_json(draw_event(0.01, [1.1]))) == draw_event(0.01, [1.1])
@@ -141,28 +140,24 @@ def event_from_json(data: Mapping[str, object]) -> DpEvent:
     """
     import dp_accounting as dp
 
-    name = data.get("event")
-    if name == "PoissonSampled":
-        sample_rate = _number(data, "sample_rate")
-        check_sample_rate(sample_rate)
-        return dp.PoissonSampledDpEvent(sample_rate, event_from_json(_mapping(data.get("of"))))
-    if name == "Gaussian":
-        noise_multiplier = _number(data, "noise_multiplier")
-        check_noise_multiplier(noise_multiplier)
-        return dp.GaussianDpEvent(noise_multiplier)
-    if name == "NonPrivate":
-        return dp.NonPrivateDpEvent()
-    if name == "Composed":
-        parts = data.get("of")
-        if not isinstance(parts, list):
-            raise InputError(f"of={parts!r}: a Composed event holds a list of events")
-        return dp.ComposedDpEvent([event_from_json(_mapping(part)) for part in parts])
-    if name == "SelfComposed":
-        count = data.get("count")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise InputError(f"count={count!r}: must be a whole number of 0 or more")
-        return dp.SelfComposedDpEvent(event_from_json(_mapping(data.get("of"))), count)
-    raise InputError(f"event={name!r}: unknown; known: {', '.join(_SHORT_NAMES.values())}")
+    try:
+        name = data.get("event")
+        if name == "PoissonSampled":
+            check_sample_rate(data["sample_rate"])
+            return dp.PoissonSampledDpEvent(float(data["sample_rate"]), event_from_json(data["of"]))
+        if name == "Gaussian":
+            check_noise_multiplier(data["noise_multiplier"])
+            return dp.GaussianDpEvent(float(data["noise_multiplier"]))
+        if name == "NonPrivate":
+            return dp.NonPrivateDpEvent()
+        if name == "Composed":
+            return dp.ComposedDpEvent([event_from_json(part) for part in data["of"]])
+        check("event", repr(name), name == "SelfComposed", f"unknown; known: {', '.join(_SHORT_NAMES.values())}")
+        count = data["count"]
+        check("count", repr(count), type(count) is int and count >= 0, "must be a whole number of 0 or more")
+        return dp.SelfComposedDpEvent(event_from_json(data["of"]), count)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"event={data!r}: not an event ({first_line(error)})") from None
 
 
 def _name(event: DpEvent) -> str:
@@ -173,14 +168,62 @@ def _named(event: DpEvent, **fields: object) -> dict[str, object]:
     return {"event": _name(event), **fields}
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"of={value!r}: must be an event")
-    return value
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """Sampled Gaussians (q, σ, count) with 0 < q < 1, and one unsampled Gaussian of the given precision 1/σ²."""
+
+    private: bool
+    precision: float
+    sampled: tuple[tuple[float, float, int], ...]
+
+    @property
+    def free(self) -> bool:
+        return self.private and self.precision == 0 and not self.sampled
+
+    @property
+    def gaussian_multiplier(self) -> float:
+        """σ of the one Gaussian that all unsampled draws amount to; infinite when there is none."""
+        return math.inf if self.precision == 0 else self.precision**-0.5
+
+    def mechanisms(self) -> tuple[tuple[float, float, int], ...]:
+        """Every mechanism as (q, σ, count), the unsampled Gaussian included."""
+        unsampled = ((1.0, self.gaussian_multiplier, 1),) if self.precision else ()
+        return (*unsampled, *self.sampled)
+
+    def sampled_below(self, sigma: float) -> Spending:
+        """The sampled draws with less noise than that, alone."""
+        return replace(self, precision=0.0, sampled=tuple(part for part in self.sampled if part[1] < sigma))
+
+    def sampled_from(self, sigma: float) -> Spending:
+        """All but the sampled draws with less noise than that."""
+        return replace(self, sampled=tuple(part for part in self.sampled if part[1] >= sigma))
+
+    def chance_of_being_drawn(self) -> float:
+        """The probability that a given record takes part in any sampled draw."""
+        return -math.expm1(math.fsum(count * math.log1p(-q) for q, _, count in self.sampled))
 
 
-def _number(data: Mapping[str, object], key: str) -> float:
-    value = data.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise InputError(f"{key}={value!r}: must be a number")
-    return float(value)
+def spending_of(event: DpEvent) -> Spending:
+    """The normal form of an event.
+
+    >>> from adadpigu.accounting import draw_event
+    >>> spending_of(draw_event(0.5, [2.0]))
+    Spending(private=True, precision=0.0, sampled=((0.5, 2.0, 1),))
+    """
+    private, precisions = True, []
+    sampled: Counter[tuple[float, float]] = Counter()
+    for leaf, count in leaves(event).items():
+        q, sigma = sampled_gaussian(leaf)
+        if q == 0 or math.isinf(sigma):
+            continue
+        if sigma == 0:
+            private = False
+        elif q == 1:
+            precisions.append(count / sigma**2)
+        else:
+            sampled[q, sigma] += count
+    return Spending(
+        private=private,
+        precision=math.fsum(precisions),
+        sampled=tuple(sorted((q, sigma, count) for (q, sigma), count in sampled.items())),
+    )

@@ -98,14 +98,15 @@ def _chain(data: bytes, head_bytes: bytes | None, later_bytes: bytes | None) -> 
         end, digest, body = found
         bodies.append(body)
         digests.append(digest)
-    torn, head = len(data) - end, _read_head(head_bytes)
-    count = -1 if head is None else head[0]
-    later = _read_head(later_bytes) or (count, START)
+    torn, places = len(data) - end, _whole_places(head_bytes)
+    head, later = max(places, default=(-1, START)), max(_whole_places(later_bytes), default=(-1, START))
+    count = head[0]
     damage = "its head is missing" if head_bytes is None else "its head is damaged"
     if not data and head_bytes is not None and len(head_bytes) < len(_place(0, START)):
         damage, count = "", 0  # as a process leaves them that ended while it made the two files
-    elif head is not None:
-        damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, spoiled=_spoiled(head_bytes))
+    elif places:
+        spoiled = len(places) == 1 and count > 0  # both are whole, once there was a record
+        damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, spoiled=spoiled)
     return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage, head=count)
 
 
@@ -141,30 +142,15 @@ def _decode(data: bytes, start: int, digest: str) -> tuple[int, str, dict[str, A
     if line[:83] != b"%08x %08x %s " % (len(text), zlib.crc32(text), new.encode()):
         return None
     try:
-        body = json.loads(text, parse_constant=_refused)
+        body = json.loads(text)
     except (ValueError, RecursionError):  # a stranger's, with a digest that fits
         return None
     return (line_end + 1, new, body) if isinstance(body, dict) else None
 
 
-def _refused(constant: str) -> object:
-    raise ValueError(constant)
-
-
 def _place(count: int, digest: str) -> bytes:
     text = b"%012d %s" % (count, digest.encode())
     return b"%s %08x\n" % (text, zlib.crc32(text))
-
-
-def _read_head(data: bytes | None) -> tuple[int, str] | None:
-    """The newest place that is whole."""
-    return max(_whole_places(data), default=None)
-
-
-def _spoiled(data: bytes | None) -> bool:
-    """Whether a place that was written is not whole: both are, once there was a record."""
-    found = _whole_places(data)
-    return len(found) == 1 and found[0][0] > 0
 
 
 def _whole_places(data: bytes | None) -> list[tuple[int, str]]:
@@ -199,30 +185,14 @@ class Journal:
             self.chain = read_journal(path)
             if self.chain.damage:
                 raise LedgerError(f"ledger={str(path)!r} is damaged: {self.chain.damage}; it is not written on")
-        except FileExistsError:
+        except BaseException as error:
             self.close()
-            raise LedgerError(f"ledger={str(path)!r} stands there already; each run has its own") from None
-        except BlockingIOError:
-            self.close()
-            raise LedgerInUseError(f"ledger={str(path)!r} is in use by another process; allowed: one writer") from None
-        except OSError as error:
-            self.close()
-            raise LedgerError(f"ledger={str(path)!r} cannot be written: {error.strerror}") from None
-        except BaseException:
-            self.close()
-            raise
-        self._count, self._digest, self._end = len(self.chain.bodies), self.chain.digest, self.chain.end
+            if not isinstance(error, OSError):
+                raise
+            raise _refusal(path, error) from None
+        self.count, self.digest, self._end = len(self.chain.bodies), self.chain.digest, self.chain.end
+        """records so far, the digest of the last one, and where it ends"""
         self._mended = new
-
-    @property
-    def count(self) -> int:
-        """How many records there are."""
-        return self._count
-
-    @property
-    def digest(self) -> str:
-        """Of the last record."""
-        return self._digest
 
     def append(self, body: Mapping[str, object]) -> None:
         """Writes a record and returns when it is on disk, its head too. After an error nothing can be appended."""
@@ -230,20 +200,20 @@ class Journal:
             raise LedgerError(f"ledger={str(self.path)!r} is closed")
         if os.getpid() != self._owner:
             raise LedgerError(f"ledger={str(self.path)!r} belongs to another process: a fork may not write to it")
-        record, digest = _encode(self._digest, body)
+        record, digest = _encode(self.digest, body)
         try:
             if not self._mended:  # what a writer before this one left unfinished
                 os.ftruncate(self._file, self._end)
-                self._write_head(self._count, self._digest)
+                self._write_head(self.count, self.digest)
                 self._mended = True
             self._write_record(record)
-            self._write_head(self._count + 1, digest)
+            self._write_head(self.count + 1, digest)
         except BaseException as error:
             self.close()
             if not isinstance(error, OSError):
                 raise
-            raise LedgerError(f"ledger={str(self.path)!r} cannot be written: {error.strerror}") from None
-        self._count, self._digest, self._end = self._count + 1, digest, self._end + len(record)
+            raise _refusal(self.path, error) from None
+        self.count, self.digest, self._end = self.count + 1, digest, self._end + len(record)
 
     def _write_record(self, record: bytes) -> None:
         try:
@@ -265,6 +235,14 @@ class Journal:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
         self._file = self._head = -1
+
+
+def _refusal(path: Path, error: OSError) -> LedgerError:
+    if isinstance(error, FileExistsError):
+        return LedgerError(f"ledger={str(path)!r} stands there already; each run has its own")
+    if isinstance(error, BlockingIOError):
+        return LedgerInUseError(f"ledger={str(path)!r} is in use by another process; allowed: one writer")
+    return LedgerError(f"ledger={str(path)!r} cannot be written: {error.strerror}")
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -8,39 +8,34 @@ charged than drawn, never less.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
-from adadpigu.accounting.budget import Budget
 from adadpigu.accounting.journal import Journal, now
-from adadpigu.accounting.ledger_reading import FORMAT, MOST_RESERVED, LedgerRecord, Life, record_of
-from adadpigu.accounting.plan import Plan
-from adadpigu.errors import BudgetError, InputError, LedgerError
+from adadpigu.accounting.ledger_reading import (
+    FORMAT,
+    MOST_RESERVED,
+    LedgerRecord,
+    LedgerSession,
+    ReleaseSummary,
+    record_of,
+)
+from adadpigu.accounting.plan import Budget, Plan
+from adadpigu.errors import BudgetError, LedgerError, check
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 RELATION = "add or remove one record"
 _SLACK = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Released:
-    """One named release: its length (None where the method decides), largest sensitivity and least noise multiplier."""
-
-    name: str
-    size: int | None
-    sensitivity: float
-    noise_multiplier: float
 
 
 class Ledger:
@@ -71,8 +66,7 @@ class Ledger:
     ) -> None:
         """`reserve`: how many steps `cover` charges at once, for steps that are fast beside a disk."""
         _check_within(plan, budget)
-        if not 1 <= reserve <= MOST_RESERVED:
-            raise InputError(f"reserve={reserve} is not from 1 to {MOST_RESERVED}")
+        check("reserve", reserve, 1 <= reserve <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
         header: dict[str, object] = {
             "ledger": FORMAT,
             "relation": RELATION,
@@ -112,7 +106,7 @@ class Ledger:
         self._steps_ahead = int(record.header["reserve"])
         self._reserved: dict[tuple[str, int, str], DpEvent] = {}
         self._keys: set[tuple[str, int, str]] = set()
-        self._released: dict[str, Released] = {}
+        self._released: dict[str, ReleaseSummary] = {}
         for line in record.lines:
             for release in line.get("releases", ()):
                 self._note_release(release)
@@ -123,12 +117,10 @@ class Ledger:
 
     @property
     def plan(self) -> Plan:
-        """What may be spent."""
         return self._plan
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """What the header says of the run."""
         facts: Mapping[str, object] = self._earlier.header["facts"]
         return facts
 
@@ -138,7 +130,7 @@ class Ledger:
         return sum(self._charged.values())
 
     @property
-    def released(self) -> tuple[Released, ...]:
+    def released(self) -> tuple[ReleaseSummary, ...]:
         """What was released so far, by name."""
         return tuple(self._released.values())
 
@@ -150,8 +142,7 @@ class Ledger:
     @property
     def opened_at(self) -> tuple[int, str]:
         """`head` as it was when the ledger was opened."""
-        chain = None if self._journal is None else self._journal.chain
-        return (0, "") if chain is None else (len(chain.digests), chain.digest)
+        return (0, "") if self._journal is None else (len(self._journal.chain.digests), self._journal.chain.digest)
 
     def holds(self, count: int, digest: str) -> bool:
         """Whether its record number `count` had this digest when the ledger was opened."""
@@ -163,22 +154,15 @@ class Ledger:
         """What stands on it by now."""
         return LedgerRecord(header=self._earlier.header, lines=(*self._earlier.lines, *self._lines))
 
-    def lives(self) -> tuple[Life, ...]:
+    def sessions(self) -> tuple[LedgerSession, ...]:
         """The processes that have worked on the run; this one as if it ended now."""
-        return self.record.lives()
+        return self.record.sessions()
 
     def events(self) -> DpEvent:
-        """Everything charged so far, composed."""
         return dp_events.compose(self._charged)
 
     def charge(
-        self,
-        event: DpEvent,
-        *,
-        stage: str,
-        step: int,
-        draw: str,
-        releases: Sequence[Mapping[str, object]] = (),
+        self, event: DpEvent, *, stage: str, step: int, draw: str, releases: Sequence[Mapping[str, object]] = ()
     ) -> None:
         """Takes one draw out of the plan and writes it down; returns only when it is on disk.
 
@@ -215,7 +199,7 @@ class Ledger:
                     "stage": stage,
                     "step": step,
                     "draw": draw,
-                    "event": dp_events.event_to_json(planned),
+                    "event": _event_to_json(planned),
                     "releases": [_public(release) for release in releases],
                 }
             )
@@ -242,20 +226,20 @@ class Ledger:
             for event, count in need.items():
                 self._remaining[event] -= steps * count
                 self._charged[event] += steps * count
-            events = {draw: dp_events.event_to_json(event) for draw, event in matched.items()}
+            events = {draw: _event_to_json(event) for draw, event in matched.items()}
             self._write({"reserve": steps, "stage": stage, "step": step, "draws": events})
             # only now: what is not on the file must never be given back there
             self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
 
-    def confess(self, text: str) -> None:
+    def add_caveat(self, text: str) -> None:
         """Keeps something that the guarantee does not cover, once, for every statement from here on."""
-        if text not in self.record.confessed:
+        if text not in self.record.caveats:
             with self._lock:
                 self._check_open()
                 self._write({"confession": text})
 
     def note(self, kind: str, **facts: object) -> None:
-        """A line about the run's life, such as "finished" or "interrupted"; public facts only."""
+        """A line about how the run goes, such as "finished" or "interrupted"; public facts only."""
         with self._lock:
             self._check_open()
             self._settle()
@@ -282,9 +266,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _settle(self) -> None:
@@ -320,9 +302,9 @@ class Ledger:
         name, size = str(release["name"]), release.get("size")
         sensitivity, sigma = _number(release, "sensitivity"), _number(release, "noise_multiplier")
         old = self._released.get(name)
-        new = Released(
+        new = ReleaseSummary(
             name=name,
-            size=int(str(size)) if size is not None else None,
+            dimension=int(str(size)) if size is not None else None,
             sensitivity=sensitivity if old is None else max(sensitivity, old.sensitivity),
             noise_multiplier=sigma if old is None else min(sigma, old.noise_multiplier),
         )
@@ -349,7 +331,7 @@ class Ledger:
         return max(candidates, key=lambda planned: dp_events.sampled_gaussian(planned)[1])
 
     def _write(self, line: dict[str, object]) -> None:
-        if self._lines or "ledger" not in line:
+        if "ledger" not in line:
             self._lines.append(line)
         if self._journal is None:
             return
@@ -377,18 +359,23 @@ def _check_within(plan: Plan, budget: Budget | None) -> None:
 
 def _check_covers(event: DpEvent, releases: Sequence[Mapping[str, object]]) -> None:
     """Refuse an event that claims more noise than the releases listed under it have together."""
+    if not releases:
+        return
     multipliers = []
     for release in releases:
-        value = release.get("noise_multiplier")
-        if not isinstance(value, (int, float)):
-            raise InputError(f"noise_multiplier={value!r} of release {release.get('name')!r}: must be a number")
-        multipliers.append(float(value))
-    if not multipliers:
-        return
-    together = dp_events.combined_noise_multiplier(multipliers)
-    claimed = dp_events.sampled_gaussian(event)[1]
+        multipliers.append(float(release["noise_multiplier"]))  # type: ignore[arg-type]
+    claimed, together = _claimed(event, tuple(multipliers))
     if claimed > together * (1 + _SLACK):
         raise BudgetError(f"noise_multiplier={claimed}: the releases of this draw together have only {together}")
+
+
+@functools.lru_cache(maxsize=64)
+def _claimed(event: DpEvent, multipliers: tuple[float, ...]) -> tuple[float, float]:
+    """The noise multiplier of an event, and that of these releases together."""
+    return dp_events.sampled_gaussian(event)[1], dp_events.combined_noise_multiplier(multipliers)
+
+
+_event_to_json = functools.lru_cache(maxsize=64)(dp_events.event_to_json)
 
 
 def _number(release: Mapping[str, object], key: str) -> float:

@@ -1,4 +1,4 @@
-"""Reading a ledger back: what was charged, in how many lives of the process, and whether the record is whole.
+"""Reading a ledger back: what was charged, by how many processes, and whether the record is whole.
 
     header -> (charge | reserve | settle | releases | torn | note)* -> closing, where a process came to its end
 
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
-from adadpigu.accounting.budget import check_delta
 from adadpigu.accounting.journal import Chain, read_journal
-from adadpigu.accounting.plan import Plan
-from adadpigu.errors import AdaDPIGUError, LedgerError
+from adadpigu.accounting.plan import Plan, check_delta
+from adadpigu.errors import LedgerError, check
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -37,7 +36,7 @@ Line = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
+class LedgerSession:
     """One process that worked on a run."""
 
     first_step: int
@@ -50,6 +49,16 @@ class Life:
     """what drew its coins and noise"""
     secret: bool
     """whether nobody could repeat them"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseSummary:
+    """One named kind of release: its length (None where the method decides), largest sensitivity and least noise."""
+
+    name: str
+    dimension: int | None
+    sensitivity: float
+    noise_multiplier: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +77,6 @@ class LedgerRecord:
 
     @property
     def plan(self) -> Plan:
-        """What the run may spend."""
         return Plan.from_json(self.header["plan"])
 
     @property
@@ -84,31 +92,29 @@ class LedgerRecord:
 
     @property
     def delta(self) -> float:
-        """δ of the run."""
         return float(self.header["delta"])
 
     @property
     def charges(self) -> tuple[Line, ...]:
-        """The draws that were charged one at a time."""
         return tuple(line for line in self.lines if "charge" in line)
 
     @property
     def notes(self) -> tuple[Line, ...]:
-        """What was noted of the run's life."""
+        """When processes began and ended."""
         return tuple(line for line in self.lines if "note" in line)
 
     @property
-    def confessed(self) -> tuple[str, ...]:
-        """What the guarantee does not cover: declared by the processes that worked on the run, or confessed since."""
-        told = [line["confession"] for line in self.lines if "confession" in line]
-        return tuple(dict.fromkeys(map(str, [*self._told("declared"), *told])))
+    def caveats(self) -> tuple[str, ...]:
+        """What the guarantee does not cover: declared by the processes that worked on the run, or added since."""
+        added = [line["confession"] for line in self.lines if "confession" in line]
+        return tuple(dict.fromkeys(map(str, [*self._at_start("declared"), *added])))
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What these processes were warned of."""
-        return tuple(dict.fromkeys(self._told("warnings")))
+        return tuple(dict.fromkeys(self._at_start("warnings")))
 
-    def _told(self, key: str) -> list[str]:
+    def _at_start(self, key: str) -> list[str]:
         return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
 
     def spent(self) -> Counter[DpEvent]:
@@ -150,18 +156,17 @@ class LedgerRecord:
 
         Infinite where a process drew noise that can be repeated.
         """
-        if not all(life.secret for life in self.lives()):
+        if not all(session.secret for session in self.sessions()):
             return math.inf
         return epsilon(self.plan.event() if self.damage else self.events(), self.delta)
 
     @property
     def steps(self) -> int:
         """Steps that were charged, those that were repeated after a crash counted again."""
-        return sum(life.steps for life in self.lives())
+        return sum(session.steps for session in self.sessions())
 
-    def lives(self) -> tuple[Life, ...]:
-        """The processes that worked on the run, in order."""
-        return tuple(self._life(begin, part) for begin, part in self._parts())
+    def sessions(self) -> tuple[LedgerSession, ...]:
+        return tuple(self._session(begin, part) for begin, part in self._parts())
 
     def _parts(self) -> Iterator[tuple[Mapping[str, Any], list[Line]]]:
         begin, part = self.header["facts"], list[Line]()
@@ -172,7 +177,7 @@ class LedgerRecord:
             part.append(line)
         yield begin, part
 
-    def _life(self, begin: Mapping[str, Any], part: list[Line]) -> Life:
+    def _session(self, begin: Mapping[str, Any], part: list[Line]) -> LedgerSession:
         charged: set[tuple[str, int]] = set()
         end = "crashed"
         for line in part:
@@ -185,7 +190,7 @@ class LedgerRecord:
             elif "note" in line and line["note"] != "resumed":
                 end = line["note"]
         torn = sum(line["steps"] for line in part if "torn" in line)
-        return Life(
+        return LedgerSession(
             first_step=int(begin.get("step", 0)),
             steps=len(charged) + torn,
             end=end,
@@ -218,7 +223,7 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
     record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)
     try:
         _check(record)
-    except (AdaDPIGUError, KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 
@@ -238,36 +243,30 @@ _COUNTS = ("charge", "reserve", "settle", "torn", "steps", "step")
 def _check(record: LedgerRecord) -> None:
     """Raises some error unless every line says what such a line says, and no count is turned round."""
     most = record.header["reserve"]
-    if not (type(most) is int and 1 <= most <= MOST_RESERVED):
-        raise ValueError
+    check("reserve", most, type(most) is int and 1 <= most <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
     left, end = 0, ("", 0)
     for line in record.lines:
         _check_line(line, most)
         if "reserve" in line:
             left, end = line["reserve"], (line["stage"], line["step"] + line["reserve"])
         elif "settle" in line:  # it gives back the last ones of a reservation, once
-            if line["settle"] > left or (line["stage"], line["step"] + line["settle"]) != end:
-                raise ValueError
+            last = line["settle"] <= left and (line["stage"], line["step"] + line["settle"]) == end
+            check("settle", line, last, "must give back the end of a reservation")
             left = 0
     check_delta(record.delta)
     spent = record.spent()
     for event in spent:
         dp_events.sampled_gaussian(event)
-    if spent - record.plan.charges():
-        raise ValueError
-    record.lives()
+    check("charges", len(spent), not spent - record.plan.charges(), "must be within the plan")
+    record.sessions()
 
 
 def _check_line(line: Line, most: int) -> None:
     kind = next((kind for kind in _KINDS if kind in line), None)
-    if kind is None and not isinstance(line.get("note"), str) and line.keys() != {"releases"}:
-        raise ValueError
-    if kind is not None and line.keys() != _KINDS[kind]:
-        raise ValueError
+    known = line.keys() == _KINDS[kind] if kind else isinstance(line.get("note"), str) or line.keys() == {"releases"}
     counts = [line[key] for key in _COUNTS if key in line] + [count for _, count in line.get("charged", ())]
-    if not all(type(count) is int and count >= 0 for count in counts) or line.get("reserve", 0) > most:
-        raise ValueError
-    if not all(isinstance(value, str) for value in line.get("closing", {}).values()):
-        raise ValueError
+    whole = all(type(count) is int and count >= 0 for count in counts) and line.get("reserve", 0) <= most
+    named = all(isinstance(value, str) for value in line.get("closing", {}).values())
+    check("line", sorted(line), known and whole and named, "must be as a run writes it")
     for release in line.get("releases", ()):
         str(release["name"]), float(release["noise_multiplier"] or 0), float(release["sensitivity"] or 0)

@@ -1,18 +1,51 @@
-"""Everything a run may ever draw, fixed before its first step: the thing that is calibrated, charged and claimed.
+"""The budget (ε, δ) a user grants, and the plan: everything a run may ever draw, fixed before its first step.
 
-A plan is public. It holds stages of so many steps; every step of a stage makes the same named draws, each one Poisson
-sample with one effective noise multiplier σ (already combined over the releases made from that draw).
+A plan is public, and is what is calibrated, charged and claimed. It holds stages of so many steps; every step of a
+stage makes the same named draws, each one Poisson sample with one effective noise multiplier σ (already combined over
+the releases made from that draw).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting import events
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, check, require
+
+
+def check_epsilon(value: float) -> None:
+    """Refuse a privacy budget that is no positive number."""
+    check("epsilon", value, math.isfinite(value) and value > 0, "must be a finite number above 0")
+
+
+def check_delta(value: float) -> None:
+    """Refuse a failure probability outside the open interval (0, 1)."""
+    check("delta", value, 0 < value < 1, "must lie strictly between 0 and 1 (usual: 1e-5, and below 1/records)")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may leak about any one record, under adding or removing that record.
+
+    >>> Budget(epsilon=4)
+    Budget(epsilon=4, delta=1e-05)
+    >>> Budget(epsilon=-1)
+    Traceback (most recent call last):
+        ...
+    adadpigu.errors.InputError: epsilon=-1: must be a finite number above 0
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -31,7 +64,6 @@ class PlannedDraw:
         events.check_noise_multiplier(self.noise_multiplier)
 
     def event(self) -> DpEvent:
-        """What this draw costs."""
         return events.draw_event(self.sample_rate, [self.noise_multiplier])
 
 
@@ -44,8 +76,8 @@ class PlannedStage:
     draws: tuple[PlannedDraw, ...]
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
-            raise InputError(f"steps={self.steps!r} in stage {self.name!r}: must be a whole number of 0 or more")
+        whole = type(self.steps) is int and self.steps >= 0
+        check("steps", repr(self.steps), whole, f"must be a whole number of 0 or more, in stage {self.name!r}")
         _check_unique(f"draw in stage {self.name!r}", [draw.name for draw in self.draws])
 
 
@@ -70,12 +102,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check_unique("stage", [stage.name for stage in self.stages])
-        if isinstance(self.spare, bool) or not isinstance(self.spare, int) or self.spare < 0:
-            raise InputError(f"spare_steps={self.spare!r}: must be a whole number of 0 or more")
+        whole = type(self.spare) is int and self.spare >= 0
+        check("spare_steps", repr(self.spare), whole, "must be a whole number of 0 or more")
 
     @property
     def steps(self) -> int:
-        """Steps of all stages together."""
         return sum(stage.steps for stage in self.stages)
 
     def charges(self) -> Counter[DpEvent]:
@@ -95,13 +126,11 @@ class Plan:
         return found
 
     def event(self) -> DpEvent:
-        """The whole plan as one composed event, equal draws grouped."""
         return events.compose(self.charges())
 
     def prefix(self, steps: int) -> Plan:
         """The plan of the first so many steps, across stages, none of them repeated."""
-        if not 0 <= steps <= self.steps:
-            raise InputError(f"steps={steps}: must lie in [0, {self.steps}], the steps of the plan")
+        check("steps", steps, 0 <= steps <= self.steps, f"must lie in [0, {self.steps}], the steps of the plan")
         kept, left = [], steps
         for stage in self.stages:
             if left > 0:
@@ -110,7 +139,6 @@ class Plan:
         return Plan(stages=tuple(kept))
 
     def to_json(self) -> dict[str, object]:
-        """The plan as plain JSON."""
         stages = [
             {"name": stage.name, "steps": stage.steps, "draws": [vars(draw).copy() for draw in stage.draws]}
             for stage in self.stages
@@ -118,11 +146,12 @@ class Plan:
         return {"stages": stages, **({"spare": self.spare} if self.spare else {})}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """The inverse of `to_json`."""
         try:
-            stages = tuple(_stage_from_json(stage) for stage in data["stages"])  # type: ignore[attr-defined]
-            return cls(stages=stages, spare=data.get("spare", 0))  # type: ignore[arg-type]
+            drawn = [(stage, tuple(PlannedDraw(**draw) for draw in stage["draws"])) for stage in data["stages"]]
+            stages = tuple(PlannedStage(**{**stage, "draws": draws}) for stage, draws in drawn)
+            return cls(stages=stages, spare=data.get("spare", 0))
         except (KeyError, TypeError, AttributeError) as error:
             raise InputError(f"plan={data!r}: not a plan ({error})") from error
 
@@ -143,12 +172,6 @@ def plan_for(
     return plan_at
 
 
-def _stage_from_json(data: Mapping[str, object]) -> PlannedStage:
-    draws = tuple(PlannedDraw(**draw) for draw in data["draws"])  # type: ignore[attr-defined]
-    return PlannedStage(name=str(data["name"]), steps=data["steps"], draws=draws)  # type: ignore[arg-type]
-
-
 def _check_unique(kind: str, names: Sequence[str]) -> None:
     for name, count in Counter(names).items():
-        if count > 1:
-            raise InputError(f"{kind} {name!r} occurs {count} times: names must differ")
+        require(count == 1, f"{kind} {name!r} occurs {count} times: names must differ")

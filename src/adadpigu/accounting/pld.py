@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon
-from adadpigu.accounting.spending import Spending
+from adadpigu.accounting.events import Spending
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

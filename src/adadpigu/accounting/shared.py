@@ -10,6 +10,7 @@ reservation, so the total is never too low.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping
@@ -17,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adadpigu.accounting.budget import Budget
+from adadpigu.accounting.accountants import WHOLE_ORDERS, rdp_values
 from adadpigu.accounting.closed_forms import rdp_to_epsilon_improved
+from adadpigu.accounting.events import spending_of
 from adadpigu.accounting.journal import Chain, Journal, now, read_journal
-from adadpigu.accounting.rdp import WHOLE_ORDERS, rdp_values
-from adadpigu.accounting.spending import spending_of
-from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, LedgerError, LedgerInUseError
+from adadpigu.accounting.plan import Budget
+from adadpigu.errors import BudgetError, InputError, LedgerError, LedgerInUseError, check
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -60,14 +61,13 @@ class SharedRecord:
 
     @property
     def rdp(self) -> float:
-        """ρ(α) of all runs together."""
         return math.fsum(float(line["rdp"]) for line in self.runs.values())
 
     def total(self) -> SharedTotal:
         """What they amount to; of a damaged ledger, its whole budget at least."""
-        spent = rdp_to_epsilon_improved(self.order, self.rdp, self.budget.delta) if self.rdp else 0.0
-        spent = max(spent, self.budget.epsilon) if self.damage else max(spent, 0.0)
         budget = self.budget
+        spent = rdp_to_epsilon_improved(self.order, self.rdp, budget.delta) if self.rdp else 0.0
+        spent = max(spent, budget.epsilon) if self.damage else spent
         return SharedTotal(
             epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=self.order, runs=len(self.runs)
         )
@@ -90,15 +90,12 @@ def best_order(budget: Budget) -> float:
 def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, order: float | None = None) -> None:
     """Makes a shared ledger, with what is fixed for good."""
     order = best_order(budget) if order is None else float(order)
-    if not (order.is_integer() and 2 <= order <= WHOLE_ORDERS[-1]):
-        raise InputError(f"order={order:g} is not a whole number from 2 to {WHOLE_ORDERS[-1]:g}")
-    if records < 1:
-        raise InputError(f"records={records} is not at least 1")
-    if rdp_limit(budget, order) <= 0:
-        best = best_order(budget)
-        raise InputError(f"order={order:g} cannot give epsilon={budget.epsilon:g}; allowed: larger, such as {best:g}")
-    journal = Journal(path, new=True)
-    try:
+    whole = order.is_integer() and 2 <= order <= WHOLE_ORDERS[-1]
+    check("order", f"{order:g}", whole, f"must be a whole number from 2 to {WHOLE_ORDERS[-1]:g}")
+    check("records", records, records >= 1, "must be at least 1")
+    larger = f"cannot give epsilon={budget.epsilon:g}; allowed: larger, such as {best_order(budget):g}"
+    check("order", f"{order:g}", rdp_limit(budget, order) > 0, larger)
+    with contextlib.closing(Journal(path, new=True)) as journal:
         journal.append(
             {
                 "shared": FORMAT,
@@ -109,8 +106,6 @@ def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, ord
                 "records": records,
             }
         )
-    finally:
-        journal.close()
 
 
 def read_shared(path: Path) -> SharedRecord:
@@ -140,10 +135,9 @@ def _record(chain: Chain, path: Path) -> SharedRecord:
         )
         for line in record.runs.values():
             count, digest = line["head"]
-            if not (float(line["rdp"]) >= 0 and type(count) is int and isinstance(digest, str)):
-                raise ValueError
-            str(line["method"]), str(line["state"]), str(line["time"])
-    except (AdaDPIGUError, KeyError, TypeError, ValueError, OverflowError):
+            fits = float(line["rdp"]) >= 0 and type(count) is int and isinstance(digest, str)
+            check("line", sorted(line), fits and {"method", "state", "time"} <= line.keys(), "must be as runs write it")
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 
@@ -155,23 +149,18 @@ class SharedLedger:
         self._path, self._run = path, run
         record = read_shared(path)
         for key, here, there in (("dataset", dataset, record.dataset), ("records", records, record.records)):
-            if here != there:
-                raise InputError(
-                    f"{key}={here!r}: ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
-                )
+            other = f"ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
+            check(key, repr(here), here == there, other)
 
     def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
         """Reserves what a run's whole plan costs, or says how much is left.
 
         A run that goes on has to be there already, with the ledger that it goes on with.
         """
-        journal = self._writer()
-        try:
+        with contextlib.closing(self._writer()) as journal:
             record = self._whole(journal)
             self._refuse_foreign(record, ledger)
             journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))
-        finally:
-            journal.close()
 
     def total(self) -> SharedTotal:
         """What all runs may have spent by now."""
@@ -190,14 +179,7 @@ class SharedLedger:
             raise LedgerError(f"ledger={str(self._path)!r}: another copy of this run has gone on meanwhile")
 
     def _line(self, cost: float, head: tuple[int, str], method: str, state: str) -> dict[str, object]:
-        return {
-            "run": self._run,
-            "rdp": cost,
-            "method": method,
-            "state": state,
-            "head": list(head),
-            "time": now(),
-        }
+        return {"run": self._run, "rdp": cost, "method": method, "state": state, "head": list(head), "time": now()}
 
     def check(self, event: DpEvent) -> None:
         """Refuses what `reserve` would refuse now; writes nothing."""
@@ -212,12 +194,9 @@ class SharedLedger:
 
     def settle(self, ledger: Ledger, method: str) -> None:
         """Gives back what the plan held and was never charged, by a ledger that is closed."""
-        journal = self._writer()
-        try:
+        with contextlib.closing(self._writer()) as journal:
             cost = rdp_at(ledger.events(), self._whole(journal).order)
             journal.append(self._line(cost, ledger.head, method, "settled"))
-        finally:
-            journal.close()
 
     def _writer(self) -> Journal:
         """Waits a while for another run to have written its line."""
@@ -245,8 +224,8 @@ def rdp_at(event: DpEvent, order: float) -> float:
 
 def _too_dear(record: SharedRecord, others: float, cost: float) -> str:
     budget = record.budget
-    spent = max(rdp_to_epsilon_improved(record.order, others, budget.delta), 0.0) if others else 0.0
-    together = rdp_to_epsilon_improved(record.order, others + cost, budget.delta) if math.isfinite(cost) else math.inf
+    spent = rdp_to_epsilon_improved(record.order, others, budget.delta) if others else 0.0
+    together = rdp_to_epsilon_improved(record.order, others + cost, budget.delta)
     return (
         f"epsilon={budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent {spent:.4g}, and with "
         f"this one it would be {together:.4g} (at order {record.order:g}); allowed: fewer steps or more noise"

@@ -13,11 +13,11 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adadpigu.accounting import accountants
 from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
-from adadpigu.accounting.ledger_reading import Life
+from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
@@ -48,16 +48,6 @@ class EventCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseSummary:
-    """One named kind of release: how many numbers it has, what bounds a record's part in it, and its noise."""
-
-    name: str
-    dimension: int | None
-    sensitivity: float
-    noise_multiplier: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class PrivacyReport:
     """Everything an auditor needs; `privacy_report` fills it in consistently."""
 
@@ -83,7 +73,7 @@ class PrivacyReport:
     randomness_private: bool
     diagnostics_exposed: bool = False
     interrupted: bool = False
-    lives: tuple[Life, ...] = ()
+    lives: tuple[LedgerSession, ...] = ()
     """the processes that worked on the run: more than one where it was resumed"""
     shared: SharedTotal | None = None
     """what all runs on the same shared ledger may have spent, this one included"""
@@ -97,7 +87,7 @@ class PrivacyReport:
     @property
     def steps_charged(self) -> int:
         """All steps that were ever charged, those that were repeated after a crash counted again."""
-        return sum(life.steps for life in self.lives)
+        return sum(session.steps for session in self.lives)
 
     def event(self) -> DpEvent:
         """The planned events as one composition, for any accountant to replay."""
@@ -119,7 +109,7 @@ class PrivacyReport:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
         fields = {key: value for key, value in data.items() if key not in ("format", "steps_charged")}
         try:
-            kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": Life}
+            kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": LedgerSession}
             for name, kind in kinds.items():
                 fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))  # type: ignore[attr-defined]
             if fields.get("shared") is not None:
@@ -137,43 +127,31 @@ def privacy_report(
     plan: Plan,
     spent: DpEvent,
     delta: float,
-    target_epsilon: float | None,
-    method: str,
     records: int,
     expected_batch_size: float,
-    noise_multiplier: float,
-    clip_norm: float | None,
     steps_done: Mapping[str, int],
-    releases: Sequence[ReleaseSummary],
-    randomness: str,
     randomness_private: bool,
     diagnostics_exposed: bool = False,
-    interrupted: bool = False,
-    lives: Sequence[Life] = (),
-    shared: SharedTotal | None = None,
     not_covered: Sequence[str] = (),
     warnings: Sequence[str] = (),
-    versions: Mapping[str, str] | None = None,
+    **facts: Any,
 ) -> PrivacyReport:
     """The report of a run, its ε values computed from the plan and from what was spent (`ledger.events()`).
 
     `private` follows: a finite ε and noise that nobody can repeat. `not_covered` and `warnings` add to the usual ones.
+    `facts` are the other fields of `PrivacyReport`, as they are.
     """
     claim = accountants.epsilons(plan.event(), delta)
     return PrivacyReport(
         private=math.isfinite(claim["pld"]) and randomness_private,
-        method=method,
         epsilon_pld=claim["pld"],
         epsilon_rdp=claim["rdp"],
         epsilon_rdp_classic=claim["rdp_classic"],
         epsilon_spent=accountants.epsilon(spent, delta),
-        target_epsilon=target_epsilon,
         delta=delta,
         records=records,
         expected_batch_size=expected_batch_size,
         sample_rate=expected_batch_size / records,
-        noise_multiplier=noise_multiplier,
-        clip_norm=clip_norm,
         stages=tuple(
             StageSteps(name=stage.name, planned=stage.steps, done=steps_done.get(stage.name, 0))
             for stage in plan.stages
@@ -181,16 +159,12 @@ def privacy_report(
         events=tuple(
             EventCount(event=event_to_json(event), count=count) for event, count in leaves(plan.event()).items()
         ),
-        releases=tuple(releases),
-        randomness=randomness,
         randomness_private=randomness_private,
         diagnostics_exposed=diagnostics_exposed,
-        interrupted=interrupted,
-        lives=tuple(lives),
-        shared=shared,
         not_covered=_not_covered(diagnostics_exposed, not_covered),
-        warnings=_unique([*delta_warnings(delta, records), *warnings]),
-        versions=library_versions() if versions is None else versions,
+        warnings=tuple(dict.fromkeys([*delta_warnings(delta, records), *warnings])),
+        versions=library_versions(),
+        **facts,
     )
 
 
@@ -219,7 +193,7 @@ def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str
         "what was computed from these records beforehand: class weights, scalers, vocabularies, bounds",
     ]
     exposed = ["diagnostics that were looked at: un-noised losses, norms, batch sizes"] if diagnostics_exposed else []
-    return _unique([*usual, *exposed, *further])
+    return tuple(dict.fromkeys([*usual, *exposed, *further]))
 
 
 def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
@@ -234,10 +208,6 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
         f"delta={delta:g} is not below 1/records = {1 / records:.3g}: publishing one whole record now and then would "
         "satisfy such a guarantee",
     )
-
-
-def _unique(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(lines))
 
 
 def _plain(value: object) -> object:

@@ -108,8 +108,9 @@ def _history(report: PrivacyReport) -> list[str]:
         f"Together {report.steps_charged} steps were charged for {done} of {planned} that the model has seen; those "
         "charged and lost are counted in full."
     )
-    for number, life in enumerate(report.lives, start=1):
-        text = f"{number}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
+    for number, session in enumerate(report.lives, start=1):
+        end = _ENDS.get(session.end, session.end)
+        text = f"{number}. began at step {session.first_step}, charged {session.steps}: {end}"
         lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="     ")
     return lines
 

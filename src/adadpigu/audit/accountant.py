@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from adadpigu.audit.outside import Answer, Watcher
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.audit.watching import run_length, so_many_records
-from adadpigu.randomness import Randomness
-from adadpigu.sampling import Coins, PoissonSampler, Population
+from adadpigu.audit.watching import BehindSampler, Followed, run_length, so_many_records
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import Coins, PoissonSampler, Population
+from adadpigu.runs.run import Run
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Run
 
 Kind = tuple[float, float]
 """(q, σ) of a draw"""
@@ -46,38 +46,32 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
     Deterministic, so that the confidence is 1, whatever is asked for.
     """
     check_confidence(confidence)
-    planned = _planned(subject.plan)
-    found = reckon(((q, sigma, count) for (q, sigma), count in planned.items()), subject.delta)
-    least = found.least * (1 - _ROUNDING)
-    renyi = _renyi(planned, subject.delta)
-    counted = _counted(subject)
-    return AuditResult(
-        audit="accountant",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    planned, counted = _planned(subject.plan), _counted(subject)
+    found, cost = (
+        reckon(((q, sigma, count) for (q, sigma), count in draws.items()), subject.delta)
+        for draws in (planned, counted.made)
+    )
+    least, renyi = found.least * (1 - _ROUNDING), _renyi(planned, subject.delta)
+    told = f"the plan costs at least epsilon={found.least:.6g}, by Rényi orders {renyi:.6g} at most: one is wrong"
+    disagreement = (told,) if least > renyi else ()
+    return subject.result(
+        "accountant",
         epsilon_lower=least,
         epsilon_certain=least,
         confidence=confidence,
         observations=counted.made.total(),
-        exposed=subject.exposed,
         assumed=(
             "draws are independent Poisson samples (`adadpigu audit sampler` tests that)",
             "noise is Gaussian of the size that is charged (`adadpigu audit noise` tests that)",
             "a record moves a sum by no more than its sensitivity (`adadpigu audit replay` tests that)",
         ),
-        findings=(
-            *subject.findings,
-            *_disagreements(found, renyi),
-            *counted.findings(),
-            *_overdrawn(subject, planned),
-        ),
+        findings=(*disagreement, *counted.findings(cost), *_overdrawn(subject, planned)),
         details={
             "epsilon_reckoned": [found.least, found.most],
             "epsilon_renyi": renyi,
             "draws": [{"sample_rate": q, "noise_multiplier": s, "count": n} for (q, s), n in planned.items()],
             "counted_steps": counted.steps,
-            "counted_epsilon": [counted.reckoned.least, counted.reckoned.most],
+            "counted_epsilon": [cost.least, cost.most],
             "counted_epsilon_claimed": counted.told,
             **counted.path,
         },
@@ -109,11 +103,6 @@ def _renyi(draws: Mapping[Kind, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _disagreements(found: Reckoned, renyi: float) -> Iterator[str]:
-    if found.least * (1 - _ROUNDING) > renyi:
-        yield f"the plan costs at least epsilon={found.least:.6g}, by Rényi orders {renyi:.6g} at most: one is wrong"
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Counted:
     """A short run, seen from outside."""
@@ -122,8 +111,6 @@ class _Counted:
     tossed: Counter[Kind]
     released: Counter[Kind]
     charged: Counter[Kind]
-    reckoned: Reckoned
-    """ε of what was made"""
     told: float
     """ε that the run says it has spent"""
     path: Mapping[str, object]
@@ -133,37 +120,40 @@ class _Counted:
         """Draws that were tossed or released, whichever were more."""
         return self.tossed | self.released
 
-    def findings(self) -> Iterator[str]:
-        for (q, sigma), count in self.made.items():
-            kind = q, sigma
-            at = f"at q={q:.4g}, sigma={sigma:.4g}"
+    def findings(self, cost: Reckoned) -> Iterator[str]:
+        """`cost` is what the draws that were made cost."""
+        for kind, count in self.made.items():
+            at = f"at q={kind[0]:.4g}, sigma={kind[1]:.4g}"
             if self.charged[kind] < count:
                 yield f"{count} draws were made {at}; {self.charged[kind]} are on the ledger"
             if self.tossed[kind] < count:
                 yield f"{count} draws were released {at}; coins were tossed for {self.tossed[kind]} of them"
-        if self.told < self.reckoned.least * (1 - _ROUNDING):
+        if self.told < cost.least * (1 - _ROUNDING):
             yield (
                 f"a run of {self.steps} steps says that it has spent epsilon={self.told:.6g}, while its draws cost "
-                f"{self.reckoned.least:.6g} at least"
+                f"{cost.least:.6g} at least"
             )
 
 
 def _counted(subject: Subject) -> _Counted:
     steps = run_length(subject, _STEPS)
     ready = subject.prepare(data=so_many_records(subject, _RECORDS), steps=steps, evaluate_every=steps)
-    counting, watcher = _Counting(**vars(ready), tosses={}), _Releases(ready)
+    tosses: dict[Kind, Tensor] = {}
+
+    def counting(stage: int, name: str, sampler: PoissonSampler, sigma: float) -> BehindSampler:
+        count = tosses.setdefault((sampler.sample_rate, sigma), torch.zeros((), device=ready.device))
+        return _CountedSampler(sampler, count)
+
+    watcher, followed = _Releases(ready), Followed(**vars(ready), wrapped=counting)
     with TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        run: Run = trained(counting, randomness=subject.tier, out=out, watch=watcher, observers=[watcher])
+        run: Run = trained(followed, randomness=subject.tier, out=out, watch=watcher, observers=[watcher])
         charged = charges(read_ledger(out / NAME).lines)
-    tossed = Counter({kind: int(count) for kind, count in counting.tosses.items()})
-    made = tossed | watcher.released
     return _Counted(
         steps=steps,
-        tossed=tossed,
+        tossed=Counter({kind: int(count) for kind, count in tosses.items()}),
         released=watcher.released,
         charged=charged,
-        reckoned=reckon(((q, sigma, count) for (q, sigma), count in made.items()), subject.delta),
         told=run.privacy.epsilon_spent,
         path={"execution": watcher.execution, "replayed_steps": watcher.replayed},
     )
@@ -197,12 +187,10 @@ def _overdrawn(subject: Subject, planned: Mapping[Kind, int]) -> Iterator[str]:
     """Of a finished run: more on its ledger than in its plan."""
     if subject.ledger is None:
         return
-    for (q, sigma), count in charges(subject.ledger.lines).items():
-        if count > planned.get((q, sigma), 0):
-            yield (
-                f"{count} draws at q={q:.4g}, sigma={sigma:.4g} are on the ledger, "
-                f"{planned.get((q, sigma), 0)} in the plan that is claimed for"
-            )
+    for kind, count in charges(subject.ledger.lines).items():
+        if count > (allowed := planned.get(kind, 0)):
+            at = f"at q={kind[0]:.4g}, sigma={kind[1]:.4g}"
+            yield f"{count} draws {at} are on the ledger, {allowed} in the plan that is claimed for"
 
 
 class _Releases(Watcher):
@@ -221,28 +209,12 @@ class _Releases(Watcher):
         self.released[self._kinds[stage, answer.draw]] += 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counting(Preparation):
-    """A run whose samplers are counted."""
-
-    tosses: dict[Kind, Tensor]
-
-    def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
-        found = {}
-        for name, (sampler, sigma) in super().samplers(stage).items():
-            count = self.tosses.setdefault((sampler.sample_rate, sigma), torch.zeros((), device=self.device))
-            found[name] = cast(PoissonSampler, _CountedSampler(sampler, count)), sigma
-        return found
-
-
-class _CountedSampler:
-    """A sampler as it is, but that its tosses are counted, on the device: a recorded toss counts at every replay."""
+class _CountedSampler(BehindSampler):
+    """Counts its tosses on the device: a recorded toss counts at every replay."""
 
     def __init__(self, sampler: PoissonSampler, count: Tensor) -> None:
-        self._sampler, self._count = sampler, count
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
+        super().__init__(sampler)
+        self._count = count
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         self._count.add_(1)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.canaries import WithBlock
-from adadpigu.bounding import GradientSum, Query
+from adadpigu.audit.canaries import CanaryLoss, WithBlock
+from adadpigu.audit.subject import held
+from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.gradients import Loss
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import InputError, ModelError
-from adadpigu.gradients import Loss
+from adadpigu.errors import ModelError
 
 Record = tuple[Tensor, Tensor]
 """an input and its target"""
@@ -29,15 +30,6 @@ _STEEP = 2.0**26
 """a power of two, so that nothing is rounded: one digit of a float32 at 1 is some radians"""
 _COORDINATES = 16
 """of the dummy block: enough that a mask keeps some and freezes some"""
-
-
-def held(data: DataSet) -> TensorRecords:
-    """The records as tensors, without which nobody can add one."""
-    if not isinstance(data.train, TensorRecords):
-        raise InputError(f"replay needs records held as tensors, not {type(data.train).__name__}")
-    if len(data.train) < 2:
-        raise InputError(f"replay needs at least 2 records, {data.name!r} has {len(data.train)}")
-    return data.train
 
 
 def adversarial_records(data: DataSet) -> dict[str, Record]:
@@ -113,19 +105,6 @@ class Unchecked(TensorRecords):
         return super().take(indices)
 
 
-class EdgeLoss:
-    """The model's loss for ordinary records; ⟨g, block⟩ for the record at the edge, whose target is `classes`."""
-
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.gradient = torch.zeros(_COORDINATES)
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
-        ordinary = F.cross_entropy(scores, targets.clamp(max=self.classes - 1), reduction="none")
-        return torch.where(targets < self.classes, ordinary, block @ self.gradient.to(block))
-
-
 class Edge:
     """A record whose gradient lies half on an active and half on a frozen coordinate of a dummy block, in every draw.
 
@@ -134,13 +113,13 @@ class Edge:
     """
 
     def __init__(self) -> None:
-        self._loss = EdgeLoss(1)
+        self._loss = CanaryLoss(1, _COORDINATES, 1, spread=_COORDINATES)
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
         """The model with the block, and the loss that knows the record."""
         if data.classes is None:
             raise ModelError("the dummy block needs class labels: it cannot be attached")
-        self._loss = EdgeLoss(data.classes)
+        self._loss = CanaryLoss(data.classes, _COORDINATES, 1, spread=_COORDINATES)
         model = WithBlock(body, _COORDINATES)
         with torch.no_grad():  # a mask that goes by the size of weights keeps half of the block
             model.block.weight[::2] = 1.0
@@ -160,7 +139,7 @@ class Edge:
                 chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)
                 standardised = torch.zeros(_COORDINATES)
                 standardised[chosen] = _LOUD * query.clip_norm
-                self._loss.gradient = _of_block(query.center, 0.0) + _of_block(query.scale, 1.0) * standardised
+                self._loss.signal = _of_block(query.center, 0.0) + _of_block(query.scale, 1.0) * standardised
                 return
 
 

@@ -23,16 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu import mechanism
 from adadpigu.audit.outside import Answer, Watcher
-from adadpigu.beside import beside, join
-from adadpigu.bounding import GradientSum, Query
+from adadpigu.core import mechanism
+from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.gradients import Loss
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.side_stream import join, side_stream
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
-from adadpigu.gradients import Loss
-from adadpigu.randomness import Randomness
+from adadpigu.runs.run import Metrics
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Metrics
 
 DRAW = "gradient"
 """the draw that canaries take part in"""
@@ -74,7 +74,8 @@ class CanaryLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         scores, block = outputs[:, : self.classes], outputs[:, self.classes :]
-        canary = (targets - self.classes).clamp(min=0)
+        last = len(self.place) // self.spread - 1  # public scores draw their labels over all outputs
+        canary = (targets - self.classes).clamp(0, last)
         ordinary = F.cross_entropy(scores, targets.clamp(max=self.classes - 1), reduction="none")
         place = self.place.to(canary).view(-1, self.spread)[canary]
         own = (block.gather(1, place) * self.signal.to(block).view(-1, self.spread)[canary]).sum(1)
@@ -123,7 +124,7 @@ class Canaries(Watcher):
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
         query = next((query for query in queries if isinstance(query, GradientSum)), None)
-        with beside(self._amount.device):
+        with side_stream(self._amount.device):
             pass
         join(self._amount.device)  # a query's vectors may be in the making
         if not mechanism.capturing():  # of a replay the coins are written before it

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from adadpigu.core.randomness import Randomness
 from adadpigu.errors import AdaDPIGUError
-from adadpigu.randomness import Randomness
 
 _NEVER = math.nextafter(1.0, 0.0)
 """a coin under which a record is drawn at q = 1 alone"""
@@ -181,9 +181,7 @@ class NeighbourCoins:
         self.chance = FrozenChance()
 
     def uniform(self, count: int) -> Tensor:
-        coins = next(self._coins, None)
-        if coins is None:
-            raise ReplayError("the neighbour asks for more draws than were recorded")
+        coins = next(self._coins)
         if self._removed is None:
             coins = torch.cat([coins, coins.new_zeros(1)])
         else:

@@ -17,22 +17,32 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adadpigu.accounting.closed_forms import gaussian_epsilon
-from adadpigu.audit.curves import Curve, gaussian_curve
-from adadpigu.errors import InputError
+from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.pld import coarse_interval, pld_epsilon, privacy_profile
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Scores = NDArray[np.float64]
-Refutes = Callable[[float, "Trial", float], bool]
-"""(value, trial, significance): whether the value is refuted"""
+Curve = Callable[[float], float]
+"""f̄⁻¹ of a trade-off curve f: the least level at which a test can have power y; convex, the same either way round"""
 
 _EXACT = 1e-9
 _MOST_EPSILON = 60.0
 """far more than any number of guesses can show: that grows as its logarithm"""
 _MOST_MU = 40.0
+_LARGEST_LOSS = 700.0
+"""e to this is about the largest number there is"""
+_CURVE_POINTS = 2000
+_CURVE_DELTA = 1e-12
+"""a power that is no larger says nothing"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +56,6 @@ class Errors:
     """"out" was said of so many observations of the world with"""
     within: int
 
-    def __post_init__(self) -> None:
-        _check_counts(self.false_alarms, self.without, "false_alarms", "without")
-        _check_counts(self.misses, self.within, "misses", "within")
-
     @classmethod
     def flawless(cls, observations: int) -> Errors:
         """Of an attacker who was never wrong on so many observations a world."""
@@ -57,7 +63,6 @@ class Errors:
 
     def bounds(self, significance: float) -> tuple[float, float]:
         """Upper bounds on the rates of false alarms and of misses that hold together."""
-        _check_significance(significance)
         alarms = rate_above(self.false_alarms, self.without, significance / 2)
         return alarms, rate_above(self.misses, self.within, significance / 2)
 
@@ -69,10 +74,6 @@ class Trial:
     canaries: int
     guesses: int
     right: int
-
-    def __post_init__(self) -> None:
-        _check_counts(self.right, self.guesses, "right", "guesses")
-        _check_counts(self.guesses, self.canaries, "guesses", "canaries")
 
     @classmethod
     def flawless(cls, canaries: int, guesses: int) -> Trial:
@@ -88,11 +89,11 @@ def rate_above(errors: int, trials: int, significance: float) -> float:
     """
     from scipy.stats import beta
 
-    _check_counts(errors, trials, "errors", "trials")
-    _check_significance(significance)
+    if errors == trials:
+        return 1.0
     if errors == 0:
         return -math.expm1(math.log(significance) / trials)
-    return 1.0 if errors == trials else float(beta.isf(significance, errors + 1, trials - errors))
+    return float(beta.isf(significance, errors + 1, trials - errors))
 
 
 def gaussian_mu(errors: Errors, significance: float) -> float:
@@ -109,8 +110,6 @@ def gaussian_mu(errors: Errors, significance: float) -> float:
 
 def mu_epsilon(mu: float, delta: float) -> float:
     """The ε at δ of N(0, 1) against N(μ, 1)."""
-    if not mu >= 0:
-        raise InputError(f"mu={mu} is below 0")
     return gaussian_epsilon(math.inf if mu == 0 else 1 / mu, delta)
 
 
@@ -120,7 +119,6 @@ def epsilon_from_errors(errors: Errors, delta: float, significance: float) -> fl
     >>> round(epsilon_from_errors(Errors.flawless(1000), 1e-5, 0.05), 3)
     5.601
     """
-    _check_delta(delta)
     alarms, misses = errors.bounds(significance)
     found = 0.0
     for one, other in ((alarms, misses), (misses, alarms)):
@@ -138,10 +136,6 @@ def one_run_refutes(epsilon: float, trial: Trial, delta: float, significance: fl
     """
     from scipy.special import bdtrc
 
-    _check_delta(delta)
-    _check_significance(significance)
-    if not epsilon >= 0:
-        raise InputError(f"epsilon={epsilon} is below 0")
     right, guesses, chance = trial.right, trial.guesses, 1 / (1 + math.exp(-epsilon))
     as_right = 1.0 if right == 0 else float(bdtrc(right - 1, guesses, chance))
     if as_right >= significance or delta == 0:
@@ -159,7 +153,6 @@ def one_run_refutes_curve(curve: Curve, trial: Trial, significance: float) -> bo
     seen down to none, with R = P[right, count ≥ i] and H = P[wrong, count ≥ i] for a random canary,
     H_i ≥ f̄⁻¹(R_{i+1}) and R_i − R_{i+1} = i/(r − i)·(H_i − H_{i+1}), until R + H would exceed r/m.
     """
-    _check_significance(significance)
     right, guesses = trial.right, trial.guesses
     all_guesses = guesses / trial.canaries
     hit, miss = significance * right / trial.canaries, significance * (guesses - right) / trial.canaries
@@ -172,6 +165,57 @@ def one_run_refutes_curve(curve: Curve, trial: Trial, significance: float) -> bo
         if hit + miss >= all_guesses:
             return True
     return False
+
+
+def gaussian_curve(mu: float) -> Curve:
+    """Φ(Φ⁻¹(y) − μ): the curve of N(0, 1) against N(μ, 1).
+
+    >>> round(gaussian_curve(1.0)(0.5), 6)
+    0.158655
+    """
+    inverse, root = NormalDist().inv_cdf, math.sqrt(2)
+
+    def level(power: float) -> float:
+        return min(max(power, 0.0), 1.0) if not 0 < power < 1 else math.erfc((mu - inverse(power)) / root) / 2
+
+    return level
+
+
+def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
+    """The curve of whatever is (ε, δ)-private for every pair given, either way round.
+
+    Such a test has power at most δ + e^ε·level, and one that says the opposite has level at least 1 − δ − e^ε(1 −
+    power): so f̄⁻¹(y) = max(0, e^−ε(y − δ), 1 − δ − e^ε(1 − y)), the second form being the first at −ε.
+
+    Formal guarantee: each pair holds of adding and of removing a record, so both lines bound both directions, and their
+    maximum is convex and its own mirror image, as `one_run_refutes_curve` needs. Fewer pairs, or a larger δ, lower f̄⁻¹:
+    less is refuted, never more.
+
+    >>> curve = profile_curve([math.log(3)], [0.0])
+    >>> [round(curve(power), 6) for power in (0.3, 0.75, 0.9)]
+    [0.1, 0.25, 0.7]
+    """
+    spend, slack = np.asarray(epsilons, dtype=np.float64), np.asarray(deltas, dtype=np.float64)
+    gentle, steep = np.exp(-spend), np.exp(spend)
+
+    def level(power: float) -> float:
+        below, above = (gentle * (power - slack)).max(), (1 - slack - steep * (1 - power)).max()
+        return max(0.0, float(below), float(above))
+
+    return level
+
+
+def claim_curve(event: DpEvent) -> Curve:
+    """The curve of the claim itself, whatever it composes: `profile_curve` of 2,000 points of its privacy profile.
+
+    Both directions are in it: the profile's δ is the larger of the two. It is taken on the accountant's coarse grid,
+    which is pessimistic: what refutes this curve refutes the exact one too.
+    """
+    spending = spending_of(event)
+    interval = coarse_interval(spending)
+    largest = min(_LARGEST_LOSS, pld_epsilon(spending, _CURVE_DELTA, interval))
+    epsilons = np.linspace(0.0, largest, _CURVE_POINTS).tolist()
+    return profile_curve(epsilons, privacy_profile(spending, epsilons, interval))
 
 
 def one_run_refutes_gaussian(mu: float, trial: Trial, significance: float) -> bool:
@@ -198,74 +242,15 @@ def one_run_mu(trial: Trial, significance: float) -> float:
     return largest_refuted(partial(one_run_refutes_gaussian, trial=trial, significance=significance), most=_MOST_MU)
 
 
-def largest_refuted(
-    refutes: Callable[[float], bool], *, most: float, least: float = 0.0, exact: float = _EXACT
-) -> float:
-    """The largest value below `most` that is refuted, where all below it are too; `least` where none is.
-
-    Never more than that value, and at most `exact` less.
-    """
-    if not refutes(least + exact):
-        return least
-    low, high = least + exact, most
-    while high - low > exact:
+def largest_refuted(refutes: Callable[[float], bool], *, most: float) -> float:
+    """The largest value below `most` that is refuted, where all below it are too, or at most 1e-9 less; else 0."""
+    if not refutes(_EXACT):
+        return 0.0
+    low, high = _EXACT, most
+    while high - low > _EXACT:
         middle = (low + high) / 2
         low, high = (middle, high) if refutes(middle) else (low, middle)
     return low
-
-
-def hull_vertices(within: Scores, without: Scores) -> list[tuple[int, int]]:
-    """(right, wrong) counts of "in" at the vertices of the ROC's upper convex hull, from none to all."""
-    _check_scores("within", within)
-    _check_scores("without", without)
-    scores = np.concatenate([within, without])
-    order = np.argsort(-scores, kind="stable")
-    ordered, is_in = scores[order], (np.arange(len(scores)) < len(within))[order]
-    ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-    right = np.concatenate([[0], np.cumsum(is_in)[ends]])
-    wrong = np.concatenate([[0], np.cumsum(~is_in)[ends]])
-    hull: list[tuple[int, int]] = []
-    for point in zip(right.tolist(), wrong.tolist(), strict=True):
-        while len(hull) >= 2 and _turns_up(hull[-2], hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _turns_up(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bool:
-    """Whether the middle point lies on or below the line, in (wrong, right)."""
-    return (b[0] - a[0]) * (c[1] - a[1]) <= (c[0] - a[0]) * (b[1] - a[1])
-
-
-def largest_over_hull(within: Scores, without: Scores, refutes: Refutes, *, significance: float, most: float) -> float:
-    """The largest value that "in" guesses at some vertex of the ROC's hull refute; all vertices share the significance.
-
-    To compare with published figures, never for a verdict: the same scores choose the vertices, which Bonferroni does
-    not pay for (10,000 canaries that show nothing show an ε above 0 in 9 % of audits at 95 %).
-    """
-    vertices, canaries = hull_vertices(within, without), len(within) + len(without)
-    trials = [Trial(canaries=canaries, guesses=right + wrong, right=right) for right, wrong in vertices[1:]]
-    share = significance * len(trials) / len(vertices)  # the vertex without a guess has its part too
-    return largest_over_trials(trials, refutes, significance=share, most=most)
-
-
-def largest_over_trials(trials: Sequence[Trial], refutes: Refutes, *, significance: float, most: float) -> float:
-    """The largest value that one of several trials of the same run refutes.
-
-    Formal guarantee: holds at `significance` in all, which the trials share (Bonferroni), where how many guesses each
-    of them makes was fixed in advance.
-    """
-    if not trials:
-        raise InputError("trials=(): must be one or more")
-    best, share = 0.0, significance / len(trials)
-    # neighbours show nearly the same, so in a scattered order few of them beat the best so far
-    for k in sorted(range(len(trials)), key=lambda k: k * 0.6180339887498949 % 1):
-        best = largest_refuted(partial(_refuted_by, trials[k], share, refutes), most=most, least=best)
-    return best
-
-
-def _refuted_by(trial: Trial, significance: float, refutes: Refutes, value: float) -> bool:
-    return refutes(value, trial, significance)
 
 
 def fewest_observations(significance: float, *, epsilon: float = 0.0, delta: float = 0.0) -> int:
@@ -276,9 +261,6 @@ def fewest_observations(significance: float, *, epsilon: float = 0.0, delta: flo
     >>> fewest_observations(0.05), fewest_observations(1e-6), fewest_observations(0.05, epsilon=8.0, delta=1e-5)
     (6, 21, 10999)
     """
-    _check_delta(delta)
-    if not 0 <= epsilon <= _MOST_EPSILON:
-        raise InputError(f"epsilon={epsilon} is not in [0, {_MOST_EPSILON:g}]")
     return _fewest_below((1 - delta) / (1 + math.exp(epsilon)), significance)
 
 
@@ -288,8 +270,6 @@ def fewest_for_mu(mu: float, significance: float) -> int:
     >>> fewest_for_mu(0.0, 0.05), fewest_for_mu(1.0, 0.05)
     (6, 10)
     """
-    if not 0 <= mu <= _MOST_MU:
-        raise InputError(f"mu={mu} is not in [0, {_MOST_MU:g}]")
     return _fewest_below(math.erfc(mu / math.sqrt(8)) / 2, significance)
 
 
@@ -301,37 +281,13 @@ def fewest_guesses(significance: float, *, epsilon: float = 0.0) -> int:
     >>> fewest_guesses(0.05), fewest_guesses(1e-6), fewest_guesses(0.05, epsilon=2.944)
     (5, 20, 59)
     """
-    _check_significance(significance)
-    if not 0 <= epsilon <= _MOST_EPSILON:
-        raise InputError(f"epsilon={epsilon} is not in [0, {_MOST_EPSILON:g}]")
     return _above(-math.log(significance) / math.log1p(math.exp(-epsilon)))
 
 
 def _fewest_below(rate: float, significance: float) -> int:
     """Of so many observations without an error, both rates are bounded below `rate` (at most ½)."""
-    _check_significance(significance)
     return _above(math.log(significance / 2) / math.log1p(-rate))
 
 
 def _above(number: float) -> int:
     return math.floor(number * (1 + 1e-12)) + 1
-
-
-def _check_counts(count: int, total: int, name: str, of: str) -> None:
-    if not 0 <= count <= total or total < 1:
-        raise InputError(f"{name}={count} of {of}={total}: must lie in [0, {of}], and {of} above 0")
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 <= delta < 1:
-        raise InputError(f"delta={delta} is not in [0, 1)")
-
-
-def _check_significance(significance: float) -> None:
-    if not 0 < significance < 1:
-        raise InputError(f"significance={significance} is not in (0, 1)")
-
-
-def _check_scores(name: str, scores: Scores) -> None:
-    if scores.ndim != 1 or len(scores) == 0 or bool(np.isnan(scores).any()):
-        raise InputError(f"{name} of shape {scores.shape}: must be a list of numbers, none of them NaN")

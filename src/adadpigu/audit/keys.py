@@ -14,9 +14,8 @@ from itertools import combinations
 
 import torch
 
-from adadpigu.audit.listening import some_numbers
+from adadpigu.core.randomness import Tier, choose_randomness
 from adadpigu.errors import InputError
-from adadpigu.randomness import Tier, choose_randomness
 
 _COUNT = 256
 """numbers of either kind; that two generators share one of them has a chance of 2·256²/2⁵² < 1e-10"""
@@ -24,7 +23,7 @@ _PATIENCE = 300
 """seconds after which a process that draws so few numbers is taken to hang"""
 _PROGRAM = """
 import json, sys, torch
-from adadpigu.randomness import choose_randomness
+from adadpigu.core.randomness import choose_randomness
 source = choose_randomness(sys.argv[1] or None, torch.device(sys.argv[2]))
 print(json.dumps([source.normal({count}).tolist(), source.uniform({count}).tolist()]))
 """
@@ -50,7 +49,8 @@ class Keys:
         A generator that the whole process shares does not, since it goes on between them: that takes `elsewhere`.
         """
         for _ in range(2):
-            self._drawn["generators"].append(_sets(some_numbers(choose_randomness(tier, device), _COUNT)))
+            source = choose_randomness(tier, device)
+            self._drawn["generators"].append(_sets([source.normal(_COUNT).tolist(), source.uniform(_COUNT).tolist()]))
 
     def elsewhere(self, tier: Tier | None, device: torch.device) -> None:
         """Two processes: nothing is handed to them but tier and device."""

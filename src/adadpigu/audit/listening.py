@@ -26,16 +26,16 @@ from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, trained
-from adadpigu.audit.watching import announced, run_length, so_many_records
-from adadpigu.bounding import GradientSum, Query
+from adadpigu.audit.subject import Subject, held, trained
+from adadpigu.audit.watching import run_length, so_many_records
+from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.layout import Layout
+from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError, ModelError
-from adadpigu.layout import Layout
-from adadpigu.randomness import Randomness, Tier, choose_randomness
+from adadpigu.runs.run import Metrics
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Facts, Metrics, Run
 
 _NOBODY = 2**50
 """declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5"""
@@ -110,13 +110,13 @@ class Parts:
 class Listener(Watcher, Parts):
     """Hears every release of runs in which nobody is drawn."""
 
-    def __init__(self, claim: Plan, most: int | None = None) -> None:
-        """`most`: numbers of a release that are kept (`_places`); None: all."""
+    def __init__(self, claim: Plan, after: Callable[[int], None], most: int | None = None) -> None:
+        """`after` is told the number of every step; `most`: numbers of a release that are kept (None: all)."""
         Watcher.__init__(self)
         Parts.__init__(self, claim)
-        self._most = most
+        self._after, self._most = after, most
         self._kept = np.arange(0)
-        self.planned = self.charged = self.released = 0
+        self.planned = self.released = 0
         """draws"""
 
     def follow(self, ready: Preparation) -> None:
@@ -125,8 +125,9 @@ class Listener(Watcher, Parts):
         self._kept = _places(ready.engine.layout, self._most)
         self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
 
-    def announce(self, draw: PlannedDraw) -> None:
-        self.charged += 1
+    def update(self, metrics: Metrics) -> None:
+        super().update(metrics)
+        self._after(metrics.step)
 
     def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
@@ -135,17 +136,6 @@ class Listener(Watcher, Parts):
             active = query.active if isinstance(query, GradientSum) else None
             kept = self._kept if of_gradients else slice(self._most)
             self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
-
-
-class _Interrupted(Listener):
-    """Interrupts its run after a step; in a job, in every process, since it looks on in each."""
-
-    at: int | None = None
-
-    def update(self, metrics: Metrics) -> None:
-        super().update(metrics)
-        if metrics.step == self.at:
-            raise KeyboardInterrupt
 
 
 class Bystanders(Canaries):
@@ -213,11 +203,11 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
 
     drawn_by = subject.tier if randomness is None else randomness
     short = steps = run_length(subject, _SHORT_RUN)
-    whole = Listener(subject.plan, math.ceil(_KEPT * numbers / steps))
+    whole = Listener(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, whole, steps)
-        trained(ready, watch=whole, randomness=drawn_by, observers=[whole, _After(tell)])
+        trained(ready, watch=whole, randomness=drawn_by, observers=[whole])
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
@@ -233,25 +223,19 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     )
 
 
-def some_numbers(source: Randomness, count: int) -> tuple[list[float], list[float]]:
-    """Normal and uniform numbers of a generator."""
-    return source.normal(count).tolist(), source.uniform(count).tolist()
-
-
 def nobody(data: DataSet) -> DataSet:
     """One blank record that is never drawn; where everybody is, it adds nothing."""
-    if not isinstance(data.train, TensorRecords):
-        raise InputError(f"{data.name}: records are a {type(data.train).__name__}; allowed: held as tensors")
-    inputs, targets = data.train.take(torch.arange(1))
-    return replace(data, train=TensorRecords(torch.zeros_like(inputs), targets, name=data.train.name), records=_NOBODY)
+    records = held(data)
+    blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
+    return replace(data, train=blank, records=_NOBODY)
 
 
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
-    """A run of so many steps, in which nobody is drawn, and whose charges the listener is told of."""
+    """A run of so many steps, in which nobody is drawn."""
     data = nobody(subject.data)
     ready = plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
     listener.follow(ready)
-    return announced(subject, ready, listener.announce)
+    return ready
 
 
 def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders | None:
@@ -270,10 +254,15 @@ def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None)
 
 def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Listener:
     """A run that is interrupted some steps after a checkpoint, and goes on from there: as another process would."""
-    heard, every = _Interrupted(subject.plan), steps // 4
+    every, resuming = steps // 4, False
+
+    def interrupt(step: int) -> None:  # in a job, in every process, since it looks on in each
+        if not resuming and step == 2 * every - 1:
+            raise KeyboardInterrupt
+
+    heard = Listener(subject.plan, interrupt)
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
-            heard.at = None if resuming else 2 * every - 1
             train_prepared(
                 _ready(subject, heard, steps, checkpoint_every=every),
                 out=Path(folder) / "run",
@@ -283,19 +272,3 @@ def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | Non
                 resuming=resuming,
             )
     return heard
-
-
-class _After:
-    """Does something after each step: an observer."""
-
-    def __init__(self, what: Callable[[int], None]) -> None:
-        self._what = what
-
-    def begin(self, facts: Facts) -> None:
-        return None
-
-    def update(self, metrics: Metrics) -> None:
-        self._what(metrics.step)
-
-    def end(self, run: Run) -> None:
-        return None

@@ -5,10 +5,9 @@ the dummy block. A run is scored by one of three figures of what was released, s
 
     Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      Σ_t x_t,      max_t x_t
 
-the best if the noise is as claimed, and two that also see noise that is not; or, for an auditor who is given the final
-weights alone, by the canary's weight. Pilot runs, which are not counted, choose the figure and the threshold. How often
-it errs in either world bounds ε from below. Sampler, clip, noise, mask and accounting are audited together, and nothing
-is assumed of them; the price is that n runs show no more than about ln(n) − 2.
+the best if the noise is as claimed, and two that also see noise that is not. Pilot runs, which are not counted, choose
+the figure and the threshold. How often it errs in either world bounds ε from below. Sampler, clip, noise, mask and
+accounting are audited together, and nothing is assumed of them; the price is that n runs show about ln(n) − 2 at most.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,25 +28,21 @@ from adadpigu.audit.one_run import log_ratio
 from adadpigu.audit.outside import Answer, broken
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.errors import InputError, unknown
-from adadpigu.randomness import choose_randomness
+from adadpigu.core.randomness import choose_randomness
+from adadpigu.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Sees = Literal["releases", "model"]
 _COORDINATES = 64
 """of the dummy block: a mask leaves the canary some to move to"""
 _PILOTS = 10
 """runs in each world from which score and threshold are chosen; they are not counted"""
-_SCORES = {
-    "releases": (
-        "log-likelihood ratio of a run's releases",
-        "sum of what the canary's coordinate shows",
-        "most that the canary's coordinate shows",
-    ),
-    "model": ("the canary's final weight, negated",),
-}
+_SCORES = (
+    "log-likelihood ratio of a run's releases",
+    "sum of what the canary's coordinate shows",
+    "most that the canary's coordinate shows",
+)
 _NEAREST = 0.1
 """of the way from one world to the other, which the threshold keeps from either, however little a world spreads"""
 _MOST_REFUTED = 40.0
@@ -96,13 +91,6 @@ class LoneCanary(Canaries):
             self.looks += 1
 
 
-class WeightCanary(LoneCanary):
-    """The same, scored by its weight after the run alone: such an auditor knows no mask, so the canary stays put."""
-
-    def places(self, active: Tensor | None) -> Tensor:
-        return super().places(None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Worlds:
     """The scores of all runs, and the threshold above which "with" is said: fixed before these runs were made.
@@ -134,74 +122,63 @@ def audit_many_runs(
     subject: Subject,
     *,
     runs: int = 200,
-    sees: Sees = "releases",
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> AuditResult:
     """Trains the subject `runs` times with a canary and as often without, and bounds ε by how well they are told apart.
 
-    `sees`: whether the auditor has every release, or the final weights alone. Ten more pilot runs in each world choose
-    the score and the threshold.
+    Ten more pilot runs in each world choose the score and the threshold.
     """
     check_confidence(confidence)
-    if sees not in get_args(Sees):
-        raise unknown("sees", sees, get_args(Sees))
     needed = fewest_observations(min(1 - confidence, REFUTING), delta=subject.delta)
-    if runs < needed:
-        raise InputError(
-            f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
-            f"{max(confidence, 1 - REFUTING)}; allowed: at least {needed}"
-        )
-    worlds = _observe(subject, runs, sees, progress)
+    require(
+        runs >= needed,
+        f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
+        f"{max(confidence, 1 - REFUTING)}; allowed: at least {needed}",
+    )
+    worlds = _observe(subject, runs, progress)
     errors, significance = worlds.errors(), 1 - confidence
-    return AuditResult(
-        audit="many-runs",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "many-runs",
         epsilon_lower=epsilon_from_errors(errors, subject.delta, significance),
         epsilon_certain=epsilon_from_errors(errors, subject.delta, REFUTING),
         confidence=confidence,
         observations=runs,
         assumed=(
-            "the adversary chooses a record's gradient in every step and sees "
-            + ("every release" if sees == "releases" else "the final weights"),
+            "the adversary chooses a record's gradient in every step and sees every release",
             "epsilon_lower and the refutation assume nothing about the mechanism; epsilon_lower_gaussian assumes that "
             "the whole run is as hard to tell apart as two Gaussians",
         ),
-        findings=(*subject.findings, *_findings(worlds)),
-        exposed=subject.exposed,
-        details=_details(subject, sees, worlds, significance),
+        findings=_findings(worlds),
+        details=_details(subject, worlds, significance),
         draw=lambda figure: _draw(figure, worlds),
     )
 
 
-def _observe(subject: Subject, runs: int, sees: Sees, progress: Progress | None) -> Worlds:
+def _observe(subject: Subject, runs: int, progress: Progress | None) -> Worlds:
     """The worlds in turns, so that whatever drifts in the process drifts in both."""
-    kind = LoneCanary if sees == "releases" else WeightCanary
-    canary = kind(sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
-    once = _runner(subject, canary, sees)
-    names, total = _SCORES[sees], _PILOTS + runs
-    within, without = np.empty((total, len(names))), np.empty((total, len(names)))
+    canary = LoneCanary(sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
+    once = _runner(subject, canary)
+    total = _PILOTS + runs
+    within, without = np.empty((total, len(_SCORES))), np.empty((total, len(_SCORES)))
     for number in range(total):
         for world, present in ((within, True), (without, False)):
             world[number] = once(present)
             if progress is not None:
                 progress(2 * number + 1 + (not present), 2 * total)
-    if canary.looks == 0:
-        raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
+    require(canary.looks, f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
     found = choose(within[:_PILOTS], without[:_PILOTS])
-    if found is None and not canary.broken:
-        raise InputError(
-            f"{subject.label}: the runs' scores are not finite, so there is nothing to compare; allowed: settings "
-            "under which training does not diverge, such as a smaller lr"
-        )
+    require(
+        found is not None or canary.broken,
+        f"{subject.label}: the runs' scores are not finite, so there is nothing to compare; allowed: settings under "
+        "which training does not diverge, such as a smaller lr",
+    )
     best, threshold = found or (0, 0.0)
     return Worlds(
         within=within[_PILOTS:, best],
         without=without[_PILOTS:, best],
         threshold=threshold,
-        score=names[best],
+        score=_SCORES[best],
         broken=canary.broken,
     )
 
@@ -235,7 +212,7 @@ def _findings(worlds: Worlds) -> list[str]:
     return [f"{worlds.broken} releases hold numbers that are not finite: no noise hides what was released"]
 
 
-def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool], Sequence[float]]:
+def _runner(subject: Subject, canary: LoneCanary) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
     canary.follow(ready)
@@ -246,21 +223,18 @@ def _runner(subject: Subject, canary: LoneCanary, sees: Sees) -> Callable[[bool]
         canary.enter(present)
         layout.write(ready.model, start)
         trained(ready, randomness=canary.coins(randomness), watch=canary, observers=[canary])
-        if sees == "model":  # a step goes against the gradient
-            return [-float(layout.read(ready.model)[-_COORDINATES])]
         return [canary.ratio, canary.total, canary.largest]
 
     return once
 
 
-def _details(subject: Subject, sees: Sees, worlds: Worlds, significance: float) -> dict[str, object]:
+def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str, object]:
     errors, delta = worlds.errors(), subject.delta
     best, reachable = Errors.flawless(len(worlds.within)), subject.epsilon <= _MOST_REFUTED
     return {
         "sample_rate": subject.sample_rate,
         "steps": subject.plan.steps,
         "noise_multiplier": subject.noise_multiplier,
-        "sees": sees,
         "pilots": _PILOTS,
         "score": worlds.score,
         "threshold": worlds.threshold,
@@ -297,4 +271,3 @@ def _draw(figure: Figure, worlds: Worlds) -> None:
     axes.set_ylabel("runs")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
     axes.legend(frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,10 @@
-"""A membership attack with shadow models (LiRA, `audit.lira`): whose record was in the training data?
+"""A membership attack with shadow models (online LiRA, Carlini et al. 2022): whose record was in the training data?
 
 Models are trained in pairs on random halves of the records: a coin for each record says which model of a pair has it,
 so that every record is in exactly half of the models. Each is attacked with the models of all other pairs as shadows.
+With φ = log(p/(1 − p)), p the probability of a record's label under a model,
+
+    score = log N(φ; shadows that have the record) − log N(φ; shadows that have not)
 
 The attack is a figure for people: its ROC counts pairs of record and model, which are not independent. The coins of
 one target are, of its shadows too; so guesses about them bound ε (Steinke, Nasr, Jagielski 2023). What is found out
@@ -11,56 +14,52 @@ about records is sensitive, unless they are public or stand-ins.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from adadpigu.audit.estimators import Errors, Scores, Trial, epsilon_from_errors, one_run_epsilon
-from adadpigu.audit.lira import Coins, Roc, allowed_rate, likelihood_ratios, logit_confidence
+from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon, rate_above
 from adadpigu.audit.one_run import guessed
-from adadpigu.audit.outside import Answer, Watcher, broken, chance
+from adadpigu.audit.outside import Answer, StepProgress, Watcher, broken, chance
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import InputError
-from adadpigu.randomness import choose_randomness
-from adadpigu.training import Facts, Metrics, Run
+from adadpigu.core.randomness import choose_randomness
+from adadpigu.data.datasets import TensorRecords
+from adadpigu.errors import require
 from adadpigu.training.evaluation import predict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Coins = NDArray[np.bool_]
+"""[models, records]: which model has which record"""
+_MANY = 32
+"""shadows on either side from which each record has variances of its own"""
+_LEAST_VARIANCE = 1e-12
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 """at which the rate of true positives is told"""
 _FEWEST_MODELS = 6
 """two shadows with a record and two without it, for a variance"""
 _GUESSED = 10
 """one record in so many is guessed to be in, and one in so many to be out"""
-_THRESHOLDS = 100
-"""that are tried on either side of the median"""
 
 
 def audit_membership(
     subject: Subject,
     *,
     models: int = 16,
-    records: int | None = None,
-    data: DataSet | None = None,
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Trains `models` models on random halves of the data and attacks each with the others as its shadows.
-
-    `records` are attacked, a random choice (None: all). `data` are the records to train on and to attack instead of the
-    subject's; they are taken to be somebody's, so the result says that it is outside their guarantee.
-    """
+    """Trains `models` models on random halves of the data and attacks each with the others as its shadows."""
     check_confidence(confidence)
-    held = _held(subject.data if data is None else data)
-    count = len(held.train) if records is None else records
-    _check(models, count, len(held.train))
-    seen = _Attacked(subject, held, models, count)
+    count = len(subject.data.train)
+    _check(models, count)
+    seen = _Attacked(subject, models)
     seen.train(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
     roc, significance = Roc.of(scores[seen.members], scores[~seen.members]), 1 - confidence
@@ -69,18 +68,14 @@ def audit_membership(
     def shown(significance: float) -> float:
         return 0.0 if above else epsilon_of_guesses(trials, subject.delta, significance)
 
-    return AuditResult(
-        audit="membership",
-        subject=subject.label if data is None else f"{subject.config.method} on {data.name}",
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "membership",
         epsilon_lower=shown(significance),
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
         observations=int(roc.others[-1]),
         assumed=_assumed(models, above),
-        findings=(*subject.findings, *seen.findings()),
-        exposed=subject.exposed or data is not None,
+        findings=seen.findings(),
         details={
             "models": models,
             "records": count,
@@ -89,7 +84,6 @@ def audit_membership(
             "noise_multiplier": subject.noise_multiplier,
             "auc": roc.area,
             "true_positive_rates": [_rate(roc, rate, subject, significance) for rate in FALSE_POSITIVE_RATES],
-            "epsilon_of_attack": _held_out(scores, seen.members, subject.delta, significance),
             "guesses_a_model": trials[0].guesses,
             "most_right_of_a_model": max(trial.right for trial in trials),
             "reach": epsilon_of_guesses(
@@ -100,65 +94,56 @@ def audit_membership(
     )
 
 
-def _held(data: DataSet) -> DataSet:
-    """The data with its records as tensors, so that a half of them is a choice of rows."""
-    if isinstance(data.train, TensorRecords):
-        return data
-    return replace(data, train=TensorRecords(*data.train.take(torch.arange(len(data.train))), name=data.name))
-
-
-def _check(models: int, records: int, there: int) -> None:
-    if models < _FEWEST_MODELS or models % 2:
-        raise InputError(f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
+def _check(models: int, records: int) -> None:
+    fits = models >= _FEWEST_MODELS and models % 2 == 0
+    require(fits, f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
     needed = math.ceil(2 / (min(FALSE_POSITIVE_RATES) * models))
-    if not needed <= records <= there:
-        raise InputError(
-            f"records={records} of the {there} that there are: a false positive rate of {min(FALSE_POSITIVE_RATES):g} "
-            f"needs at least {needed} with models={models}; allowed: from {needed} to {there}"
-        )
+    require(
+        records >= needed,
+        f"records={records}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
+        f"models={models}; allowed: more records, or more models",
+    )
 
 
 class _Attacked:
-    """Models trained on random halves of the records, and how confident each is about those that are attacked.
+    """Models trained on random halves of the records, and how confident each is about all of them.
 
     A half has half the batch size out of half the declared records: q is the claim's, σ and the steps are too.
     """
 
-    def __init__(self, subject: Subject, data: DataSet, models: int, records: int) -> None:
-        drawn, there = chance(), len(data.train)
-        coins = drawn.random((models // 2, there)) < 0.5
-        self._halves: Coins = np.stack([coins, ~coins], axis=1).reshape(models, there)
-        self._attacked = np.sort(drawn.choice(there, records, replace=False))
-        self.members: Coins = self._halves[:, self._attacked]
-        self.confidences: Scores = np.empty((models, records))
-        self._subject, self._records = subject, data.train
+    def __init__(self, subject: Subject, models: int) -> None:
+        coins = chance().random((models // 2, len(subject.data.train))) < 0.5
+        self.members: Coins = np.stack([coins, ~coins], axis=1).reshape(models, -1)
+        self.confidences: Scores = np.empty(self.members.shape)
+        self._subject = subject
         self._releases = _Releases()
         batch, declared = _halved(subject)
-        self.ready = subject.prepare(data=replace(data, records=declared, test=None), batch_size=batch)
+        self.ready = subject.prepare(data=replace(subject.data, records=declared), batch_size=batch)
 
     def train(self, progress: Progress | None) -> None:
         """One preparation, the same first weights for every model: they are public."""
         ready, everyone = self.ready, self.ready.data.train
         layout, randomness = ready.engine.layout, choose_randomness(self._subject.tier, ready.device)
         start = layout.read(ready.model)
-        for number, half in enumerate(self._halves):
+        steps = ready.plan.steps
+        for number, half in enumerate(self.members):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
-            follower = _Steps(progress, done=number * ready.plan.steps, total=len(self._halves) * ready.plan.steps)
+            told = StepProgress(progress, steps * len(self.members), done=steps * number)
             trained(
                 replace(ready, data=replace(ready.data, train=part)),
                 randomness=randomness,
-                observers=[self._releases, follower],
+                observers=[self._releases, told],
                 watch=self._releases,
             )
             self.confidences[number] = self._confidence()
         if self._releases.broken:  # which is told as a finding; such confidences tell nothing
             self.confidences[~np.isfinite(self.confidences)] = 0.0
-        if not np.isfinite(self.confidences).all():
-            raise InputError(
-                f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
-                "settings under which training does not diverge, such as a smaller lr"
-            )
+        require(
+            np.isfinite(self.confidences).all(),
+            f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
+            "settings under which training does not diverge, such as a smaller lr",
+        )
 
     def findings(self) -> list[str]:
         """What is wrong with the releases themselves."""
@@ -166,13 +151,13 @@ class _Attacked:
         return [f"{broken} releases hold numbers that are not finite: no noise hides what was released"] * bool(broken)
 
     def _confidence(self) -> Scores:
-        """φ of the attacked records, as they are: without augmentation."""
-        ready, where = self.ready, torch.from_numpy(self._attacked)
+        """φ of the records, as they are: without augmentation."""
+        ready = self.ready
         if ready.view.variants is None:
             model, population = ready.shown_model(), ready.data.train
         else:  # the data are positions in features of augmented records
-            model, population = ready.whole_model(), self._records
-        inputs, labels = population.take(where)
+            model, population = ready.whole_model(), self._subject.data.train
+        inputs, labels = population.take(torch.arange(len(population)))
         found: Scores = logit_confidence(predict(model, inputs, device=ready.device), labels.cpu()).numpy()
         return found
 
@@ -203,21 +188,6 @@ class _Releases(Watcher):
         self.broken += broken(answer)
 
 
-class _Steps:
-    """Tells how many steps of all models are done."""
-
-    def __init__(self, progress: Progress | None, *, done: int, total: int) -> None:
-        self._progress, self._done, self._total = progress, done, total
-
-    def begin(self, facts: Facts) -> None: ...
-
-    def update(self, metrics: Metrics) -> None:
-        if self._progress is not None:
-            self._progress(self._done + metrics.step, self._total)
-
-    def end(self, run: Run) -> None: ...
-
-
 def guesses(scores: Scores, members: Coins) -> list[Trial]:
     """How guesses about each target did: "in" for its highest tenth of scores, "out" for its lowest."""
     a_side = max(1, scores.shape[1] // _GUESSED)
@@ -233,21 +203,107 @@ def epsilon_of_guesses(trials: list[Trial], delta: float, significance: float) -
     return max(one_run_epsilon(trial, delta, significance / len(trials)) for trial in trials)
 
 
-def _held_out(scores: Scores, members: Coins, delta: float, significance: float) -> float:
-    """ε by the errors of one threshold, chosen on half of the targets and counted on the others. No bound."""
-    first = len(scores) // 4 * 2  # whole pairs
-    tail = np.geomspace(1e-4, 0.5, _THRESHOLDS)
-    found = np.unique(np.quantile(scores[:first], np.concatenate([tail, 1 - tail])))
+def logit_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
+    """φ = log(p/(1 − p)) of each label, from class scores; exact where p rounds to 0 or 1.
 
-    def shown(threshold: float, part: slice) -> float:
-        alarms, hits = scores[part][~members[part]] > threshold, scores[part][members[part]] > threshold
-        errors = Errors(
-            false_alarms=int(alarms.sum()), without=len(alarms), misses=int((~hits).sum()), within=len(hits)
-        )
-        return epsilon_from_errors(errors, delta, significance)
+    >>> logit_confidence(torch.tensor([[0.0, 0.0], [2000.0, 0.0]]), torch.tensor([0, 0])).tolist()
+    [0.0, 2000.0]
+    """
+    outputs, column = outputs.double(), labels[:, None].to(torch.long)
+    others = outputs.scatter(1, column, -math.inf).logsumexp(dim=1)
+    return outputs.gather(1, column)[:, 0] - others
 
-    best = max(found.tolist(), key=lambda threshold: shown(threshold, slice(None, first)))
-    return shown(best, slice(first, None))
+
+def likelihood_ratios(confidences: Scores, members: Coins) -> Scores:
+    """The score of every record under every target, [models, records]; the models 2k and 2k + 1 are a pair.
+
+    A record has as many shadows on one side as on the other, whether the target has it or not: under models that tell
+    nothing, members and others score alike.
+    """
+    scores = np.empty_like(confidences)
+    for target in range(len(confidences)):
+        shadows = np.arange(len(confidences)) // 2 != target // 2
+        scores[target] = _ratio(confidences[target], confidences[shadows], members[shadows])
+    return scores
+
+
+def _ratio(target: Scores, shadows: Scores, members: Coins) -> Scores:
+    (inside, spread_in), (outside, spread_out) = (_moments(shadows, side) for side in (members, ~members))
+    # A record's own gap is mostly noise where shadows are few: as much of it is kept as the records' spread supports.
+    gap, middle = inside - outside, (inside + outside) / 2
+    noise = float(np.mean(spread_in + spread_out)) / (len(shadows) / 2)
+    spread = float(gap.var())
+    kept = max(0.0, 1 - noise / spread) if spread > 0 else 0.0
+    gap = gap.mean() + kept * (gap - gap.mean())
+    return _log_normal(target, middle + gap / 2, spread_in) - _log_normal(target, middle - gap / 2, spread_out)
+
+
+def _moments(shadows: Scores, side: Coins) -> tuple[Scores, Scores]:
+    """Mean and variance over the shadows on one side; one variance for all records where shadows are few."""
+    count = len(shadows) // 2
+    mean = (shadows * side).sum(axis=0) / count
+    variance = (np.square(shadows - mean) * side).sum(axis=0) / (count - 1)
+    if count < _MANY:
+        variance = np.full_like(variance, variance.mean())
+    return mean, variance + _LEAST_VARIANCE
+
+
+def _log_normal(x: Scores, mean: Scores, variance: Scores) -> Scores:
+    value: Scores = -np.square(x - mean) / (2 * variance) - np.log(variance) / 2
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roc:
+    """How many members and how many others score above each threshold, from the highest down, none first."""
+
+    members: NDArray[np.int64]
+    others: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, within: Scores, without: Scores) -> Roc:
+        scores = np.concatenate([within, without])
+        order = np.argsort(-scores, kind="stable")
+        ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # equal scores are on one side
+        is_in = (order < len(within)).cumsum()[ends]
+        return cls(members=np.append(0, is_in), others=np.append(0, ends + 1 - is_in))
+
+    @property
+    def true_positives(self) -> Scores:
+        """As rates."""
+        rates: Scores = self.members / self.members[-1]
+        return rates
+
+    @property
+    def false_positives(self) -> Scores:
+        """As rates."""
+        rates: Scores = self.others / self.others[-1]
+        return rates
+
+    @property
+    def area(self) -> float:
+        """AUC: the chance that a member scores above another record, ties by halves."""
+        heights = self.true_positives[1:] + self.true_positives[:-1]
+        return float(np.diff(self.false_positives) @ heights) / 2
+
+    def at(self, false_positives: float, significance: float) -> tuple[float, float, float]:
+        """The largest rate of true positives there, between its Clopper-Pearson bounds."""
+        allowed = math.floor(false_positives * int(self.others[-1]) + 1e-9)
+        found = int(self.members[np.searchsorted(self.others, allowed, side="right") - 1])
+        trials = int(self.members[-1])
+        low = 1 - rate_above(trials - found, trials, significance / 2)
+        return low, found / trials, rate_above(found, trials, significance / 2)
+
+
+def allowed_rate(false_positives: float, epsilon: float, delta: float) -> float:
+    """The largest rate of true positives that (ε, δ) leaves possible.
+
+    >>> round(allowed_rate(0.01, 1.0, 1e-5), 6), round(allowed_rate(0.5, 1.0, 0.0), 6)
+    (0.027193, 0.81606)
+    """
+    if epsilon > 700:
+        return 1.0
+    return min(math.exp(epsilon) * false_positives + delta, 1 - math.exp(-epsilon) * (1 - delta - false_positives), 1.0)
 
 
 def _rate(roc: Roc, false_positives: float, subject: Subject, significance: float) -> dict[str, float]:
@@ -275,8 +331,8 @@ def _assumed(models: int, above: tuple[str, ...]) -> tuple[str, ...]:
     return (
         f"the attacker has the records, trains {models} models on halves of them, and sees the outputs of each",
         bound,
-        "auc, true_positive_rates and epsilon_of_attack count pairs of record and model as if they were independent, "
-        "which they are not: an attack, not a bound, and nothing is refuted by it",
+        "auc and true_positive_rates count pairs of record and model as if they were independent, which they are not: "
+        "an attack, not a bound, and nothing is refuted by it",
     )
 
 
@@ -309,4 +365,3 @@ def _draw(figure: Figure, roc: Roc, subject: Subject) -> None:
     axes.set_xlabel("false positive rate (records that the model has not seen)")
     axes.set_ylabel("true positive rate")
     axes.legend(frameon=False, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)

@@ -16,15 +16,15 @@ from typing import Protocol
 
 import torch
 
-from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records, held
+from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Attach, driven, trained
+from adadpigu.audit.subject import Attach, driven, held, trained
 from adadpigu.audit.tapes import Player, Recorder, public_state
-from adadpigu.bounding import Query
+from adadpigu.core.bounding import Query
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import AdaDPIGUError, InputError
-from adadpigu.randomness import Randomness, ReproducibleRandomness
+from adadpigu.errors import AdaDPIGUError
 from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation
 
@@ -134,34 +134,6 @@ def _in_order(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def replay(
-    prepare_on: Callable[[DataSet], Preparation],
-    data: DataSet,
-    *,
-    removed: int | None = None,
-    added: Record | None = None,
-    seed: int = 0,
-) -> ReplayResult:
-    """Records a run on `data` and replays it without record `removed`, or with one record `added`.
-
-    `prepare_on` makes the run ready on either data set, with a model initialised alike and the same seed both times.
-    """
-    if (removed is None) == (added is None):
-        raise InputError("replay takes exactly one of removed and added")
-    if removed is not None:
-        data = _with_last(data, removed)
-    recording = Recording(prepare_on, data, randomness=ReproducibleRandomness(seed))
-    return recording.without_last() if added is None else recording.with_record(added)
-
-
-def _with_last(data: DataSet, position: int) -> DataSet:
-    """The same records, with one of them at the end."""
-    records = held(data)
-    order = torch.arange(len(records))
-    order = torch.cat([order[order != position], order[position : position + 1]])
-    return replace(data, train=TensorRecords(*records.take(order), name=records.name))
-
-
 def replay_all(
     prepare_on: PrepareOn,
     data: DataSet,
@@ -176,8 +148,8 @@ def replay_all(
     `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
     is alone there, in the third everybody; `share` chooses who else is drawn.
     """
-    fresh = randomness or partial(ReproducibleRandomness, 0)
-    recording = Recording(prepare_on, data, randomness=fresh(), share=share, empty=_EMPTY, full=_FULL)
+    drawn_by = None if randomness is None else randomness()
+    recording = Recording(prepare_on, data, randomness=drawn_by, share=share, empty=_EMPTY, full=_FULL)
     records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
     for name in (*records, REMOVED):
         found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
@@ -194,7 +166,7 @@ def replay_edge(
     share: float | None = None,
 ) -> ReplayResult:
     """The same with a dummy block beside the model, and a record at the mask's edge."""
-    edge, fresh = Edge(), randomness or partial(ReproducibleRandomness, 0)
+    edge, drawn_by = Edge(), None if randomness is None else randomness()
     attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, randomness=fresh(), share=share, empty=_EMPTY, full=_FULL, aim=edge.aim)
+    recording = Recording(attached, data, randomness=drawn_by, share=share, empty=_EMPTY, full=_FULL, aim=edge.aim)
     return recording.with_record(edge.record(data))

@@ -2,7 +2,7 @@
 
 The subject's own training loop is run, and heard from outside (`listening`). The noise over what is claimed has to be
 N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life of a
-run and process to the next (`laws`, `evidence`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+run and process to the next (`laws`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -15,17 +15,30 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from adadpigu.accounting import PlannedDraw, epsilon
-from adadpigu.audit.evidence import equal_sizes, lag_shares, product_p, product_reach, rare_p, repeats, sizes
+from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.keys import Keys
-from adadpigu.audit.laws import Check, Numbers, binomial_p, distance_p, mean_p, refuted
+from adadpigu.audit.laws import (
+    Check,
+    Numbers,
+    binomial_p,
+    distance_p,
+    equal_sizes,
+    lag_shares,
+    mean_p,
+    product_p,
+    product_reach,
+    rare_p,
+    refuted,
+    repeats,
+    sizes,
+)
 from adadpigu.audit.listening import Heard, Part, Parts, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.spreads import Kind, Tensors, by_release, flat, settled_or_not_p
 from adadpigu.audit.subject import Subject
-from adadpigu.errors import InputError
-from adadpigu.layout import Layout
-from adadpigu.randomness import Randomness, Tier
+from adadpigu.core.layout import Layout
+from adadpigu.core.randomness import Randomness, Tier
+from adadpigu.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,26 +79,22 @@ def audit_noise(
     together (of which equal numbers have 1e-9), half for the standard deviations that `epsilon_certain` goes by. That
     holds under masks that are learned from earlier noise: a mask is settled before its release's noise is drawn, so the
     first `numbers` due numbers are N(0, 1) and independent, and the tests of what is chosen by masks are bets on the
-    next number (`evidence`).
+    next number (`laws`).
     """
     check_confidence(confidence)
-    if numbers < _FEWEST:
-        raise InputError(f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}")
+    few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
+    require(numbers >= _FEWEST, few)
     heard = listen(subject, numbers, randomness, progress)
     kinds, tensors, z = by_release(heard.whole.parts), Tensors.of(heard), flat(heard.whole.parts)
     lags, checks = _Repeats.among(heard.whole.parts), [*_shape_checks(kinds, z[:numbers]), *tensors.checks()]
     checks += _fresh_checks(heard, lags)
     keys, key_assumed = _keys(subject, heard, numbers, randomness)
-    return AuditResult(
-        audit="noise",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "noise",
         epsilon_lower=_cost(subject, kinds, tensors.kinds, 1 - confidence),
         epsilon_certain=_cost(subject, kinds, tensors.kinds, REFUTING / 2),
         confidence=confidence,
         observations=len(z),
-        exposed=subject.exposed,
         assumed=(
             "one record moves a sum by no more than its sensitivity (`adadpigu audit replay` tests that)",
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
@@ -94,7 +103,7 @@ def audit_noise(
             *([_UNPEOPLED] if heard.peopled is None else []),
             *heard.whole.assumed(),
         ),
-        findings=(*subject.findings, *_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
+        findings=(*_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
@@ -130,10 +139,8 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield f"{disturbed} numbers were released of coordinates that are frozen"
     if odd := sum(part.odd for part in heard.all):
         yield f"{odd} numbers of noise are not finite"
-    if missing := sum(run.charged - run.released for run in (whole, heard.lives)):
-        yield f"{missing} draws were charged, and nothing was released from them"
-    if whole.charged != whole.planned:
-        yield f"of {whole.planned} draws in which nobody is drawn, {whole.charged} were made"
+    if whole.released != whole.planned:
+        yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
     if whole.bare:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
     if peopled is not None and peopled.noise.bare:
@@ -172,7 +179,7 @@ class _Repeats:
     """Of a sequence of noise, how much it agrees with itself at every lag from 1 on.
 
     Pairs may be chosen by a mask that was learned from the earlier number: the later one is N(0, 1) all the same, given
-    that one and the mask, since it is drawn after both (`evidence.product_p`).
+    that one and the mask, since it is drawn after both (`laws.product_p`).
     """
 
     products: Numbers
@@ -270,14 +277,11 @@ def _cost(subject: Subject, kinds: Sequence[Kind], tensors: Sequence[Kind], sign
         for kind in them:
             factor = kind.most(significance / 2 / len(them)) / math.sqrt(kind.share)
             noise[kind.draw] = min(factor, noise.get(kind.draw, math.inf))
-    stages = tuple(
-        replace(
-            stage,
-            draws=tuple(replace(d, noise_multiplier=d.noise_multiplier * noise[d]) for d in stage.draws if d in noise),
-        )
-        for stage in subject.plan.stages
-    )
-    return epsilon(replace(subject.plan, stages=stages).event(), subject.delta)
+
+    def found(_: str, draw: PlannedDraw) -> PlannedDraw | None:
+        return replace(draw, noise_multiplier=draw.noise_multiplier * noise[draw]) if draw in noise else None
+
+    return subject.cost(found)
 
 
 def _draw(figure: Figure, *, z: Numbers, lags: _Repeats) -> None:
@@ -285,7 +289,6 @@ def _draw(figure: Figure, *, z: Numbers, lags: _Repeats) -> None:
     _histogram(left, z)
     _correlogram(right, lags)
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
 
 

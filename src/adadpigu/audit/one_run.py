@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,19 +20,20 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.canaries import DRAW, Canaries
-from adadpigu.audit.curves import claim_curve
 from adadpigu.audit.estimators import (
     Trial,
+    claim_curve,
     fewest_guesses,
     mu_epsilon,
     one_run_epsilon,
     one_run_mu,
     one_run_refutes_curve,
 )
+from adadpigu.audit.outside import StepProgress
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, trained
-from adadpigu.errors import InputError
-from adadpigu.randomness import choose_randomness
+from adadpigu.audit.subject import Subject, scaled, trained
+from adadpigu.core.randomness import choose_randomness
+from adadpigu.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class CoinFlipped(Canaries):
     coordinates to active ones.
     """
 
-    def __init__(self, count: int, *, sample_rate: float, noise_multiplier: float, tell: Callable[[], None]) -> None:
+    def __init__(self, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
         super().__init__(2 * count, count)
         bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
         self.present = torch.from_numpy(bits.astype(bool))
@@ -57,7 +57,6 @@ class CoinFlipped(Canaries):
         self.odd = 0
         """released coordinates that were not finite: they tell nothing"""
         self._rate, self._variance = sample_rate, noise_multiplier**2
-        self._tell = tell
 
     def choose(self, active: Tensor | None) -> Tensor:
         """Those that are in keep the coin that every record has."""
@@ -75,7 +74,6 @@ class CoinFlipped(Canaries):
         ratio = torch.where(sound, log_ratio(value, self._rate, self._variance), 0.0)
         shown = ratio if active is None else torch.where(active, ratio, 0.0)
         self.scores += shown[self.loss.place.cpu()]
-        self._tell()
 
 
 def log_ratio(value: Tensor, sample_rate: float, variance: float) -> Tensor:
@@ -99,23 +97,18 @@ def audit_one_run(
 ) -> AuditResult:
     """Trains once with coin-flipped canaries and guesses the coins of `guesses` of them on either side."""
     check_confidence(confidence)
-    if canaries < 2:
-        raise InputError(f"canaries={canaries} is not at least 2")
-    if not 1 <= guesses <= canaries // 2:
-        raise InputError(f"guesses={guesses} a side is not from 1 to {canaries // 2}, half of the canaries")
-    needed = fewest_guesses(min(1 - confidence, REFUTING))
-    if 2 * guesses < needed:
-        raise InputError(
-            f"guesses={guesses} a side are too few: were all of them right, they would show nothing at confidence "
-            f"{max(confidence, 1 - REFUTING):g}; allowed: at least {-(-needed // 2)}"
-        )
+    require(canaries >= 2, f"canaries={canaries} is not at least 2")
+    most, needed = canaries // 2, fewest_guesses(min(1 - confidence, REFUTING))
+    require(1 <= guesses <= most, f"guesses={guesses} a side is not from 1 to {most}, half of the canaries")
+    require(
+        2 * guesses >= needed,
+        f"guesses={guesses} a side are too few: were all of them right, they would show nothing at confidence "
+        f"{max(confidence, 1 - REFUTING):g}; allowed: at least {-(-needed // 2)}",
+    )
     flipped = _train(subject, canaries, progress)
     trial = guessed(flipped.scores, flipped.present, guesses)
-    return AuditResult(
-        audit="one-run",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "one-run",
         epsilon_lower=mu_epsilon(one_run_mu(trial, 1 - confidence), subject.delta),
         epsilon_certain=epsilon_of_plan(subject, trial, REFUTING),
         confidence=confidence,
@@ -126,7 +119,7 @@ def audit_one_run(
             "epsilon_lower: the run's trade-off curve is that of a Gaussian mechanism (f-DP); the refutation: that of "
             "the claim's plan at some noise, exactly; epsilon_lower_any: nothing",
         ),
-        findings=(*subject.findings, *([f"{flipped.odd} released coordinates are not finite"] if flipped.odd else [])),
+        findings=[f"{flipped.odd} released coordinates are not finite"] if flipped.odd else (),
         details={
             "sample_rate": subject.sample_rate,
             "steps": subject.plan.steps,
@@ -161,7 +154,7 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
     """The ε of the claim's own plan at the least noise whose exact trade-off curve the guesses refute."""
 
     def refuted(noise: float) -> bool:
-        return one_run_refutes_curve(claim_curve(subject.event(noise, DRAW)), trial, significance)
+        return one_run_refutes_curve(claim_curve(subject.event(scaled(noise, DRAW))), trial, significance)
 
     if not refuted(_MOST_NOISE):
         return 0.0
@@ -169,23 +162,15 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if refuted(middle) else (middle, high)
-    return subject.cost(high, DRAW)
+    return subject.cost(scaled(high, DRAW))
 
 
 def _train(subject: Subject, count: int, progress: Progress | None) -> CoinFlipped:
-    done, steps = 0, subject.plan.steps
-
-    def tell() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(min(done, steps), steps)
-
-    flipped = CoinFlipped(count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier, tell=tell)
+    flipped = CoinFlipped(count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     ready = subject.prepare(attach=flipped.attach)
     flipped.follow(ready)
     coins = flipped.coins(choose_randomness(subject.tier, ready.device))
-    trained(ready, randomness=coins, watch=flipped, observers=[flipped])
+    trained(ready, randomness=coins, watch=flipped, observers=[flipped, StepProgress(progress, subject.plan.steps)])
     return flipped
 
 
@@ -201,4 +186,3 @@ def _draw(figure: Figure, flipped: CoinFlipped, guesses: int) -> None:
     axes.set_xlabel("log-likelihood ratio of a canary (dashed: beyond, the auditor guesses)")
     axes.set_ylabel("canaries")
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -20,14 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adadpigu import mechanism
+from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject
-from adadpigu.bounding import GradientSum, Query
-from adadpigu.distributed import current
+from adadpigu.core import mechanism
+from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError
-from adadpigu.mechanism import Release
+from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.training.distributed import current
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Facts, Metrics, Run
 
 _PLAIN_SGD: dict[str, Any] = {
     "optimizer": "sgd",
@@ -83,7 +84,22 @@ def plainly_prepared(subject: Subject, **given: Any) -> Preparation:
 
 def chance() -> np.random.Generator:
     """An auditor's own: in a job the same in all processes, which look on together and have to stay in step."""
-    return np.random.default_rng(current().told(secrets.randbits(128)))
+    return np.random.default_rng(current().broadcast_object(secrets.randbits(128)))
+
+
+class StepProgress:
+    """An observer that tells the progress after each step: of `total`, `done` before this run, so many `a_step`."""
+
+    def __init__(self, progress: Progress | None, total: int, *, done: int = 0, a_step: int = 1) -> None:
+        self._progress, self._total, self._done, self._a_step = progress, total, done, a_step
+
+    def begin(self, facts: Facts) -> None: ...
+
+    def update(self, metrics: Metrics) -> None:
+        if self._progress is not None:
+            self._progress(min(self._done + self._a_step * metrics.step, self._total), self._total)
+
+    def end(self, run: Run) -> None: ...
 
 
 class Watcher:

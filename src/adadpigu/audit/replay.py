@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from adadpigu.accounting import Plan, epsilon
-from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, held, hostile_base
+from adadpigu.accounting import Plan, PlannedDraw
+from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, hostile_base
 from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Attach, Subject
+from adadpigu.audit.subject import Attach, Subject, held
 from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import InputError, ModelError
+from adadpigu.errors import InputError, ModelError, require
 from adadpigu.training.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def audit_replay(
     the same releases. Deterministic, so that the confidence is 1, whatever is asked for.
     """
     check_confidence(confidence)
-    if steps < 1:
-        raise InputError(f"steps={steps} is not at least 1")
+    require(steps >= 1, f"steps={steps} is not at least 1")
     data, prepare_on = _cut_data(subject.data), _cut(subject, steps)
     found, untried = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
     found |= _on_hostile_base(prepare_on, data)
@@ -54,11 +53,8 @@ def audit_replay(
     except (InputError, ModelError) as error:
         untried.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
     shown = _shown(subject, steps, found)
-    return AuditResult(
-        audit="replay",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "replay",
         epsilon_lower=shown,
         epsilon_certain=shown,
         confidence=confidence,
@@ -69,7 +65,7 @@ def audit_replay(
             "noise and sampling are as claimed (`adadpigu audit noise` and `adadpigu audit sampler` test that)",
             *untried,
         ),
-        findings=(*subject.findings, *_findings(found)),
+        findings=_findings(found),
         details=_details(found, records=len(held(data)), steps=_cut_plan(subject.plan, steps).steps),
         draw=lambda figure: _draw(figure, found),
     )
@@ -150,13 +146,12 @@ def _within(one: Sequence[float], other: Sequence[float]) -> bool:
 
 def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> float:
     """ε of the plan with every σ over the effect that a record has there; a draw that it does not move is free."""
-    stages = []
-    for stage in subject.plan.stages:
-        moved = [(draw, effects.get((stage.name, draw.name), 0.0)) for draw in stage.draws]
-        draws = tuple(replace(draw, noise_multiplier=draw.noise_multiplier / by) for draw, by in moved if by > 0)
-        stages.append(replace(stage, draws=draws))
-    plan = replace(subject.plan, stages=tuple(stages))
-    return epsilon(plan.event(), subject.delta) if plan.charges() else 0.0
+
+    def found(stage: str, draw: PlannedDraw) -> PlannedDraw | None:
+        moved = effects.get((stage, draw.name), 0.0)
+        return replace(draw, noise_multiplier=draw.noise_multiplier / moved) if moved > 0 else None
+
+    return subject.cost(found)
 
 
 def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
@@ -170,22 +165,16 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
 
 
 def _details(found: Mapping[str, ReplayResult], *, records: int, steps: int) -> dict[str, object]:
-    largest = max(result.largest for result in found.values())
-    neighbours = {
-        name: {"largest_share": _finite(result.largest), "breaches": len(result.breaches)}
-        for name, result in found.items()
-    }
-    shared = {
-        "largest_share": _finite(largest),
+    return {
+        "largest_share": max(result.largest for result in found.values()),
         "tolerance": TOLERANCE,
         "tolerance_of_losses": LOSS_TOLERANCE,
         "replayed_records": records,
+        "replayed_steps": steps,
+        "neighbours": {
+            name: {"largest_share": result.largest, "breaches": len(result.breaches)} for name, result in found.items()
+        },
     }
-    return {**shared, "replayed_steps": steps, "neighbours": neighbours}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _draw(figure: Figure, found: Mapping[str, ReplayResult]) -> None:
@@ -204,5 +193,4 @@ def _draw(figure: Figure, found: Mapping[str, ReplayResult]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.2 * max(1.0, *shares))
     axes.set_xlabel("largest move of a sum by one record, as a share of its declared sensitivity")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("one record more or less: how far sums move (dashed: what is declared)", loc="left", fontsize=9)

@@ -1,16 +1,17 @@
-"""What an audit found: the ε that is claimed, the ε that was shown, and what had to be assumed. Holds no record.
+"""What an audit found: ε claimed, ε shown, what had to be assumed, and a figure of it. Holds no record.
 
 An audit can refute a claim, never prove one: `passed` says that it was not refuted.
 """
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,10 +86,27 @@ class AuditResult:
         return {key: _plain(value) for key, value in facts.items()}
 
 
+def picture(result: AuditResult) -> bytes:
+    """An audit's figure as PNG, under a title that says what is claimed and what was shown."""
+    from matplotlib.figure import Figure
+
+    assert result.draw is not None
+    shown = "∞" if math.isinf(result.epsilon_lower) else f"{result.epsilon_lower:.3g}"
+    verdict = "not refuted" if result.passed else "REFUTED"
+    claim = f"ε claimed {result.epsilon_claimed:.3g}, shown {shown} (confidence {result.confidence:g}): {verdict}"
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    result.draw(figure)
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{result.audit} audit of {result.subject}\n{claim}", x=0.01, ha="left", fontsize=11)
+    made = io.BytesIO()
+    figure.savefig(made, dpi=150, format="png")
+    return made.getvalue()
+
+
 def check_confidence(confidence: float) -> None:
     """Refuses a confidence that is none."""
-    if not 0.5 <= confidence < 1:
-        raise InputError(f"confidence={confidence} is not in [0.5, 1)")
+    require(0.5 <= confidence < 1, f"confidence={confidence} is not in [0.5, 1)")
 
 
 def _plain(value: object) -> object:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adadpigu.accounting import epsilon
+from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.estimators import rate_above
 from adadpigu.audit.laws import (
     Check,
@@ -32,8 +32,8 @@ from adadpigu.audit.laws import (
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.audit.watching import Taken, Watched, run_length, watch
-from adadpigu.errors import InputError
-from adadpigu.randomness import Randomness
+from adadpigu.core.randomness import Randomness
+from adadpigu.errors import require
 from adadpigu.training.configured import training_options
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def audit_sampler(
     together, half for the inclusion rates that `epsilon_certain` goes by.
     """
     check_confidence(confidence)
-    if draws is not None and draws < _FEWEST_DRAWS:
-        raise InputError(f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}")
+    few = f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}"
+    require(draws is None or draws >= _FEWEST_DRAWS, few)
     rate = subject.sample_rate
     records = _records(subject)
     steps = run_length(subject, _enough_draws(records, rate) if draws is None else draws)
@@ -78,18 +78,18 @@ def audit_sampler(
     small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
     checks = [check for taken in watched.kinds for check in _checks(taken)]
     checks += [*_consecutive(watched), *(_empties(taken) for taken in small.kinds)]
-    return AuditResult(
-        audit="sampler",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "sampler",
         epsilon_lower=_cost(subject, watched.kinds, 1 - confidence),
         epsilon_certain=_cost(subject, watched.kinds, REFUTING / 2),
         confidence=confidence,
         observations=len(watched.in_order),
-        exposed=subject.exposed,
-        assumed=_assumed(records, subject.data.records),
-        findings=(*subject.findings, *_plain(watched), *_plain(small), *refuted(checks, REFUTING / 2)),
+        assumed=(
+            "noise is added as claimed (`adadpigu audit noise` tests that)",
+            "records and draws do not depend on each other in ways that these tests do not look at",
+            f"{records:,} records are sampled as the {subject.data.records:,} of the run are",
+        ),
+        findings=(*_plain(watched), *_plain(small), *refuted(checks, REFUTING / 2)),
         details={
             "records": records,
             "records_declared": subject.data.records,
@@ -111,14 +111,6 @@ def _enough_draws(records: int, rate: float) -> int:
     wanted = math.log(records / 1e-9)
     needed = max((wanted / -math.log(share) for share in (rate, 1 - rate) if 0 < share < 1), default=0)
     return min(max(math.ceil(needed), _LEAST_DRAWS), _MOST_DRAWS)
-
-
-def _assumed(records: int, declared: int) -> tuple[str, ...]:
-    return (
-        "noise is added as claimed (`adadpigu audit noise` tests that)",
-        "records and draws do not depend on each other in ways that these tests do not look at",
-        f"{records:,} records are sampled as the {declared:,} of the run are",
-    )
 
 
 def _plain(watched: Watched) -> Iterator[str]:
@@ -232,11 +224,11 @@ def _cost(subject: Subject, kinds: Sequence[Taken], significance: float) -> floa
         each = significance / (2 * len(kinds))
         total = _rate_below(int(taken.sizes.sum()), count * records, each)
         shown[taken.draw] = max(total, _rate_below(int(taken.by_record.max()), count, each / records))
-    stages = tuple(
-        replace(stage, draws=tuple(replace(d, sample_rate=shown[d]) for d in stage.draws if shown.get(d, 0.0) > 0))
-        for stage in subject.plan.stages
-    )
-    return epsilon(replace(subject.plan, stages=stages).event(), subject.delta)
+
+    def found(_: str, draw: PlannedDraw) -> PlannedDraw | None:
+        return replace(draw, sample_rate=shown[draw]) if shown.get(draw, 0.0) > 0 else None
+
+    return subject.cost(found)
 
 
 def _summary(taken: Taken, confidence: float) -> dict[str, object]:
@@ -278,4 +270,3 @@ def _histogram(axes: Axes, counts: Counts, trials: int, rate: float, what: str, 
     axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend
     axes.set_xlabel(what)
     axes.set_ylabel(of)
-    axes.spines[["top", "right"]].set_visible(False)

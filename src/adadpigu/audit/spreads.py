@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit.evidence import most_scale, scale_p
-from adadpigu.audit.laws import Check, Counts, Numbers, spread_p
+from adadpigu.audit.laws import Check, Counts, Numbers, most_scale, scale_p, spread_p
 from adadpigu.audit.listening import Heard, Part
-from adadpigu.layout import Layout
+from adadpigu.core.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,36 +7,21 @@ No file or folder of the data itself is opened, so that an audit of the mechanis
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard
 
 import torch
 
 from adadpigu.config import RunConfig
-from adadpigu.data import DataSet, TensorRecords, is_named
-from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, ImageFacts, TableFacts, read_description
+from adadpigu.data import DataSet, TensorRecords
+from adadpigu.data.description import ArrayFacts, ImageFacts, TableFacts
 from adadpigu.data.own import KINDS, TABLES, find_description, is_own
-from adadpigu.errors import InputError
-from adadpigu.report.loading import FACTS, facts_of, stored_facts
+from adadpigu.errors import require
+from adadpigu.runs.reading import FACTS, facts_of, json_of
 
 MOST_RECORDS = 20_000
 """that are made, however many are declared: rates go by the declared count"""
 MOST_NUMBERS = 1 << 26
 """in all of them together: of large records there are fewer"""
-_MOST_DECLARED = 1 << 53
-"""records, so that a float holds their number"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Public:
-    """What records are made from."""
-
-    name: str
-    records: int
-    classes: int
-    shape: tuple[int, ...]
-    told: tuple[str, ...]
 
 
 def stand_ins_for(config: RunConfig, folder: Path | None = None) -> DataSet:
@@ -45,91 +30,50 @@ def stand_ins_for(config: RunConfig, folder: Path | None = None) -> DataSet:
     Inputs are uniform in [0, 1), float32 as all own data is once it is encoded; labels are uniform over the classes.
     At most 20,000 are there, while `records` stays the declared N.
     """
-    if is_named(config.dataset) and folder is None:
-        raise InputError(f"dataset={config.dataset!r} is public: nothing stands in for it; allowed: {KINDS}")
-    public = _declared(config) if folder is None else _of_run(config, folder)
-    for key, given, known in (
-        ("records", config.records, public.records),
-        ("classes", config.classes, public.classes),
-    ):
-        if given not in (None, known):
-            raise InputError(f"{key}={given} contradicts the {known} that is declared for {public.name!r}")
-    count = min(public.records, MOST_RECORDS, max(1, MOST_NUMBERS // math.prod(public.shape)))
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand((count, *public.shape), generator=generator)
-    labels = torch.randint(public.classes, (count,), generator=generator)
-    return DataSet(
-        name=public.name,
-        train=TensorRecords(inputs, labels, name=public.name),
-        records=public.records,
-        classes=public.classes,
-        shape=public.shape,
-        public=public.told,
-    )
+    made = _declared(config) if folder is None else _of_run(folder)
+    for key, given, known in (("records", config.records, made.records), ("classes", config.classes, made.classes)):
+        require(given in (None, known), f"{key}={given} contradicts the {known} that is declared for {made.name!r}")
+    return made
 
 
-def _declared(config: RunConfig) -> _Public:
+def _declared(config: RunConfig) -> DataSet:
     """By the description that training would go by."""
-    if not is_own(config.dataset):
-        raise InputError(f"dataset={config.dataset!r} is neither known nor a path; allowed: {KINDS}")
+    name = f"dataset={config.dataset!r}"
+    require(is_own(config.dataset), f"{name} is neither known nor a path; allowed: {KINDS}")
     path = Path(config.dataset)
-    found = find_description(path, None if config.describe is None else Path(config.describe))
-    arrays = path.suffix.lower() == ".npz"
-    if found is not None and arrays != isinstance(found.facts, ArrayFacts):
-        raise InputError(f"{found.path} does not describe what dataset={config.dataset!r} is; allowed: its own facts")
-    if found is None or isinstance(found.facts, ArrayFacts):
-        raise InputError(
-            f"dataset={config.dataset!r}: the shape of a record is declared nowhere, and the file is not opened for "
-            "it; allowed: the folder of a finished run, which tells it, or --diagnostics with an audit that looks at "
-            "records"
-        )
-    table = path.suffix.lower() in TABLES
-    if table != isinstance(found.facts, TableFacts):
-        raise InputError(f"{found.path} does not describe what dataset={config.dataset!r} is; allowed: its own facts")
-    return _Public(
-        name=path.resolve().stem if table else path.resolve().name,
-        records=found.records,
-        classes=len(found.classes),
-        shape=found.facts.shape,
-        told=found.public,
+    found, suffix = find_description(path, None if config.describe is None else Path(config.describe)), path.suffix
+    arrays, table = suffix.lower() == ".npz", suffix.lower() in TABLES
+    facts, kind = ArrayFacts() if found is None else found.facts, ArrayFacts if arrays else ImageFacts
+    fits = isinstance(facts, TableFacts if table else kind)
+    require(fits, f"{found and found.path} does not describe what {name} is; allowed: its own facts")
+    require(
+        not isinstance(facts, ArrayFacts),
+        f"{name}: the shape of a record is declared nowhere, and the file is not opened for it; allowed: the folder of "
+        "a finished run, which tells it, or --diagnostics with an audit that looks at records",
     )
+    assert found is not None
+    assert not isinstance(facts, ArrayFacts)
+    own = path.resolve().stem if table else path.resolve().name
+    return _random(own, found.records, len(found.classes), facts.shape, found.public)
 
 
-def _of_run(config: RunConfig, folder: Path) -> _Public:
-    """By the facts that a run's folder keeps; a copy of the description beside them has to agree."""
-    public = _stored(folder)
-    copy = folder / DESCRIPTION
-    if not copy.exists():
-        if config.describe is not None:
-            raise InputError(f"run={str(folder)!r} has no {DESCRIPTION}; allowed: as `adadpigu train` wrote it")
-        return public
-    found = read_description(copy)
-    facts: tuple[object, ...] = (found.records, len(found.classes), _shape(found) or public.shape)
-    if facts != (public.records, public.classes, public.shape):
-        raise InputError(
-            f"run={str(folder)!r}: {DESCRIPTION} and {FACTS} tell of different records, classes or shapes; allowed: "
-            "as `adadpigu train` wrote them"
-        )
-    return public
+def _of_run(folder: Path) -> DataSet:
+    """By the facts that a run's folder keeps; it may be a stranger's, so nothing in it is taken as it is."""
+    fields, known = json_of(folder, FACTS), facts_of(folder)
+    name, records = fields.text("name"), fields.count("records")
+    fields.check(name.isprintable(), "name", "a text that can be printed")
+    fields.check(records > 0, "records", "a whole number of at least 1")
+    told = f"run={str(folder)!r}: {FACTS} has no shape of a record or no classes, so nothing can stand in for one"
+    require(known.shape and known.classes, told)
+    assert known.shape is not None
+    assert known.classes is not None
+    return _random(name, records, known.classes, known.shape, fields.texts("public"))
 
 
-def _shape(found: Description) -> tuple[int, ...] | None:
-    return found.facts.shape if isinstance(found.facts, TableFacts | ImageFacts) else None
-
-
-def _stored(folder: Path) -> _Public:
-    """What data.json tells; a folder may be a stranger's, so nothing in it is taken as it is."""
-    facts, known = stored_facts(folder), facts_of(folder)
-    name, records, told = (facts.get(key) for key in ("name", "records", "public"))
-    if not isinstance(name, str) or not name.isprintable() or not _whole(records) or known.classes is None:
-        raise InputError(
-            f"run={str(folder)!r}: {FACTS} has no name, records or classes; allowed: as `adadpigu train` wrote it"
-        )
-    if known.shape is None:
-        raise InputError(f"run={str(folder)!r}: {FACTS} has no shape of a record, so nothing can stand in for one")
-    lines = tuple(line for line in told if isinstance(line, str)) if isinstance(told, list) else ()
-    return _Public(name=name, records=records, classes=known.classes, shape=known.shape, told=lines)
-
-
-def _whole(value: object) -> TypeGuard[int]:
-    return type(value) is int and 1 <= value <= _MOST_DECLARED
+def _random(name: str, records: int, classes: int, shape: tuple[int, ...], public: tuple[str, ...]) -> DataSet:
+    count = min(records, MOST_RECORDS, max(1, MOST_NUMBERS // math.prod(shape)))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand((count, *shape), generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    train = TensorRecords(inputs, labels, name=name)
+    return DataSet(name=name, train=train, records=records, classes=classes, shape=shape, public=public)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,19 +18,20 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import LedgerRecord, Plan, epsilon
+from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon
+from adadpigu.audit.result import AuditResult
 from adadpigu.audit.stand_ins import stand_ins_for
 from adadpigu.config import RunConfig
-from adadpigu.data import DataSet, is_named
-from adadpigu.errors import InputError
-from adadpigu.features.front import Front
-from adadpigu.gradients import Loss
+from adadpigu.core.gradients import Loss
+from adadpigu.core.randomness import Tier
+from adadpigu.data import DataSet, TensorRecords, is_named
+from adadpigu.errors import InputError, require
 from adadpigu.methods import make_method
-from adadpigu.randomness import Tier
-from adadpigu.training.configured import configured, front_and_body, load_data, training_options
+from adadpigu.runs.loading import front_and_body, load_data
+from adadpigu.runs.run import Run
+from adadpigu.training.configured import configured, training_options
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.resuming import settings_of
-from adadpigu.training.run import Run
 from adadpigu.training.train import train_prepared
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 """adds an auditor's part to a model, its records to the data, and says what their loss is"""
+
+Found = Callable[[str, PlannedDraw], PlannedDraw | None]
+"""(stage, draw of the plan): the draw with the noise or the rate that an audit found; None leaves it out"""
 
 Drive = Callable[..., Run]
 """trains what was made ready, with the options of `train_prepared`"""
@@ -87,22 +91,32 @@ class Subject:
         assert self.config.batch_size is not None
         return self.config.batch_size / self.data.records
 
-    def cost(self, noise: float = 1.0, only: str | None = None) -> float:
-        """ε of the whole plan at the claim's δ, had every draw `noise` times the noise it has.
+    def cost(self, found: Found) -> float:
+        """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
+        return epsilon(self.event(found), self.delta)
 
-        What an audit has found out about the noise, or about how far a record moves a sum, is turned into ε here.
-        `only` counts the draws of that name alone: where an audit has looked at no others.
-        """
-        return float("inf") if noise <= 0 else epsilon(self.event(noise, only), self.delta)
-
-    def event(self, noise: float = 1.0, only: str | None = None) -> DpEvent:
-        """The whole plan as an event, with the same two changes."""
+    def event(self, found: Found) -> DpEvent:
+        """The whole plan as an event, with its draws as an audit has found them."""
         stages = []
         for stage in self.plan.stages:
-            draws = (draw for draw in stage.draws if only in (None, draw.name))
-            scaled = tuple(replace(draw, noise_multiplier=draw.noise_multiplier * noise) for draw in draws)
-            stages.append(replace(stage, draws=scaled))
+            draws = (found(stage.name, draw) for draw in stage.draws)
+            stages.append(replace(stage, draws=tuple(draw for draw in draws if draw is not None)))
         return replace(self.plan, stages=tuple(stages)).event()
+
+    def result(
+        self, audit: str, *, assumed: Iterable[str] = (), findings: Iterable[str] = (), **facts: Any
+    ) -> AuditResult:
+        """What an audit of this subject has found, beside what was found and assumed before it was run."""
+        return AuditResult(
+            audit=audit,
+            subject=self.label,
+            epsilon_claimed=self.epsilon,
+            delta=self.delta,
+            exposed=self.exposed,
+            assumed=(*assumed, *self.assumed),
+            findings=(*self.findings, *findings),
+            **facts,
+        )
 
     def prepare(
         self, *, data: DataSet | None = None, attach: Attach | None = None, steps: int | None = None, **changes: Any
@@ -111,29 +125,27 @@ class Subject:
         data = self.data if data is None else data
         config = replace(self.config, **({} if steps is None else {"steps": steps}) | changes)
         front, body = front_and_body(config, data, seed=config.seed or 0)
-        if attach is None:
-            return self._prepared(config, front, body, data, F.cross_entropy)
-        try:  # without the block, the same was made ready before
-            return self._prepared(config, front, *attach(body, data))
+        loss: Loss = F.cross_entropy
+        try:
+            if attach is not None:
+                body, data, loss = attach(body, data)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*many rows are exact copies")  # canaries are blank
+                return prepare(
+                    body,
+                    data,
+                    method=make_method(config.method, config.method_options),
+                    budget=None,
+                    delta=self.delta,
+                    options=training_options(config, data.records),
+                    loss=loss,
+                    front=front,
+                    seed=config.seed or 0,
+                )
         except InputError as refusal:
+            if attach is None:
+                raise
             raise InputError(f"{self.label}: the dummy block cannot be attached: {refusal}") from None
-
-    def _prepared(
-        self, config: RunConfig, front: Front | None, body: nn.Module, data: DataSet, loss: Loss
-    ) -> Preparation:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*many rows are exact copies")  # canaries are blank on purpose
-            return prepare(
-                body,
-                data,
-                method=make_method(config.method, config.method_options),
-                budget=None,
-                delta=self.delta,
-                options=training_options(config, data.records),
-                loss=loss,
-                front=front,
-                seed=config.seed or 0,
-            )
 
 
 def subject_of(
@@ -145,27 +157,23 @@ def subject_of(
     Stand-ins are made from public facts alone, those of a finished run's `folder` where there is one.
     """
     method = make_method(config.method, config.method_options)
-    if not method.private:
-        raise InputError(
-            f"method={config.method!r} claims no privacy: there is nothing to audit; allowed: a private one"
-        )
-    if config.reproducible_noise:
-        raise InputError("reproducible_noise=True claims no privacy: there is nothing to audit; allowed: secret noise")
+    none = "claims no privacy: there is nothing to audit; allowed"
+    require(method.private, f"method={config.method!r} {none}: a private one")
+    require(not config.reproducible_noise, f"reproducible_noise=True {none}: secret noise")
     config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
     stands_in = not (real or is_named(config.dataset))
     data = stand_ins_for(config, folder) if stands_in else replace(load_data(config), test=None)
     if sample_rate is not None:
-        if not 0 < sample_rate <= 1:
-            raise InputError(f"sample_rate={sample_rate} is not in (0, 1]")
+        require(0 < sample_rate <= 1, f"sample_rate={sample_rate} is not in (0, 1]")
         batch = max(1, round(sample_rate * data.records))
         data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
     ready = configured(config, data)
     claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
-    if not math.isfinite(claimed):
-        raise InputError(
-            f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; "
-            "allowed: more noise"
-        )
+    require(
+        math.isfinite(claimed),
+        f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; allowed: "
+        "more noise",
+    )
     return Subject(
         config=_fixed(config, ready),
         data=data,
@@ -179,6 +187,15 @@ def subject_of(
     )
 
 
+def scaled(noise: float, only: str | None = None) -> Found:
+    """Every draw with `noise` times the noise it has; `only` counts the draws of that name alone."""
+
+    def found(_: str, draw: PlannedDraw) -> PlannedDraw | None:
+        return replace(draw, noise_multiplier=draw.noise_multiplier * noise) if only in (None, draw.name) else None
+
+    return found
+
+
 @contextlib.contextmanager
 def trained_through(drive: Drive) -> Iterator[None]:
     """Within, audits train by `drive` in the place of `train_prepared`: so the ways of other libraries are audited."""
@@ -187,6 +204,13 @@ def trained_through(drive: Drive) -> Iterator[None]:
         yield
     finally:
         _drive.reset(before)
+
+
+def held(data: DataSet) -> TensorRecords:
+    """The records as tensors, without which nobody can add one."""
+    if not isinstance(data.train, TensorRecords):
+        raise InputError(f"an audit needs records held as tensors, not {type(data.train).__name__}")
+    return data.train
 
 
 def driven(ready: Preparation, **options: Any) -> Run:

@@ -1,16 +1,14 @@
 """All audits of all methods: a short list that continuous integration runs, and a long one.
 
 Short: white-box, replay, noise, sampler and accountant, on every method that claims privacy, with its defaults; and
-some of them on what the defaults do not have: copies, growing masks, automatic clipping, released normalisation,
-several slices a draw, canaries along random directions. Long: the same with more observations, and one-run, many-runs
-and membership. A method that registers is in both.
+some of them on what the defaults do not have. Long: the same with more observations, and one-run, many-runs and
+membership. A method that registers is in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.many_runs import audit_many_runs
@@ -25,12 +23,27 @@ from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.methods import all_methods
 
-Audit = Callable[..., AuditResult]
-
 _BASE = "digits-adadpigu"
 """the preset whose data, model and rates the subjects share"""
-_SHORT = {"epsilon": 8.0, "steps": 100}
-_LONG = {"epsilon": 8.0, "steps": 3000}
+_AUDITS: dict[str, Callable[..., AuditResult]] = {
+    "white-box": audit_white_box,
+    "replay": audit_replay,
+    "noise": audit_noise,
+    "sampler": audit_sampler,
+    "accountant": audit_accountant,
+    "one-run": audit_one_run,
+    "many-runs": audit_many_runs,
+    "membership": audit_membership,
+}
+_DIRECTIONS = "random directions"
+_SHORT: dict[str, dict[str, object]] = {
+    "white-box": {"observations": 12_000},
+    "replay": {"steps": 4},
+    "noise": {"numbers": 300_000},
+    "sampler": {"draws": 300},
+    "accountant": {},
+}
+"""the audits of the short list, and their sizes; in the long one they have their own"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +52,10 @@ class Entry:
 
     method: str
     audit: str
-    run: Callable[[Subject, Progress | None], AuditResult]
     settings: Mapping[str, object]
     sample_rate: float
+    options: Mapping[str, object]
+    """of the audit"""
     variant: str = ""
     """what differs from the defaults"""
 
@@ -52,87 +66,43 @@ class Entry:
 
     def made(self) -> Subject:
         """Who is audited."""
-        settings = merge(read_preset(_BASE), {**self.settings, "method": self.method})
-        return subject_of(settings, sample_rate=self.sample_rate)
+        shared = {"epsilon": 8.0, "steps": 100, "method": self.method}
+        return subject_of(merge(read_preset(_BASE), {**shared, **self.settings}), sample_rate=self.sample_rate)
 
     def result(self, progress: Progress | None = None) -> AuditResult:
         """Runs it."""
-        return self.run(self.made(), progress)
+        return _AUDITS[self.audit](self.made(), progress=progress, **self.options)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """Settings that a path of its own is behind, and the audits that look there."""
-
-    method: str
-    settings: Mapping[str, object]
-    audits: tuple[str, ...]
-    sample_rate: float = 0.05
-    options: Mapping[str, object] = field(default_factory=dict)
-    """of the audits"""
-
-
-VARIANTS = {
-    "copies": Variant(method="dpsgd", settings={"copies": 2, "flip": True}, audits=("white-box", "replay")),
-    "growing mask": Variant(
-        method="adadpigu",
-        settings={"method_options": {"importance_steps": 8, "retention": 0.2, "schedule": "linear"}},
-        audits=("replay", "noise"),
-    ),
-    "automatic clipping": Variant(
-        method="random-freeze", settings={"clipping": "automatic"}, audits=("white-box", "replay")
-    ),
-    "released normalisation": Variant(
-        method="quantile", settings={"normalisation": "released"}, audits=("replay", "noise", "accountant")
-    ),
-    "long draws in slices": Variant(
-        method="dpsgd", settings={"physical_batch_size": 96}, audits=("white-box", "replay"), sample_rate=0.25
-    ),
-    "long draws at once": Variant(
-        method="parameter-freezing", settings={"physical_batch_size": None}, audits=("replay",), sample_rate=0.25
-    ),
-    "random directions": Variant(method="adadpigu", settings={}, audits=("white-box",), options={"directions": 2}),
-}
+_GROWING = {"importance_steps": 8, "retention": 0.2, "schedule": "linear"}
+_VARIANTS: tuple[tuple[str, str, tuple[str, ...], dict[str, object], float], ...] = (
+    ("copies", "dpsgd", ("white-box", "replay"), {"copies": 2, "flip": True}, 0.05),
+    ("growing mask", "adadpigu", ("replay", "noise"), {"method_options": _GROWING}, 0.05),
+    ("automatic clipping", "random-freeze", ("white-box", "replay"), {"clipping": "automatic"}, 0.05),
+    ("released normalisation", "quantile", ("replay", "noise", "accountant"), {"normalisation": "released"}, 0.05),
+    ("long draws in slices", "dpsgd", ("white-box", "replay"), {"physical_batch_size": 96}, 0.25),
+    ("long draws at once", "parameter-freezing", ("replay",), {"physical_batch_size": None}, 0.25),
+    (_DIRECTIONS, "adadpigu", ("white-box",), {}, 0.05),
+)
+"""(what differs, method, audits that look there, settings, q): each has a path of its own behind it"""
 
 
 def entries(*, full: bool = False) -> Iterator[Entry]:
     """The audits to run, method by method, then variant by variant."""
-    audits = _LONG_AUDITS if full else _SHORT_AUDITS
-    for name, method in all_methods().items():
-        if method.private:
-            for audit, run in audits.items():
-                settings, rate = (_LONG, 0.02) if full and audit in ("white-box", "one-run") else (_SHORT, 0.05)
-                yield Entry(method=name, audit=audit, run=run, settings=settings, sample_rate=rate)
-    for name, variant in VARIANTS.items():
-        for audit in variant.audits:
+    sizes = dict[str, dict[str, object]].fromkeys(_AUDITS, {}) if full else _SHORT
+    for method in (name for name, method in all_methods().items() if method.private):
+        for audit, options in sizes.items():
+            long = full and audit in ("white-box", "one-run")
+            facts, rate = ({"steps": 3000}, 0.02) if long else ({}, 0.05)
+            yield Entry(method=method, audit=audit, settings=facts, sample_rate=rate, options=options)
+    for variant, method, audits, settings, rate in _VARIANTS:
+        more: dict[str, object] = {"directions": 2} if variant == _DIRECTIONS else {}
+        for audit in audits:
             yield Entry(
-                method=variant.method,
+                method=method,
                 audit=audit,
-                run=partial(audits[audit], **variant.options),
-                settings=dict[str, object](_SHORT) | dict(variant.settings),
-                sample_rate=variant.sample_rate,
-                variant=name,
+                settings=settings,
+                sample_rate=rate,
+                options=sizes[audit] | more,
+                variant=variant,
             )
-
-
-def _with(audit: Audit, **options: object) -> Callable[..., AuditResult]:
-    return lambda subject, progress, **more: audit(subject, progress=progress, **options, **more)
-
-
-_SHORT_AUDITS = {
-    "white-box": _with(audit_white_box, observations=12_000),
-    "replay": _with(audit_replay, steps=4),
-    "noise": _with(audit_noise, numbers=300_000),
-    "sampler": _with(audit_sampler, draws=300),
-    "accountant": _with(audit_accountant),
-}
-_LONG_AUDITS = {
-    "white-box": _with(audit_white_box),
-    "replay": _with(audit_replay),
-    "noise": _with(audit_noise),
-    "sampler": _with(audit_sampler),
-    "accountant": _with(audit_accountant),
-    "one-run": _with(audit_one_run),
-    "many-runs": _with(audit_many_runs),
-    "membership": _with(audit_membership),
-}

@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from adadpigu.accounting import Ledger
 from adadpigu.audit.coins import ReplayError
-from adadpigu.bounding import BoundedSum, Query, RecordSum
-from adadpigu.distributed.processes import Processes
-from adadpigu.errors import PrivacyLineError
-from adadpigu.mechanism import GaussianMechanism, Receipt, Recorded, Release
-from adadpigu.randomness import Randomness
-from adadpigu.sensitive import unseal
+from adadpigu.core.bounding import BoundedSum, Query, RecordSum
+from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
+from adadpigu.core.processes import Processes
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sensitive import unseal
+from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.tensors import digest
-from adadpigu.training.run import Facts, Metrics, Run
 
 TOLERANCE = 1e-5
 """relative to the sensitivity, for floating-point noise"""
@@ -48,25 +47,19 @@ class Call:
     sensitivity: float
     share: float
     """of the draw's privacy cost"""
-    size: int
     public: dict[str, Tensor]
     """the learned tensors that shaped the sum: mask, centre, scale, parameters"""
     total: Tensor = field(repr=False)
     tolerance: float = TOLERANCE
-
-    @property
-    def active(self) -> Tensor | None:
-        return self.public.get("active")
 
 
 def _call(total: BoundedSum) -> Call:
     query = total.query
     of_losses = isinstance(query, RecordSum) and ("loss" in query.needs or len(query.losses_at) > 0)
     return Call(
-        name=total.name,
+        name=total.query.name,
         sensitivity=total.sensitivity,
         share=query.share,
-        size=total.size,
         public=_tensors(query),
         total=unseal(total).detach().clone(),
         tolerance=LOSS_TOLERANCE if of_losses and total.dtype != torch.float64 else TOLERANCE,
@@ -134,16 +127,13 @@ class RecordingMechanism(GaussianMechanism):
             self._tape.record(self._sums, releases)
         return releases
 
-    def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
-        raise PrivacyLineError("a tape looks at every sum: with one, steps are not recorded")
-
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
         self._look(total)
         return super()._noisy(total, noise_multiplier)
 
     def _look(self, total: BoundedSum) -> None:
         """Keeps a sum over all processes, as it is when its noise is drawn."""
-        whole = self._processes.gathered(unseal(total), total.size).clone()
+        whole = self._processes.all_gather(unseal(total), total.size).clone()
         self._sums.append(BoundedSum(whole, total.query, size=total.size, dtype=total.dtype))
 
 
@@ -154,7 +144,7 @@ class ReplayingMechanism(RecordingMechanism):
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
         self._look(total)
-        return self._tape.released(total.name)
+        return self._tape.released(total.query.name)
 
 
 class Recorder:
@@ -169,7 +159,7 @@ class Recorder:
         self.released: list[dict[str, Release]] = []
         self.asked_for: list[list[tuple[tuple[object, ...], dict[str, Tensor]]]] = []
         self.states: list[State] = []
-        self.told: list[object] = []
+        self.told: list[Mapping[str, object]] = []
         self.kept: State = {}
         self._bare: dict[str, tuple[int, int]] = {}
         self.breaches: list[str] = []
@@ -248,12 +238,9 @@ class Player:
         state: Callable[[], State] | None = None,
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
-        self._recorded = recorded
-        self._state = state
-        self._aim = aim
-        self._asked = 0
-        self._position = 0
-        self._told = 0
+        self._recorded, self._state, self._aim = recorded, state, aim
+        self._asked = self._position = 0
+        self._told = iter(recorded.told)
         self.breaches: list[str] = []
         self.exposed = False
         """whether one of them is more than a move beyond a sensitivity: then no noise covers it"""
@@ -263,10 +250,10 @@ class Player:
         """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
 
     def asked(self, queries: Sequence[Query]) -> None:
-        position = self._asked
+        if self._asked >= len(self._recorded.states):
+            raise ReplayError(f"draw {self._asked}: the neighbour asks for more draws than were recorded")
+        self._compare_asked(self._asked, queries)
         self._asked += 1
-        if position < len(self._recorded.states):
-            self._compare_asked(position, queries)
         if self._aim is not None:
             self._aim(queries)
 
@@ -276,19 +263,16 @@ class Player:
 
     def released(self, name: str) -> Release:
         """What was recorded under this name in the draw that is being made, whatever the sum is."""
-        if self._position >= len(self._recorded.calls):
-            raise ReplayError(f"draw {self._position}: the neighbour asks for more draws than were recorded")
-        if name not in self._recorded.released[self._position]:
-            raise ReplayError(f"draw {self._position}: the neighbour asks for other releases than were recorded")
-        return self._recorded.released[self._position][name]
+        recorded, position = self._recorded.released, self._position
+        if position >= len(recorded) or name not in recorded[position]:
+            raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
+        return recorded[position][name]
 
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
         """Compares the sums with the recorded ones."""
         position = self._position
         self._position += 1
         before, now = self._recorded.calls[position], [_call(total) for total in sums]
-        if [(c.name, c.size, c.sensitivity) for c in before] != [(c.name, c.size, c.sensitivity) for c in now]:
-            raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
         shares = [self._compare(position, old, new) for old, new in zip(before, now, strict=True)]
         self.effects.append(math.sqrt(sum(call.share * share**2 for call, share in zip(before, shares, strict=True))))
 
@@ -340,12 +324,6 @@ class Player:
         return share
 
     def _compare_told(self, now: Mapping[str, object]) -> None:
-        position = self._told
-        self._told += 1
-        if position >= len(self._recorded.told):
-            return
-        before = self._recorded.told[position]
-        assert isinstance(before, Mapping)
-        odd = [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]
-        if odd:
+        before = next(self._told, now)
+        if odd := [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]:
             self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")

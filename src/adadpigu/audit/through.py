@@ -21,16 +21,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Drive, Subject, trained_through
-from adadpigu.errors import InputError, unknown
+from adadpigu.core.gradients import choose_engine
+from adadpigu.data.datasets import TensorRecords
+from adadpigu.errors import require, unknown
 from adadpigu.extras import extra
-from adadpigu.gradients import choose_engine
+from adadpigu.runs.run import Run
 from adadpigu.training.own_loop import PrivateLoop
-from adadpigu.training.preparation import Preparation, synthetic_records
-from adadpigu.training.run import Run
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.task import synthetic_records
 from adadpigu.training.train import train_prepared
 
 AUDITS = ("white-box", "noise", "replay")
 """that can be made through something else than `train`"""
+_CELLS, _KINDS = 2**20, 16
+"""largest number and number of categories in a table for scikit-learn; float32 holds either"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,6 @@ class Way:
     """How an integration trains what an audit has made ready."""
 
     drive: Drive
-    means: str
     methods: tuple[str, ...] | None = None
     """that it has; None: all"""
     needs: tuple[str, str] | None = None
@@ -76,18 +79,18 @@ def way_of(name: str) -> Way:
 
 
 def _check(name: str, way: Way, subject: Subject) -> None:
-    config = subject.config
-    if way.methods is not None and config.method not in way.methods:
-        raise InputError(f"method={config.method!r} through {name!r}; allowed there: {', '.join(way.methods)}")
+    method = subject.config.method
+    fits = way.methods is None or method in way.methods
+    require(fits, f"method={method!r} through {name!r}; allowed there: {', '.join(way.methods or ())}")
     ready = None if way.takes_fronts else subject.prepare()
-    if ready is not None and (ready.front is not None or ready.view.augmentation):
-        raise InputError(f"{subject.label}: features, normalisation or augmentation through {name!r}; allowed: none")
+    plain = ready is None or (ready.front is None and not ready.view.augmentation)
+    require(plain, f"{subject.label}: features, normalisation or augmentation through {name!r}; allowed: none")
 
 
 def by_loop(ready: Preparation, **how: Any) -> Run:
     """Trains what was made ready by a loop of the user's own."""
-    optimizer, options = _optimiser(ready)
-    loop = PrivateLoop.of(replace(ready, options=options), optimizer, **how)
+    optimizer = _optimiser(ready)
+    loop = PrivateLoop.of(_stepped_by(ready, optimizer), optimizer, **how)
     for batch in loop:
         optimizer.zero_grad()
         batch.backward()
@@ -97,42 +100,62 @@ def by_loop(ready: Preparation, **how: Any) -> Run:
 
 def by_opacus(ready: Preparation, **how: Any) -> Run:
     """Trains what was made ready as a script for Opacus does, by what `make_private` gives it."""
-    from adadpigu.compat.opacus import PrivacyEngine
-    from adadpigu.compat.opacus.script import HeldRecords
-    from adadpigu.compat.opacus.tracing import ScriptLoss
+    from adadpigu.integrations.opacus import PrivacyEngine, engine
 
-    optimizer, options = _optimiser(ready)
-    records = replace(ready.data, train=HeldRecords(ready.data.train))
-    nobody: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(1)))
-    steps, engine = ready.plan.steps, PrivacyEngine()
-    made = replace(ready, data=records, options=options)
-    model, _, loader = engine._wrapped(made, optimizer, ScriptLoss(), nobody, steps, open_ended=False, **how)
-    for given, target in loader:
-        optimizer.zero_grad()
-        loss: Any = ready.loss(model(given), target).mean()
-        loss.backward()
-        optimizer.step()
-    assert engine._training is not None
-    return engine._training.loop.run
+    optimizer = _optimiser(ready)
+    privacy_engine = PrivacyEngine(records=ready.data.records)
+    privacy_engine._how.update(how)
+    with _in_place(engine, "prepare", lambda _, data, **__: replace(_stepped_by(ready, optimizer), data=data)):
+        model, _, criterion, loader = privacy_engine.make_private(
+            module=ready.model,
+            optimizer=optimizer,
+            criterion=ready.loss,
+            data_loader=_loader(ready),
+            noise_multiplier=ready.noise_multiplier,
+            max_grad_norm=1.0,
+            total_steps=ready.plan.steps,
+        )
+    while not loader.loop.ended:
+        for given, target in loader:
+            optimizer.zero_grad()
+            criterion(model(given), target).backward()
+            optimizer.step()
+    return loader.loop.run
 
 
 def by_sklearn(ready: Preparation, **how: Any) -> Run:
-    """Trains what was made ready from within `fit` of an estimator, in the place of the table that it is given."""
+    """Trains what was made ready by `fit`: a row of the table has a record's number, in a numeric and a categorical
+    column. What the estimator encodes is read back, and those records are trained on."""
     import numpy as np
 
-    from adadpigu.compat.sklearn import AdaDPIGUClassifier, estimator
+    from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
 
-    table = AdaDPIGUClassifier(classes=[0, 1], bounds=(-1, 1), records=2, model="linear", method="dpsgd")
-    with _in_place(estimator, "train", lambda *_, **__: train_prepared(ready, **how)):
-        run: Run = table.fit(np.zeros((2, 1)), np.array([0, 1])).run_
+    inputs, targets = ready.data.train.take(torch.arange(len(ready.data.train)))
+
+    def trained(_: nn.Module, table: Any, **__: Any) -> Run:
+        rows = ((table.train.inputs[:, 0] + 1) * _CELLS / 2).round().long() * _KINDS
+        rows = (rows + table.train.inputs[:, 1:].argmax(1)).clamp(max=len(inputs) - 1)
+        records = TensorRecords(inputs[rows.to(inputs.device)], table.train.targets.to(targets), name=ready.data.name)
+        return train_prepared(replace(ready, data=replace(ready.data, train=records)), **how)
+
+    fitted = AdaDPIGUClassifier(
+        classes=range(int(targets.max()) + 2),
+        bounds={0: (0, _CELLS)},
+        categories={1: range(_KINDS)},
+        records=2,
+        model="linear",
+        method="dpsgd",
+    )
+    with _in_place(estimator, "train", trained):
+        run: Run = fitted.fit(np.stack(np.divmod(np.arange(len(inputs)), _KINDS), axis=1), targets.cpu().numpy()).run_
     return run
 
 
 def by_lightning(ready: Preparation, **how: Any) -> Run:
-    """Trains what was made ready by a Trainer: a LightningModule around its model, whose training_step is followed."""
+    """Trains what was made ready by a Trainer: a LightningModule around its model, whose training_step is run."""
     import lightning.pytorch as pl
 
-    from adadpigu.compat.lightning import PrivateStrategy, strategy
+    from adadpigu.integrations.lightning import PrivateStrategy, strategy
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -144,7 +167,7 @@ def by_lightning(ready: Preparation, **how: Any) -> Run:
             return self.criterion(self.net(inputs), targets)
 
         def configure_optimizers(self) -> Any:
-            return _optimiser(ready)[0]
+            return _optimiser(ready)
 
     private = PrivateStrategy(records=ready.data.records)
     trainer = partial(
@@ -158,9 +181,8 @@ def by_lightning(ready: Preparation, **how: Any) -> Run:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    records = TensorDataset(*ready.data.train.take(torch.arange(len(ready.data.train))))
     with _in_place(strategy, "PrivateLoop", partial(_loop_of, ready, how)), _quiet("lightning.pytorch"):
-        trainer().fit(Module(), DataLoader(records, batch_size=ready.options.batch_size))
+        trainer().fit(Module(), _loader(ready))
     return private.run
 
 
@@ -169,7 +191,7 @@ def by_transformers(ready: Preparation, **how: Any) -> Run:
     from transformers import PreTrainedConfig, PreTrainedModel, PrinterCallback, TrainingArguments
     from transformers.modeling_outputs import SequenceClassifierOutput
 
-    from adadpigu.compat.transformers import PrivateTrainer, trainer
+    from adadpigu.integrations.transformers import PrivateTrainer, trainer
 
     inputs, targets = ready.data.train.take(torch.arange(len(ready.data.train)))
     table = inputs.to(ready.device)
@@ -185,7 +207,7 @@ def by_transformers(ready: Preparation, **how: Any) -> Run:
         def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
             return SequenceClassifierOutput(logits=self.net(table[input_ids[:, 0] % len(table)]))
 
-    optimizer = _optimiser(ready)[0]
+    optimizer = _optimiser(ready)
     rows = [{"input_ids": [number], "label": int(target)} for number, target in enumerate(targets)]
     with TemporaryDirectory() as folder, _in_place(trainer, "PrivateLoop", partial(_loop_of, ready, how)):
         arguments = TrainingArguments(
@@ -229,21 +251,31 @@ def _loop_of(
     optimizer: torch.optim.Optimizer,
     data: Any,
     *,
-    loss: Any,
+    loss: Any = None,
+    losses: Any = None,
     **_: Any,
 ) -> PrivateLoop:
     """The loop as an integration asks for it, with its model, records and loss, and the audit's plan and noise."""
-    options = replace(ready.options, optimizer=lambda _: optimizer, execution="eager")
-    example = synthetic_records(data.train, ready.device)
-    engine = choose_engine(model, loss, example, engine=options.engine, precision=options.precision)
-    made = replace(ready, model=model, data=data, engine=engine, loss=loss, options=options)
+    options, example = ready.options, synthetic_records(data.train, ready.device)
+    engine = choose_engine(model, loss, example, losses=losses, engine=options.engine, precision=options.precision)
+    made = replace(_stepped_by(ready, optimizer), model=model, data=data, engine=engine, loss=loss)
     return PrivateLoop.of(made, optimizer, **how)
 
 
-def _optimiser(ready: Preparation) -> tuple[torch.optim.Optimizer, Any]:
-    """The run's optimiser, as the user's own, and options that say so."""
-    optimizer = ready.options.factory()([p for p in ready.model.parameters() if p.requires_grad])
-    return optimizer, replace(ready.options, optimizer=lambda _: optimizer, execution="eager")
+def _optimiser(ready: Preparation) -> torch.optim.Optimizer:
+    """The run's optimiser, as the user's own."""
+    return ready.options.factory()([p for p in ready.model.parameters() if p.requires_grad])
+
+
+def _stepped_by(ready: Preparation, optimizer: torch.optim.Optimizer) -> Preparation:
+    """The run, with options that say that the user's own optimiser steps."""
+    return replace(ready, options=replace(ready.options, optimizer=lambda _: optimizer, execution="eager"))
+
+
+def _loader(ready: Preparation) -> Any:
+    """The run's records, as a user's own loader has them."""
+    records = TensorDataset(*ready.data.train.take(torch.arange(len(ready.data.train))))
+    return DataLoader(records, batch_size=ready.options.batch_size)
 
 
 @contextlib.contextmanager
@@ -270,31 +302,27 @@ def _in_place(module: Any, name: str, value: object) -> Iterator[None]:
 
 
 WAYS = {
-    "loop": Way(drive=by_loop, means="a loop of one's own (PrivateLoop)"),
+    "loop": Way(drive=by_loop),
     "opacus": Way(
         drive=by_opacus,
-        means="a script for Opacus, with our PrivacyEngine",
         methods=("dpsgd",),
         takes_fronts=False,
         assumed=("the loss that a script's backward is taken of is the one that was made ready",),
     ),
     "sklearn": Way(
         drive=by_sklearn,
-        means="`fit` of an estimator",
-        assumed=("a table's cells are encoded one by one, by what is declared",),
+        assumed=("a table of two columns, a number and a category, stands for others",),
     ),
     "lightning": Way(
         drive=by_lightning,
-        means="a Lightning Trainer with our PrivateStrategy",
         needs=("lightning.pytorch", "lightning"),
         takes_fronts=False,
     ),
     "transformers": Way(
         drive=by_transformers,
-        means="Hugging Face's Trainer (PrivateTrainer)",
         needs=("transformers", "transformers"),
         takes_fronts=False,
         assumed=("a text is packed into a row by itself (records were numbers here, looked up in a fixed table)",),
     ),
-    "processes": Way(drive=train_prepared, means="two processes on this machine, as torchrun starts them"),
+    "processes": Way(drive=train_prepared),
 }

@@ -17,63 +17,61 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.accounting import Plan, PlannedDraw
+from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.laws import Counts
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, trained
+from adadpigu.audit.subject import Subject, held, trained
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sensitive import Records, unseal
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method
-from adadpigu.randomness import Randomness
-from adadpigu.records import Records
-from adadpigu.sampling import PoissonSampler
-from adadpigu.sensitive import unseal
+from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.training.micro_batches import View
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Facts, Metrics, Run
-from adadpigu.training.view import View
 
 _LABELS = 2**32
 """a record's target is its label plus so many times its number, which counts from 1: 0 is no record"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Announced(Preparation):
-    """A run that says, when a draw is charged, which one of the claim's plan it is."""
+class Followed(Preparation):
+    """A run whose samplers stand behind an auditor's."""
 
-    claim: Plan
-    announce: Callable[[PlannedDraw], None]
+    wrapped: Callable[[int, str, PoissonSampler, float], BehindSampler]
+    """(stage, draw, sampler, σ): the auditor's"""
 
     def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
-        claimed = {draw.name: draw for draw in self.claim.stages[stage].draws}
         return {
-            name: (cast(PoissonSampler, _Announcing(sampler, partial(self.announce, claimed[name]))), sigma)
+            name: (cast(PoissonSampler, self.wrapped(stage, name, sampler, sigma)), sigma)
             for name, (sampler, sigma) in super().samplers(stage).items()
         }
 
 
-class _Announcing:
-    """A sampler as it is, but that it tells when its event is charged."""
+class BehindSampler:
+    """A sampler as it is, but for what a subclass looks at."""
 
-    def __init__(self, sampler: PoissonSampler, announce: Callable[[], None]) -> None:
-        self._sampler, self._announce = sampler, announce
-        self._priced = False
+    def __init__(self, sampler: PoissonSampler) -> None:
+        self._sampler = sampler
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
+
+
+class _Announcing(BehindSampler):
+    """Tells when its event is charged."""
+
+    def __init__(self, sampler: PoissonSampler, announce: Callable[[], None]) -> None:
+        super().__init__(sampler)
+        self._announce = announce
+        self._priced = False
 
     def event(self, noise_multipliers: list[float]) -> object:
         if self._priced:  # the loop asks for the price once, before a stage's first step
             self._announce()
         self._priced = True
         return self._sampler.event(noise_multipliers)
-
-
-def announced(
-    subject: Subject, ready: Preparation, announce: Callable[[PlannedDraw], None], **changes: object
-) -> Announced:
-    """The subject's run, made ready to be followed draw by draw."""
-    facts: dict[str, Any] = {**vars(ready), **changes}
-    return Announced(**facts, claim=subject.plan, announce=announce)
 
 
 def run_length(subject: Subject, steps: int) -> int:
@@ -87,9 +85,7 @@ def run_length(subject: Subject, steps: int) -> int:
 
 def so_many_records(subject: Subject, count: int) -> DataSet:
     """The subject's first records, over again where there are fewer, under its own description: no rate moves."""
-    records = subject.data.train
-    if not isinstance(records, TensorRecords):
-        raise InputError(f"{subject.label}: records are a {type(records).__name__}; allowed: held as tensors")
+    records = held(subject.data)
     inputs, targets = records.take(torch.arange(count) % len(records))
     return replace(subject.data, train=TensorRecords(inputs, targets, name=records.name))
 
@@ -135,16 +131,14 @@ class _Watcher:
             self.draws.append((self._current, counts))
         self._current = None
 
-    def begin(self, facts: Facts) -> None:
-        return None
+    def begin(self, facts: Facts) -> None: ...
 
     def update(self, metrics: Metrics) -> None:
         self._close()
         if self._progress is not None:
             self._progress(metrics.step, metrics.steps)
 
-    def end(self, run: Run) -> None:
-        return None
+    def end(self, run: Run) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +200,13 @@ def watch(
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
     watcher = _Watcher(seen, progress)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
-    run = announced(subject, ready, watcher.announce, data=replace(ready.data, train=coded), view=view)
+    facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}
+
+    def announcing(stage: int, name: str, sampler: PoissonSampler, _: float) -> BehindSampler:
+        claimed = next(draw for draw in subject.plan.stages[stage].draws if draw.name == name)
+        return _Announcing(sampler, partial(watcher.announce, claimed))
+
+    run = Followed(**facts, wrapped=announcing)
     trained(run, randomness=subject.tier if randomness is None else randomness, observers=[watcher])
     if not watcher.draws:
         raise InputError(f"{subject.label}: no batch was drawn in {steps} steps, so there is nothing to look at")

@@ -10,8 +10,6 @@ releases as the method gets them, and the weights, which have to move by them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,17 +18,17 @@ from torch import Tensor, nn
 
 from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest_for_mu, gaussian_mu
-from adadpigu.audit.outside import chance, plainly_prepared
+from adadpigu.audit.outside import StepProgress, chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, trained
+from adadpigu.audit.subject import Subject, scaled, trained
 from adadpigu.audit.watching import so_many_records
+from adadpigu.core.gradients import Loss
+from adadpigu.core.randomness import choose_randomness
 from adadpigu.data.datasets import DataSet
-from adadpigu.errors import InputError
-from adadpigu.gradients import Loss
-from adadpigu.randomness import choose_randomness
+from adadpigu.errors import require
+from adadpigu.runs.run import Facts, Run
 from adadpigu.training.configured import training_options
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,67 +42,23 @@ _QUIET = 8
 """coordinates without a canary until the method has a mask: it shall find something of the block to freeze"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observations:
-    """⟨e_j, release⟩/C in both worlds, and what was seen of frozen coordinates."""
-
-    within: Tensor
-    without: Tensor
-    odd: int
-    """that were not finite"""
-    frozen: int
-    """looks at frozen coordinates, at what was released there and at the weight afterwards"""
-    disturbed: int
-    """of them, those that found a value other than 0, or a weight that had moved"""
-    findings: tuple[str, ...] = ()
-    """of what was seen from outside, what needs no test to be wrong"""
-    assumed: tuple[str, ...] = ()
-    """what was not looked at"""
-    path: Mapping[str, object] = field(default_factory=dict)
-    """what was on the path of the latest run"""
-
-    @property
-    def count(self) -> int:
-        """In each world."""
-        return min(len(self.within), len(self.without))
-
-    def errors(self) -> Errors:
-        """Of the test that was fixed in advance."""
-        return Errors(
-            false_alarms=int((self.without > THRESHOLD).sum()),
-            without=len(self.without),
-            misses=int((self.within <= THRESHOLD).sum()),
-            within=len(self.within),
-        )
-
-    def with_those_of(self, other: Observations) -> Observations:
-        return Observations(
-            within=torch.cat([self.within, other.within]),
-            without=torch.cat([self.without, other.without]),
-            odd=self.odd + other.odd,
-            frozen=self.frozen + other.frozen,
-            disturbed=self.disturbed + other.disturbed,
-            findings=(*self.findings, *other.findings),
-            assumed=other.assumed,
-            path=other.path,
-        )
-
-
 class _HalfIn(Canaries):
-    """Lets a random half of the canaries into every batch and keeps what is released on the block."""
+    """Lets a random half of the canaries into every batch and keeps what is released on the block, run after run."""
 
-    def __init__(self, a_world: int, tell: Callable[[int], None], spread: int = 1) -> None:
+    def __init__(self, a_world: int, spread: int = 1) -> None:
         room = (2 * a_world + 1) * spread - 1  # groups may begin anywhere
         super().__init__(room + _QUIET, None if spread == 1 else 2 * a_world, spread)
-        self._tell = tell
-        """told how many draws were observed"""
         self._chance = chance()
         self._weight = torch.zeros(0)
         self._masked = False
         self._present = torch.zeros(self.coordinates, dtype=torch.bool)
-        self._within: list[Tensor] = []
-        self._without: list[Tensor] = []
-        self._frozen, self._disturbed = 0, 0
+        self.within = self.without = torch.zeros(0, dtype=torch.float64)
+        """⟨e_j, release⟩/C in both worlds, of all runs that have ended"""
+        self.odd = 0
+        """that were not finite"""
+        self.frozen = self.disturbed = 0
+        """looks at frozen coordinates, and those that found a value other than 0, or a weight that had moved"""
+        self._within, self._without = [self.within], [self.without]
         self._block = torch.zeros(0)
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
@@ -114,6 +68,7 @@ class _HalfIn(Canaries):
 
     def begin(self, facts: Facts) -> None:
         super().begin(facts)
+        self._masked, self._active = False, None
         self._block = self._weight.detach().flatten().cpu().clone()
 
     def choose(self, active: Tensor | None) -> Tensor:
@@ -131,7 +86,6 @@ class _HalfIn(Canaries):
         self._look_at_frozen(value, active)
         self._within.append(value[compared & self._present])
         self._without.append(value[compared & ~self._present])
-        self._tell(len(self._within))
 
     def _compared(self, active: Tensor | None) -> Tensor:
         compared = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active.clone()
@@ -144,22 +98,28 @@ class _HalfIn(Canaries):
         before, self._block = self._block, self._weight.detach().flatten().cpu().clone()
         if active is not None:
             frozen = ~active
-            self._frozen += 2 * int(frozen.sum())
-            self._disturbed += int((value[frozen] != 0).sum()) + int((self._block != before)[frozen].sum())
+            self.frozen += 2 * int(frozen.sum())
+            self.disturbed += int((value[frozen] != 0).sum()) + int((self._block != before)[frozen].sum())
 
-    def observations(self) -> Observations:
+    def end(self, run: Run) -> None:
         """Numbers that are none tell of no world: they are counted apart."""
-        within, without = torch.cat(self._within), torch.cat(self._without)
-        sound = [values[values.isfinite()] for values in (within, without)]
-        return Observations(
-            within=sound[0],
-            without=sound[1],
-            odd=len(within) + len(without) - len(sound[0]) - len(sound[1]),
-            frozen=self._frozen,
-            disturbed=self._disturbed,
-            findings=tuple(self.findings()),
-            assumed=tuple(self.assumed()),
-            path=self.details(),
+        super().end(run)
+        seen = [torch.cat(values) for values in (self._within, self._without)]
+        self.within, self.without = (values[values.isfinite()] for values in seen)
+        self.odd = sum(map(len, seen)) - len(self.within) - len(self.without)
+
+    @property
+    def observed(self) -> int:
+        """Observations in each world."""
+        return min(len(self.within), len(self.without))
+
+    def errors(self) -> Errors:
+        """Of the test that was fixed in advance."""
+        return Errors(
+            false_alarms=int((self.without > THRESHOLD).sum()),
+            without=len(self.without),
+            misses=int((self.within <= THRESHOLD).sum()),
+            within=len(self.within),
         )
 
 
@@ -170,8 +130,8 @@ class _Spread(_HalfIn):
     still along others.
     """
 
-    def __init__(self, a_world: int, tell: Callable[[int], None], spread: int) -> None:
-        super().__init__(a_world, tell, spread)
+    def __init__(self, a_world: int, spread: int) -> None:
+        super().__init__(a_world, spread)
         self._loudness = self._amount.clone()
         self._place = torch.arange(len(self._amount))
         self._signs = torch.ones(self.count, spread)
@@ -207,7 +167,6 @@ class _Spread(_HalfIn):
             compared &= active[place].all(1)
         self._within.append(along[compared & self._present])
         self._without.append(along[compared & ~self._present])
-        self._tell(len(self._within))
 
 
 def audit_white_box(
@@ -223,74 +182,76 @@ def audit_white_box(
     `directions`: how many coordinates a canary's direction goes over.
     """
     check_confidence(confidence)
-    if not 1 <= directions <= _MOST_SPREAD:
-        raise InputError(f"directions={directions} is not from 1 to {_MOST_SPREAD}")
+    require(1 <= directions <= _MOST_SPREAD, f"directions={directions} is not from 1 to {_MOST_SPREAD}")
     needed = fewest_for_mu(min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING))
-    if observations < needed:
-        raise InputError(
-            f"observations={observations} a world are too few: without a single error they could not refute the claim "
-            f"at confidence {max(confidence, 1 - REFUTING):.15g}; allowed: at least {needed}"
-        )
+    require(
+        observations >= needed,
+        f"observations={observations} a world are too few: without a single error they could not refute the claim at "
+        f"confidence {max(confidence, 1 - REFUTING):.15g}; allowed: at least {needed}",
+    )
     seen = _observe(subject, observations, directions, progress)
     errors = seen.errors()
 
     def shown(significance: float, errors: Errors = errors) -> float:
         mu = gaussian_mu(errors, significance)
-        return subject.cost(1 / (mu * subject.noise_multiplier), only=DRAW) if mu > 0 else 0.0
+        return subject.cost(scaled(1 / (mu * subject.noise_multiplier), DRAW)) if mu > 0 else 0.0
 
-    findings = [*subject.findings, *seen.findings]
+    findings = list(seen.findings())
     if seen.odd:
         findings.append(f"{seen.odd} released coordinates of the block are not finite")
     if seen.disturbed:
         findings.append(
             f"{seen.disturbed} of {seen.frozen} looks at frozen coordinates found a signal, noise or a move"
         )
-    return AuditResult(
-        audit="white-box",
-        subject=subject.label,
-        epsilon_claimed=subject.epsilon,
-        delta=subject.delta,
+    return subject.result(
+        "white-box",
         epsilon_lower=shown(1 - confidence),
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
-        observations=seen.count,
-        reach=shown(REFUTING, Errors.flawless(seen.count)) if seen.count else None,
+        observations=seen.observed,
+        reach=shown(REFUTING, Errors.flawless(seen.observed)) if seen.observed else None,
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
             "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",
             "records are sampled as claimed (`adadpigu audit sampler` tests that; the canaries' own coins are the "
             "auditor's)",
-            *seen.assumed,
+            *seen.assumed(),
         ),
-        findings=tuple(findings),
-        details=_details(subject, seen, errors),
+        findings=findings,
+        details={
+            "sample_rate": subject.sample_rate,
+            "steps": subject.plan.steps,
+            "noise_multiplier": subject.noise_multiplier,
+            "false_alarms": errors.false_alarms,
+            "misses": errors.misses,
+            "mean_without": float(seen.without.mean()),
+            "mean_within": float(seen.within.mean()),
+            "stddev_without": float(seen.without.std()),
+            "stddev_within": float(seen.within.std()),
+            "frozen_looks": seen.frozen,
+            "frozen_disturbed": seen.disturbed,
+            **seen.details(),
+        },
         draw=lambda figure: _draw(figure, seen, subject.noise_multiplier),
     )
 
 
-def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | None) -> Observations:
+def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | None) -> _HalfIn:
     """Whole runs, until there is enough."""
     a_world, data = min(-(-wanted // subject.plan.steps), _MOST_A_WORLD), subject.data
     if training_options(subject.config, subject.data.records).torch_device().type == "cuda":
         a_world, data = _that_fit(subject, a_world)
-    seen: Observations | None = None
-    while seen is None or (seen.count < wanted and not seen.odd):
-        had = 0 if seen is None else seen.count
-
-        def tell(draws: int, had: int = had) -> None:
-            if progress is not None:
-                progress(min(had + draws * a_world, wanted), wanted)
-
-        canaries = _HalfIn(a_world, tell) if spread == 1 else _Spread(a_world, tell, spread)
+    canaries = _HalfIn(a_world) if spread == 1 else _Spread(a_world, spread)
+    while canaries.observed < wanted and not canaries.odd:
+        before = canaries.observed
+        told = StepProgress(progress, wanted, done=before, a_step=a_world)
         ready = plainly_prepared(subject, data=data, attach=canaries.attach)
         canaries.follow(ready)
         coins = canaries.coins(choose_randomness(subject.tier, ready.device))
-        trained(ready, randomness=coins, watch=canaries, observers=[canaries])
-        found = canaries.observations()
-        if found.count == 0 and not found.odd:
-            raise InputError(f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
-        seen = found if seen is None else seen.with_those_of(found)
-    return seen
+        trained(ready, randomness=coins, watch=canaries, observers=[canaries, told])
+        found = canaries.observed > before or canaries.odd
+        require(found, f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
+    return canaries
 
 
 def _that_fit(subject: Subject, a_world: int) -> tuple[int, DataSet]:
@@ -304,24 +265,7 @@ def _that_fit(subject: Subject, a_world: int) -> tuple[int, DataSet]:
     return a_world, so_many_records(subject, round((batch - a_world) / subject.sample_rate))
 
 
-def _details(subject: Subject, seen: Observations, errors: Errors) -> dict[str, object]:
-    return {
-        "sample_rate": subject.sample_rate,
-        "steps": subject.plan.steps,
-        "noise_multiplier": subject.noise_multiplier,
-        "false_alarms": errors.false_alarms,
-        "misses": errors.misses,
-        "mean_without": float(seen.without.mean()),
-        "mean_within": float(seen.within.mean()),
-        "stddev_without": float(seen.without.std()),
-        "stddev_within": float(seen.within.std()),
-        "frozen_looks": seen.frozen,
-        "frozen_disturbed": seen.disturbed,
-        **seen.path,
-    }
-
-
-def _draw(figure: Figure, seen: Observations, sigma: float) -> None:
+def _draw(figure: Figure, seen: _HalfIn, sigma: float) -> None:
     axes = figure.subplots()
     edges = np.linspace(-4 * sigma, 1 + 4 * sigma, 120)
     bins = edges.tolist()
@@ -337,4 +281,3 @@ def _draw(figure: Figure, seen: Observations, sigma: float) -> None:
     axes.set_xlabel("released coordinate / C (lines: as claimed; dashed: the threshold)")
     axes.set_ylabel("density")
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)

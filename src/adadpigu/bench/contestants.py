@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -77,35 +77,25 @@ class Orders(Protocol):
         ...
 
 
-class Trainer(Protocol):
-    """A training run that stands still between orders."""
-
-    def train(self, orders: Orders) -> None:
-        """Takes the steps that are ordered, in this thread, and times each order to the end of the device's work."""
-        ...
-
-    def weights(self) -> Tensor:
-        """All weights now, flat, a copy."""
-        ...
+Trainer = Callable[[Orders], Tensor]
+"""Takes the steps that are ordered, in this thread, and times each order to the end of the device's work. Returns the
+weights in the end, flat."""
 
 
-class Repeated:
+def repeated(step: Callable[[], object], model: nn.Module, device: str) -> Trainer:
     """A trainer that calls one function a step."""
 
-    def __init__(self, step: Callable[[], object], model: nn.Module, device: str) -> None:
-        self._step, self._model, self._device = step, model, device
-
-    def train(self, orders: Orders) -> None:
+    def train(orders: Orders) -> Tensor:
         while steps := orders.wanted():
-            synchronise(self._device)
+            synchronise(device)
             start = time.perf_counter()
             for _ in range(steps):
-                self._step()
-            synchronise(self._device)
+                step()
+            synchronise(device)
             orders.taken(time.perf_counter() - start)
+        return flat(model)
 
-    def weights(self) -> Tensor:
-        return flat(self._model.parameters())
+    return train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +118,7 @@ class Contestant:
 
     def build(self, task: Task) -> Trainer:
         """What takes the steps; `Unavailable` where there is none."""
-        maker = "ours" if self.peer is None else "nonprivate" if self.method == "sgd" else f"{self.peer}_peer"
+        maker = "ours" if self.peer is None else "jax_peer" if self.peer == "jax" else "torch_peers"
         made: Trainer = importlib.import_module(f"adadpigu.bench.{maker}").build(task, self)
         return made
 
@@ -149,12 +139,9 @@ def required(module: str, install: str) -> Any:
     """A peer's module; `Unavailable` says how to get it, or why it does not import."""
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and module.split(".")[0] == error.name.split(".")[0]:
-            raise Unavailable(f"not installed ({install})") from None
-        raise Unavailable(f"does not import: {one_line(error)}") from None
     except Exception as error:
-        raise Unavailable(f"does not import: {one_line(error)}") from None
+        missing = isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == module.split(".")[0]
+        raise Unavailable(f"not installed ({install})" if missing else f"does not import: {one_line(error)}") from None
 
 
 def refuse_oversize(task: Task, copies: float) -> None:
@@ -177,9 +164,9 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(torch.device(device))
 
 
-def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Tensors end to end, copied to the CPU."""
-    return torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors]).clone()
+def flat(model: nn.Module) -> Tensor:
+    """A copy of all weights, end to end."""
+    return torch.cat([parameter.detach().reshape(-1).cpu() for parameter in model.parameters()])
 
 
 def one_line(error: BaseException) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 
 import numpy as np
 
 from adadpigu.bench.contestants import Contestant, Task
 from adadpigu.bench.nets import LADDER, size
-from adadpigu.bench.processes import Stand
-from adadpigu.bench.timing import Rounds, Tell, interleaved, middle
-from adadpigu.errors import InputError
+from adadpigu.bench.processes import Stand, Tell, interleaved
+from adadpigu.errors import require
 
 TOLERANCE = 0.25
 """by how much of a figure the straight line may miss it: single rounds swing by more"""
@@ -59,31 +59,29 @@ class Growth:
 def measure_growth(*, method: str, engine: str, rounds: int, device: str, tell: Tell) -> list[Growth]:
     """Our step against B, d and T."""
     pace = _GPU if device.startswith("cuda") else _CPU
-    plan = Rounds(count=rounds, steps=pace.steps)
     ours = Contestant(method=method, engine=engine, peer=None)
-    task = Task(net="mnist-cnn", batch=pace.batches[0], device=device, steps=pace.warm_up + rounds * plan.steps)
+    task = Task(net="mnist-cnn", batch=pace.batches[0], device=device, steps=pace.warm_up + rounds * pace.steps)
     batches = {batch: replace(task, batch=batch) for batch in pace.batches}
     nets = {size(net.model()): replace(task, net=name, batch=pace.ladder_batch) for name, net in LADDER.items()}
     return [
-        _against("B", batches, ours, plan, pace.warm_up, tell),
-        _against("d", nets, ours, plan, pace.warm_up, tell),
+        _against("B", batches, ours, pace, rounds, tell),
+        _against("d", nets, ours, pace, rounds, tell),
         _against_steps(replace(task, steps=pace.warm_up + _BLOCKS * _BLOCK), ours, pace.warm_up, tell),
     ]
 
 
-def _against(what: str, tasks: Mapping[int, Task], ours: Contestant, plan: Rounds, warm_up: int, tell: Tell) -> Growth:
+def _against(what: str, tasks: Mapping[int, Task], ours: Contestant, pace: _Pace, rounds: int, tell: Tell) -> Growth:
     stands: dict[Contestant, Stand] = {}
     with ExitStack() as stack:
         for value, task in tasks.items():
             tell(f"first steps at {what}={value}")
             stand = stack.enter_context(closing(Stand(ours, task)))
             stand.wait_until_built()
-            stand.run(warm_up)
+            stand.run(pace.warm_up)
             stands[replace(ours, engine=f"{what}={value}")] = stand
-        found, failed = interleaved(stands, plan, tell)
-    for reason in failed.values():
-        raise InputError(f"{ours.label} failed in the middle: {reason}")
-    return fitted(what, list(zip(tasks, map(middle, found.values()), strict=True)))
+        found, failed = interleaved(stands, tell, rounds=rounds, steps=pace.steps)
+    require(not failed, f"{ours.label} failed in the middle: {'; '.join(failed.values())}")
+    return fitted(what, list(zip(tasks, map(median, found.values()), strict=True)))
 
 
 def _against_steps(task: Task, ours: Contestant, warm_up: int, tell: Tell) -> Growth:
@@ -94,7 +92,7 @@ def _against_steps(task: Task, ours: Contestant, warm_up: int, tell: Tell) -> Gr
         stand.run(warm_up)
         for done in range(warm_up, task.steps, _BLOCK):
             tell(f"steps {done + 1} to {done + _BLOCK}")
-            points.append((done + _BLOCK, middle([1000 * stand.run(1).seconds for _ in range(_BLOCK)])))
+            points.append((done + _BLOCK, median([1000 * stand.run(1).seconds for _ in range(_BLOCK)])))
     return level("T", points)
 
 

@@ -43,9 +43,8 @@ def build(task: Task, contestant: Contestant) -> Trainer:
         raise Unavailable(f"this JAX has no {kind} back end (pip install jax[cuda12])") from None
     forward, weights = translated(task.card.model(), task.net)
     refuse_oversize(task, 2.2)
-    inputs, targets = task.card.records(task.batch)
     with jax.default_device(device):
-        return _Compiled(jax, forward, weights, inputs, targets)
+        return _compiled(jax, forward, weights, task.card.records(task.batch))
 
 
 def translated(model: nn.Module, name: str) -> tuple[Callable[[Any, Any], Any], list[Any]]:
@@ -98,31 +97,25 @@ def _max_pool(module: nn.MaxPool2d) -> Layer:
     return lambda own, x: jax.lax.reduce_window(x, -float("inf"), jax.lax.max, window, strides, "VALID")
 
 
-class _Compiled:
-    """A step that was compiled before the first one is taken."""
+def _compiled(
+    jax: Any, forward: Callable[[Any, Any], Any], weights: list[Any], batch: tuple[Tensor, Tensor]
+) -> Trainer:
+    """A step that is compiled before the first one is taken."""
+    inputs, targets = (jax.numpy.asarray(part.numpy()) for part in batch)
+    first: Any = (weights, jax.tree.map(jax.numpy.zeros_like, weights), jax.random.key(0))
+    step = jax.jit(_private_step(jax, forward, len(targets)), donate_argnums=0).lower(first, inputs, targets).compile()
 
-    def __init__(
-        self, jax: Any, forward: Callable[[Any, Any], Any], weights: list[Any], inputs: Tensor, targets: Tensor
-    ) -> None:
-        self._jax = jax
-        self._batch = jax.numpy.asarray(inputs.numpy()), jax.numpy.asarray(targets.numpy())
-        self._state: Any = (weights, jax.tree.map(jax.numpy.zeros_like, weights), jax.random.key(0))
-        step = jax.jit(_private_step(jax, forward, len(targets)), donate_argnums=0)
-        self._step = step.lower(self._state, *self._batch).compile()
-
-    def train(self, orders: Orders) -> None:
+    def train(orders: Orders) -> Tensor:
+        state = first
         while steps := orders.wanted():
             start = time.perf_counter()
             for _ in range(steps):
-                self._state = self._step(self._state, *self._batch)
-            self._jax.block_until_ready(self._state)
+                state = step(state, inputs, targets)
+            jax.block_until_ready(state)
             orders.taken(time.perf_counter() - start)
+        return torch.cat([torch.tensor(jax.device_get(leaf)).reshape(-1) for leaf in jax.tree.leaves(state[0])])
 
-    def weights(self) -> Tensor:
-        import numpy as np
-
-        leaves = self._jax.tree.leaves(self._state[0])
-        return torch.cat([torch.from_numpy(np.array(leaf)).reshape(-1) for leaf in leaves])
+    return train
 
 
 def _private_step(jax: Any, forward: Callable[[Any, Any], Any], batch: int) -> Callable[[Any, Any, Any], Any]:

@@ -17,7 +17,7 @@ from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import NAME, read_ledger
 from adadpigu.bench.contestants import Task, synchronise
 from adadpigu.bench.ours import method_of, prepared
-from adadpigu.bench.timing import Tell
+from adadpigu.bench.processes import Tell
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.pace import SHARE
 

@@ -56,7 +56,14 @@ def build(task: Task, contestant: Contestant) -> Trainer:
     engine = contestant.engine or "auto"
     if engine in _COPIES:
         refuse_oversize(task, _COPIES[engine])
-    return Ours(prepared(task, method_of(contestant.method), engine))
+    run = prepared(task, method_of(contestant.method), engine)
+
+    def train(orders: Orders) -> Tensor:
+        with contextlib.suppress(_Enough):  # raised before the first step, it comes through
+            train_prepared(run, observers=[_Clock(orders, str(run.device))])
+        return flat(run.model)
+
+    return train
 
 
 def method_of(name: str) -> Method:
@@ -87,20 +94,6 @@ def prepared(task: Task, method: Method, engine: str) -> Preparation:
 
 class _Enough(KeyboardInterrupt):
     """Ends a run as Ctrl-C would: its weights stay, and what it spent is told."""
-
-
-class Ours:
-    """A run of ours that stands still between orders."""
-
-    def __init__(self, preparation: Preparation) -> None:
-        self._preparation = preparation
-
-    def train(self, orders: Orders) -> None:
-        with contextlib.suppress(_Enough):  # raised before the first step, it comes through
-            train_prepared(self._preparation, observers=[_Clock(orders, str(self._preparation.device))])
-
-    def weights(self) -> Tensor:
-        return flat(self._preparation.model.parameters())
 
 
 class _Clock:

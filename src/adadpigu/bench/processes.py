@@ -9,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import math
 import multiprocessing
 import resource
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from adadpigu.bench.contestants import Contestant, Task, Unavailable, one_line, synchronise
-from adadpigu.bench.nonprivate import build as nonprivate
+from adadpigu.bench.torch_peers import nonprivate
 
 _MIB = 2**20
 _LOADED = [
@@ -120,7 +122,7 @@ def _serve(pipe: Connection, contestant: Contestant, task: Task, threads: int) -
         _load_kernels(task)
         pipe.send(Lap(seconds=0.0, peak_mib=None))
         counted = contestant.peer != "jax" or task.device == "cpu"  # torch does not see JAX's memory on a GPU
-        trainer.train(_Piped(pipe, task.device, counted))
+        trainer(_Piped(pipe, task.device, counted))
     except Unavailable as refusal:
         pipe.send(str(refusal))
     except EOFError:
@@ -143,7 +145,7 @@ def _load_kernels(task: Task) -> None:
             return None
 
     few = Task(net=task.net, batch=min(2, task.batch), device=task.device, steps=1)
-    nonprivate(few, Contestant(method="sgd", engine=None, peer=None)).train(Once())
+    nonprivate(few, Contestant(method="sgd", engine=None, peer=None))(Once())
 
 
 def _cuda_meter(device: str) -> Callable[[], float]:
@@ -180,3 +182,50 @@ def _status(key: str) -> float:
         if line.startswith(f"{key}:"):
             return float(line.split()[1]) * 1024
     raise OSError(f"/proc/self/status has no {key}")
+
+
+LEAST_ROUNDS = 3
+Tell = Callable[[str], None]
+"""told what is going on"""
+
+
+class Runner(Protocol):
+    """Whoever takes steps when told to."""
+
+    def run(self, steps: int) -> Lap: ...
+
+
+def steps_for(seconds_a_step: float, *, wanted: float = 0.15, most: int = 100) -> int:
+    """So many steps that the baseline's part of a round takes about the wanted seconds.
+
+    >>> steps_for(0.075), steps_for(10.0), steps_for(0.0005)
+    (2, 1, 100)
+    """
+    return min(most, max(1, round(wanted / max(seconds_a_step, 1e-9))))
+
+
+def interleaved(
+    runners: Mapping[Contestant, Runner], tell: Tell, *, rounds: int, steps: int, seconds: float = math.inf
+) -> tuple[dict[Contestant, list[float]], dict[Contestant, str]]:
+    """Milliseconds a step of each contestant in each round; a contestant that fails drops out, with the reason.
+
+    After so many seconds no further round begins, once there are three.
+    """
+    found: dict[Contestant, list[float]] = {contestant: [] for contestant in runners}
+    failed: dict[Contestant, str] = {}
+    names = list(runners)
+    start = time.monotonic()
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() - start > seconds:
+            break
+        shift = number % len(names)
+        for contestant in names[shift:] + names[:shift]:
+            if contestant in failed:
+                continue
+            tell(f"round {number + 1} of {rounds}: {contestant.label}")
+            try:
+                found[contestant].append(1000 * runners[contestant].run(steps).seconds / steps)
+            except Unavailable as refusal:
+                failed[contestant] = str(refusal)
+                found.pop(contestant)
+    return found, failed

@@ -70,6 +70,7 @@ class Report:
         for net, batch in dict.fromkeys((row.net, row.batch) for row in self.rows):
             rows = [row for row in self.rows if (row.net, row.batch) == (net, batch)]
             lines += [f"**{net}, B = {batch}**", "", *_table(rows), ""]
+            lines += [line for told in top_k_ratios(rows) for line in (told, "")]
         if self.unavailable:
             lines += ["Not available:", ""]
             lines += [f"- {absence.peer} on {absence.net}: {absence.reason}" for absence in self.unavailable]
@@ -93,6 +94,16 @@ def _table(rows: Sequence[Row]) -> list[str]:
     return head + [
         f"| {row.label} | {row.method} | {row.ms:.3g} | {row.ratio_to_nonprivate:.2f} | {mib(row.peak_mib)} |"
         for row in rows
+    ]
+
+
+def top_k_ratios(rows: Sequence[Row]) -> list[str]:
+    """What per-sample top-k costs: a line for each net, batch size and engine that was timed with it and without."""
+    without = {(row.net, row.batch, row.engine): row.ms for row in rows if row.method == "adadpigu"}
+    return [
+        f"{row.net}, B = {row.batch}, {row.engine}: top-k makes a step {row.ms / without[key]:.2f} times as long"
+        for row in rows
+        if row.method == "adadpigu-top-k" and (key := (row.net, row.batch, row.engine)) in without
     ]
 
 

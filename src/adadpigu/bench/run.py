@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from statistics import median
 from typing import Self
 
 import torch
 
 from adadpigu.bench.contestants import BASELINE, METHODS, PEERS, Contestant, Task, Unavailable, contestants
 from adadpigu.bench.nets import NETS, find_net, size
-from adadpigu.bench.processes import Stand
+from adadpigu.bench.processes import Stand, Tell, interleaved, steps_for
 from adadpigu.bench.report import Absence, Report, Row, device_name, load, versions
-from adadpigu.bench.timing import Rounds, Tell, interleaved, middle, steps_for
-from adadpigu.errors import InputError, unknown
-from adadpigu.gradients import ENGINES
+from adadpigu.core.gradients import ENGINES
+from adadpigu.errors import require, unknown
 from adadpigu.training import TrainingOptions
 
 SUITES: dict[str, tuple[str, ...]] = {
@@ -61,10 +61,8 @@ class BenchOptions:
             for name in given:
                 if name not in known:
                     raise unknown(kind, name, known)
-        for key, numbers in (("batch", self.batches), ("rounds", (self.rounds,)), ("steps", (self.steps or 1,))):
-            for number in numbers:
-                if number < 1:
-                    raise InputError(f"{key}={number} is not at least 1")
+        for key, number in (*(("batch", b) for b in self.batches), ("rounds", self.rounds), ("steps", self.steps or 1)):
+            require(number >= 1, f"{key}={number} is not at least 1")
 
     def place(self) -> str:
         """The device, checked to be there."""
@@ -132,14 +130,13 @@ class Comparison:
         """Builds, warms up and times; the baseline first, whose time says how many steps make a round."""
         options, start = self._options, time.monotonic()
         self._build([BASELINE])
-        if BASELINE in self._absent:
-            raise InputError(f"net={self._task.net!r}, batch={self._task.batch}: {self._absent[BASELINE]}")
+        why = self._absent.get(BASELINE)
+        require(why is None, f"net={self._task.net!r}, batch={self._task.batch}: {why}")
         steps = options.steps or steps_for(self._stands[BASELINE].run(1).seconds)
         self._task = replace(self._task, steps=self._warm_up + options.rounds * steps)
         self._build(self._entered[1:])
         left = options.seconds - (time.monotonic() - start)
-        rounds = Rounds(count=options.rounds, steps=steps, seconds=left)
-        self._times, failed = interleaved(self._stands, rounds, self._tell)
+        self._times, failed = interleaved(self._stands, self._tell, rounds=options.rounds, steps=steps, seconds=left)
         self._absent |= failed
 
     @property
@@ -149,7 +146,7 @@ class Comparison:
 
     def rows(self) -> list[Row]:
         """A row for each contestant that came through."""
-        baseline = middle(self._times[BASELINE])
+        baseline = median(self._times[BASELINE])
         return [
             Row(
                 net=self._task.net,
@@ -157,8 +154,8 @@ class Comparison:
                 method=contestant.method,
                 engine=contestant.engine,
                 peer=contestant.peer,
-                ms=middle(times),
-                ratio_to_nonprivate=middle(times) / baseline,
+                ms=median(times),
+                ratio_to_nonprivate=median(times) / baseline,
                 peak_mib=self._peaks[contestant],
             )
             for contestant, times in self._times.items()

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.helping import add
+from adadpigu.cli.commands import add
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
-from adadpigu.cli.progress import searching
+from adadpigu.cli.progress import search_progress
 
 if TYPE_CHECKING:
     from adadpigu.accounting.plan import Plan
@@ -34,10 +34,10 @@ def account(
 ) -> None:
     """Tells the ε of a noise multiplier, under every accountant (Poisson sampling, add or remove one record)."""
     from adadpigu.accounting import epsilons, plan_for
-    from adadpigu.accounting.budget import check_delta
+    from adadpigu.accounting.plan import check_delta
 
     check_delta(delta)
-    with searching(notes(), "adding up the steps"):
+    with search_progress(notes(), "adding up the steps"):
         found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
     if as_json:
         finite = {name: value if value < float("inf") else None for name, value in found.items()}
@@ -60,9 +60,9 @@ def calibrate(
 
     Budget(epsilon=epsilon, delta=delta)
     plan_at = plan_for(sample_rate, steps)
-    with searching(notes(), "looking for σ") as tell:
-        found = find(_telling(plan_at, tell), epsilon=epsilon, delta=delta)
-        tell("ε of the closed form")
+    with search_progress(notes(), "looking for σ") as report:
+        found = find(_reporting(plan_at, report), epsilon=epsilon, delta=delta)
+        report("ε of the closed form")
         closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
         claimed = epsilons(plan_at(closed).event(), delta)["pld"]
     if as_json:
@@ -87,12 +87,12 @@ def calibrate(
     screen().print(table(["σ", "ε by PLD", "how"], rows))
 
 
-def _telling(plan_at: Callable[[float], Plan], tell: Callable[[str], None]) -> Callable[[float], Plan]:
-    def told(noise_multiplier: float) -> Plan:
-        tell(f"looking for σ: {number(noise_multiplier)} tried")
+def _reporting(plan_at: Callable[[float], Plan], report: Callable[[str], None]) -> Callable[[float], Plan]:
+    def reported_plan(noise_multiplier: float) -> Plan:
+        report(f"looking for σ: {number(noise_multiplier)} tried")
         return plan_at(noise_multiplier)
 
-    return told
+    return reported_plan
 
 
 def add_to(app: typer.Typer) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli import accounting, audit, bench, catalogue, data, export, ledger, report, reproduce, training, usage
-from adadpigu.cli.helping import example
+from adadpigu.cli import accounting, audit, bench, catalogue, data, ledger, report, training, usage
+from adadpigu.cli.commands import example
 from adadpigu.cli.output import Interrupted, print_error
 from adadpigu.errors import InputError, unknown
 
@@ -18,12 +19,13 @@ app = typer.Typer(
     name="adadpigu",
     help="Train PyTorch models on sensitive records, and prove what they leak.",
     epilog=example("adadpigu train --epsilon 2 --steps 60 --out runs/first", "adadpigu evaluate runs/first"),
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (training, accounting, catalogue, usage, data, audit, reproduce, ledger, bench, export, report):
+for commands in (training, accounting, catalogue, usage, data, audit, ledger, bench, report):
     commands.add_to(app)
+for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `reproduce`
+    plugged.load()(app)
 
 
 def _version(wanted: bool) -> None:
@@ -68,12 +70,12 @@ def run(arguments: list[str]) -> int:
 
 def _one_line_warnings() -> Callable[..., None]:
     """Every warning of a command in one line, once, however often it comes."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         line = " ".join(str(message).split())
-        if line not in told:
-            told.add(line)
+        if line not in shown:
+            shown.add(line)
             sys.stderr.write(f"adadpigu: warning: {line}\n")
 
     return show
@@ -92,7 +94,18 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         names = sorted(context.command.commands)  # of the group that was asked
         if message.startswith("Missing"):
             return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
-        return str(unknown("command", message.split("'")[1], names))
+        asked = message.split("'")[1]
+        if asked == "reproduce":
+            return (
+                "command 'reproduce' comes with the paper's part: `pip install ./papers` in the source code installs it"
+            )
+        return str(unknown("command", asked, names))
+    if message.startswith("No such option") and (context := getattr(error, "ctx", None)) is not None:
+        known = [flag for each in context.command.params for flag in each.opts if flag.startswith("--")]
+        asked = str(error.option_name)  # type: ignore[attr-defined]
+        if hasattr(context.command, "commands"):
+            return f"flag {asked!r} before a command; allowed: after it, as in `{context.command_path} train {asked} …`"
+        return f"{unknown('flag', asked, known)}; see `{context.command_path} --help`"
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for position, argument in enumerate(arguments):
             given = argument.split("=", 1)

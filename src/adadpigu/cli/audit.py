@@ -7,7 +7,6 @@ both as JSON and as a figure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,21 +14,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adadpigu.cli.audit_kinds import KINDS, MOST, Kind
-from adadpigu.cli.audit_output import check_folder, claimed, show, shown, write
-from adadpigu.cli.helping import add
+from adadpigu.cli.audit_output import KINDS, MOST, Kind, check_folder, claimed, show, shown, verdict, write
+from adadpigu.cli.commands import add, with_settings
 from adadpigu.cli.output import Json, notes, print_json, print_prose, screen, table
-from adadpigu.cli.progress import Counter, counted
-from adadpigu.cli.training_flags import method_options
-from adadpigu.cli.training_settings import configure
-from adadpigu.config import RunConfig
-from adadpigu.errors import InputError, unknown
+from adadpigu.cli.progress import Counter, count_progress
+from adadpigu.cli.training_settings import configure, method_options, read_flags
+from adadpigu.config import GROUPS, RunConfig
+from adadpigu.errors import require, unknown
 
 if TYPE_CHECKING:
     from adadpigu.audit.result import AuditResult
     from adadpigu.audit.subject import Subject
 
 
+@with_settings(
+    *("dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps"),
+    *("device", "records", "classes", "describe"),
+    epsilon="ε that is claimed. [8, or the preset's]",
+    delta="δ that is claimed. [1e-5]",
+    noise_multiplier="σ, instead of ε: its cost is the claim.",
+    steps="T of the run. [digits: 3000; else the preset's]",
+    device="cpu or cuda, where a GPU's recorded steps are audited. [a GPU where there is one]",
+)
 def audit(
     kind: Annotated[
         str | None,
@@ -42,28 +48,20 @@ def audit(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A finished run folder; instead: a preset, config or flags.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="See `adadpigu presets`.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, as `adadpigu train` takes it; flags win.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="By name, or a file or folder of your own. [digits]")] = None,
-    method: Annotated[str | None, typer.Option(help="See `adadpigu methods`. [adadpigu]")] = None,
-    model: Annotated[str | None, typer.Option(help="See `adadpigu models`, or package.module:function.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε that is claimed. [8, or the preset's]")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ that is claimed. [1e-5]")] = None,
-    noise_multiplier: Annotated[float | None, typer.Option(help="σ, instead of ε: its cost is the claim.")] = None,
-    steps: Annotated[int | None, typer.Option(help="T of the run. [digits: 3000; else the preset's]")] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="cpu or cuda, where a GPU's recorded steps are audited. [a GPU where there is one]"),
+    preset: Annotated[str | None, typer.Option(help="See `adadpigu presets`.", rich_help_panel=GROUPS[0])] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file, as `adadpigu train` takes it; flags win.", rich_help_panel=GROUPS[0])
     ] = None,
     sample_rate: Annotated[
-        float | None, typer.Option(help="q, with which a record is drawn. [digits: 0.02; else the preset's]")
+        float | None,
+        typer.Option(
+            help="q, with which a record is drawn. [digits: 0.02; else the preset's]", rich_help_panel=GROUPS[3]
+        ),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE, an option of the method; repeatable.", rich_help_panel=GROUPS[5]),
     ] = None,
-    records: Annotated[int | None, typer.Option(help="N, the public record count of your own data.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
-    describe: Annotated[str | None, typer.Option(help="TOML file with the public facts of your own data.")] = None,
     observations: Annotated[int | None, typer.Option(help="white-box: in each world. [48000]")] = None,
     directions: Annotated[
         int | None, typer.Option(help="white-box: coordinates that a canary's random direction goes over. [1]")
@@ -93,6 +91,7 @@ def audit(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures. [RUN/audits, or audits/…]")] = None,
     as_json: Json = False,
+    **settings: object,
 ) -> int:
     """Tries to break the guarantee; exits 1 where that succeeds, with a chance of 1e-6 of a false alarm.
 
@@ -100,13 +99,9 @@ def audit(
     stood in for by random numbers. one-run, many-runs and membership look at records, so own data needs --diagnostics.
     docs/auditing.md tells what each does, assumes and can find.
     """
-    given = dict(locals())
-    keys = {"dataset", "method", "model", "epsilon", "delta", "noise_multiplier", "steps", "records", "classes"}
-    flags: dict[str, object] = {
-        name: value for name, value in locals().items() if name in {*keys, "describe", "device"}
-    }
+    given = {name: value for name, value in locals().items() if name != "settings"} | settings
     sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
-    flags["method_options"] = method_options(option or [], [], {})
+    flags = {**read_flags(settings), "method_options": method_options(option or [], [], {})}
     chosen = _chosen(kind, sizes, full)
     _check_through(through, kind)
     if through == "processes" and (code := _in_processes(given)) is not None:
@@ -118,17 +113,16 @@ def audit(
         return _suite(full, out, as_json)
     if run is None:
         _refuse_flags({"trust_model_code": trust_model_code or None}, "RUN=None")
-        settings, rate = _settings(chosen, flags, preset, config, sample_rate)
-        subject = _subject(chosen, settings, rate, diagnostics)
+        asked, rate = _settings(chosen, flags, preset, config, sample_rate)
+        subject = _subject(chosen, asked, rate, diagnostics)
     else:
         _refuse_flags(flags | subject_flags, f"RUN={str(run)!r}")
         subject = _finished(chosen, run, diagnostics, trust_model_code)
     folder = out or (Path("audits") / _stem(subject) if run is None else run / "audits")
     check_folder(folder)
-    with counted(notes(), f"{chosen.name}: {subject.label}") as progress:
+    with count_progress(notes(), f"{chosen.name}: {subject.label}") as progress:
         result = _audit(chosen, through)(subject, confidence=confidence or 0.95, progress=progress, **sizes)
-    result = replace(result, exposed=subject.exposed, assumed=(*result.assumed, *subject.assumed))
-    if through == "processes" and not _speaks():
+    if through == "processes" and not _is_first_process():
         return 0 if result.passed else 1
     written = write(result, folder, result.audit)
     if as_json:
@@ -138,18 +132,16 @@ def audit(
     return 0 if result.passed else 1
 
 
-def _chosen(kind: str | None, given: dict[str, object], full: bool) -> Kind | None:
+def _chosen(kind: str | None, given: dict[str, int], full: bool) -> Kind | None:
     """The audit that is asked for; an option of another one is refused."""
     if kind is not None and kind not in KINDS:
         raise unknown("audit", kind, KINDS)
-    if kind is not None and full:
-        raise InputError(f"--full with AUDIT={kind!r}: it runs all audits; allowed: without one")
+    require(kind is None or not full, f"--full with AUDIT={kind!r}: it runs all audits; allowed: without one")
     for name, value in given.items():
-        if isinstance(value, int) and value > MOST[name]:
-            raise InputError(f"{name}={value} is more than {MOST[name]}, the most allowed")
+        require(value <= MOST[name], f"{name}={value} is more than {MOST[name]}, the most allowed")
         owner = next(k.name for k in KINDS.values() if name in k.options)
-        if owner != kind:
-            raise InputError(f"{name}={value} does nothing in audit {kind or 'of all methods'}; allowed in {owner}")
+        where = kind or "of all methods"
+        require(owner == kind, f"{name}={value} does nothing in audit {where}; allowed in {owner}")
     return None if kind is None else KINDS[kind]
 
 
@@ -160,9 +152,9 @@ def _check_through(through: str | None, kind: str | None) -> None:
     from adadpigu.audit.through import AUDITS, way_of
 
     way_of(through)
-    if kind not in AUDITS:
-        what = "of all methods" if kind is None else repr(kind)
-        raise InputError(f"through={through!r} in audit {what}: it trains otherwise; allowed in {', '.join(AUDITS)}")
+    what = "of all methods" if kind is None else repr(kind)
+    told = f"through={through!r} in audit {what}: it trains otherwise; allowed in {', '.join(AUDITS)}"
+    require(kind in AUDITS, told)
 
 
 def _audit(kind: Kind, through: str | None) -> Callable[..., AuditResult]:
@@ -175,14 +167,14 @@ def _audit(kind: Kind, through: str | None) -> Callable[..., AuditResult]:
 
 def _in_processes(given: dict[str, Any]) -> int | None:
     """The same command in the processes of a job, which are started; None where this is one of them."""
-    from adadpigu.distributed.launching import in_job, launched
+    from adadpigu.training.distributed.launching import in_job, launched
 
     return None if in_job() else launched(partial(audit, **given))
 
 
-def _speaks() -> bool:
+def _is_first_process() -> bool:
     """Whether this process of a job writes down what was found."""
-    from adadpigu.distributed import current
+    from adadpigu.training.distributed import current
 
     return current().rank == 0
 
@@ -190,19 +182,19 @@ def _speaks() -> bool:
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:
     """A finished run is audited as it is, and the list of all audits has its own subjects."""
     for name, value in flags.items():
-        if value is not None and value != {}:
-            raise InputError(f"{name}={value!r} with {with_what}: it would do nothing; allowed: one or the other")
+        unset = value is None or value == {}
+        require(unset, f"{name}={value!r} with {with_what}: it would do nothing; allowed: one or the other")
 
 
 def _settings(
     kind: Kind, flags: dict[str, object], preset: str | None, config: Path | None, sample_rate: float | None
 ) -> tuple[RunConfig, float | None]:
     """The config that is audited; without preset and config, a claim of ε = 8 on the embedded digits."""
-    if flags["epsilon"] is not None and flags["noise_multiplier"] is not None:
-        given = f"epsilon={flags['epsilon']} and noise_multiplier={flags['noise_multiplier']}"
-        raise InputError(f"{given}: give one of them, not both")
+    epsilon, sigma = flags["epsilon"], flags["noise_multiplier"]
+    both = f"epsilon={epsilon} and noise_multiplier={sigma}: give one of them, not both"
+    require(epsilon is None or sigma is None, both)
     if preset is None and config is None:
-        if flags["epsilon"] is None and flags["noise_multiplier"] is None:
+        if epsilon is None and sigma is None:
             flags = {**flags, "epsilon": 8.0}
         if flags["dataset"] in (None, "digits"):
             sample_rate = kind.sample_rate if sample_rate is None else sample_rate
@@ -217,21 +209,18 @@ def _subject(
     from adadpigu.audit.subject import subject_of
     from adadpigu.data import is_named
 
-    private = not is_named(settings.dataset)
-    if kind.looks_at_records and private and not diagnostics:
-        raise InputError(
-            f"audit {kind.name} looks at the records of {settings.dataset!r}, and what it finds is outside their "
-            "guarantee; allowed: with --diagnostics, or an audit of the mechanism (white-box, sampler, noise, replay)"
-        )
-    if diagnostics and not (kind.looks_at_records and private):
-        raise InputError(
-            f"--diagnostics: audit {kind.name} of {settings.dataset!r} looks at no private record; leave it out"
-        )
+    looks = kind.looks_at_records and not is_named(settings.dataset)
+    require(
+        diagnostics or not looks,
+        f"audit {kind.name} looks at the records of {settings.dataset!r}, and what it finds is outside their "
+        "guarantee; allowed: with --diagnostics, or an audit of the mechanism (white-box, sampler, noise, replay)",
+    )
+    nothing = f"--diagnostics: audit {kind.name} of {settings.dataset!r} looks at no private record; leave it out"
+    require(looks or not diagnostics, nothing)
     return subject_of(settings, sample_rate=sample_rate, real=kind.looks_at_records, folder=folder)
 
 
 def _finished(kind: Kind, run: Path, diagnostics: bool, trust_code: bool) -> Subject:
-
     from adadpigu.audit import claim_of_run, config_of_run
 
     settings = config_of_run(run, trust_code=trust_code)
@@ -250,7 +239,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     folder = out or Path("audits") / f"all-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     check_folder(folder)
     chosen = list(entries(full=full))
-    with counted(notes(), "audits") as counter:
+    with count_progress(notes(), "audits") as counter:
         for number, entry in enumerate(chosen):
             counter.name(f"{entry.audit}: {entry.subject}")
             results.append(entry.result(partial(_share, counter, number, len(chosen))))
@@ -259,16 +248,7 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})
     else:
-        rows = [
-            [
-                r.subject,
-                r.audit,
-                claimed(r.epsilon_claimed),
-                shown(r.epsilon_lower),
-                "not refuted" if r.passed else "REFUTED",
-            ]
-            for r in results
-        ]
+        rows = [[r.subject, r.audit, claimed(r.epsilon_claimed), shown(r.epsilon_lower), verdict(r)] for r in results]
         screen().print(table(["audited", "audit", "ε claimed", "ε shown (95 %)", "verdict"], rows))
         for result in results:
             for line in result.findings:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.helping import add
+from adadpigu.cli.commands import add
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
-from adadpigu.cli.progress import told
-from adadpigu.errors import InputError, unknown
+from adadpigu.cli.progress import stage_progress
+from adadpigu.errors import InputError, check, unknown
 
 if TYPE_CHECKING:
     from adadpigu.bench import BenchOptions, Report
@@ -62,8 +62,8 @@ def bench(
         device=device,
         memory=memory,
     )
-    if markdown is not None and not markdown.absolute().parent.is_dir():
-        raise InputError(f"markdown={str(markdown)!r}: its folder is not there; make it first, or name another file")
+    there = markdown is None or markdown.absolute().parent.is_dir()
+    check("markdown", repr(str(markdown)), there, "its folder is not there; make it first, or name another file")
     if counts:
         return _show_counts(options, as_json)
     if growth:
@@ -76,7 +76,7 @@ def bench(
 def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> int:
     from adadpigu.bench import run_bench
 
-    with told(notes(), "starting", _stages(options)) as tell:
+    with stage_progress(notes(), "starting", _stages(options)) as tell:
         report = run_bench(options, tell)
     if markdown is not None:
         markdown.write_text(report.markdown(), encoding="utf-8")
@@ -88,7 +88,7 @@ def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> 
 
 
 def _print(report: Report) -> None:
-    from adadpigu.bench.report import mib
+    from adadpigu.bench.report import mib, top_k_ratios
 
     rows = [
         [r.net, str(r.batch), r.label, r.method, f"{r.ms:.4g}", f"{r.ratio_to_nonprivate:.2f}", mib(r.peak_mib)]
@@ -98,6 +98,8 @@ def _print(report: Report) -> None:
     if report.unavailable:
         screen().print("\nNot available:")
         screen().print(table(["contestant", "net", "why"], [[a.peer, a.net, a.reason] for a in report.unavailable]))
+    for line in top_k_ratios(report.rows):
+        screen().print(line, soft_wrap=True)
     screen().print(f"\n{report.date}, {report.device}, {report.threads} threads", soft_wrap=True)
     screen().print(", ".join(f"{name} {version}" for name, version in report.versions.items()), soft_wrap=True)
 
@@ -110,7 +112,7 @@ def _show_growth(options: BenchOptions, as_json: bool) -> int:
     method, engine = options.methods[-1], options.engines[0]
     device = options.place()
     try:
-        with told(notes(), "starting") as tell:
+        with stage_progress(notes(), "starting") as tell:
             found = measure_growth(method=method, engine=engine, rounds=options.rounds, device=device, tell=tell)
     except Unavailable as refusal:
         raise InputError(f"growth of method={method!r}, engine={engine!r}: {refusal}") from None
@@ -131,7 +133,7 @@ def _show_ledger(options: BenchOptions, as_json: bool) -> int:
     from adadpigu.bench.report import device_name, versions
 
     device, method, engine = options.place(), options.methods[-1], options.engines[0]
-    with told(notes(), "starting", len(options.tasks())) as tell:
+    with stage_progress(notes(), "starting", len(options.tasks())) as tell:
         found = [
             measure_ledger(net=net, batch=batch, method=method, engine=engine, device=device, tell=tell)
             for net, batch in options.tasks()
@@ -200,8 +202,7 @@ def _peers(values: Names) -> tuple[str, ...]:
     names = _split(values)
     if names == ("none",):
         return ()
-    if "none" in names:
-        raise InputError(f"peer={','.join(names)!r}: none goes without others")
+    check("peer", repr(",".join(names)), "none" not in names, "none goes without others")
     for name in names:
         if name not in PEERS:
             raise unknown("peer", name, (*PEERS, "none"))
@@ -209,12 +210,10 @@ def _peers(values: Names) -> tuple[str, ...]:
 
 
 def _batches(values: Names) -> tuple[int, ...]:
-    found = []
-    for word in _split(values):
-        if not word.isdecimal() or int(word) < 1:
-            raise InputError(f"batch={word!r} is not a whole number of at least 1")
-        found.append(int(word))
-    return tuple(found)
+    words = _split(values)
+    for word in words:
+        check("batch", repr(word), word.isdecimal() and int(word) >= 1, "must be a whole number of at least 1")
+    return tuple(map(int, words))
 
 
 def add_to(app: typer.Typer) -> None:

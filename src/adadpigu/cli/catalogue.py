@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import get_args, get_type_hints
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import TYPE_CHECKING, get_args, get_type_hints
 
 import typer
 
-from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, print_line, print_prose, screen, table
+from adadpigu.cli.commands import add
+from adadpigu.cli.output import Json, print_json, print_line, screen, table
+
+if TYPE_CHECKING:
+    from adadpigu.methods import Method
 
 RECIPES = (
     {
@@ -29,8 +35,6 @@ RECIPES = (
 
 def methods(as_json: Json = False) -> None:
     """Lists the training methods: where each is from, what it adds, what it costs, its options."""
-    import dataclasses
-
     from adadpigu.methods import all_methods
 
     found = all_methods().values()
@@ -42,22 +46,35 @@ def methods(as_json: Json = False) -> None:
                 "adds": m.adds,
                 "costs": m.costs,
                 "private": m.private,
-                "options": {f.name: _plain(f.default) for f in dataclasses.fields(m)},
+                "options": {f.name: _plain(f.default) for f in fields(m)},
             }
             for m in found
         ]
         print_json({"methods": rows, "recipes": RECIPES})
         return
-    columns = ["source", "adds", "costs"]
-    screen().print(table(["method", *columns], [[m.name, m.source, m.adds, m.costs] for m in found]))
+    screen().print(table(["method", "adds", "costs"], [[m.name, f"{m.adds} ({m.source})", m.costs] for m in found]))
     screen().print("\nRecipes that are models rather than optimisers (presets mnist-ts-eps4, mnist-hf-eps4, …):")
-    screen().print(table(["recipe", *columns], [[recipe[key] for key in ("name", *columns)] for recipe in RECIPES]))
-    for m in found:
+    recipes = [[r["name"], f"{r['adds']} ({r['source']})", r["costs"]] for r in RECIPES]
+    screen().print(table(["recipe", "adds", "costs"], recipes))
+    screen().print("\nOptions, as flags of `adadpigu train`; a method's own default stands behind its name:")
+    screen().print(table(["option", "default", "methods"], _options(found)))
+
+
+def _options(methods: Iterable[type[Method]]) -> list[list[str]]:
+    """Each option once: its flag, its most common default with the exceptions by method, and who takes it."""
+    defaults: dict[str, dict[str, str]] = {}
+    words: dict[str, str] = {}
+    for m in methods:
         hints = get_type_hints(m)
-        options = ", ".join(f"{f.name}={_word(f.default)}{_choices(hints[f.name])}" for f in dataclasses.fields(m))
-        if options:
-            screen().print()
-            print_prose(f"{m.name} takes --NAME VALUE with {options}")
+        for field in fields(m):
+            defaults.setdefault(field.name, {})[m.name] = _word(field.default)
+            words[field.name] = _choices(hints[field.name])
+    rows = []
+    for name, by_method in defaults.items():
+        usual, _ = Counter(by_method.values()).most_common(1)[0]
+        others = "".join(f", {method} {value}" for method, value in by_method.items() if value != usual)
+        rows.append(["--" + name.replace("_", "-"), usual + words[name] + others, ", ".join(by_method)])
+    return rows
 
 
 def _choices(hint: object) -> str:
@@ -104,16 +121,23 @@ def models(as_json: Json = False) -> None:
 
 
 def presets(as_json: Json = False) -> None:
-    """Lists the presets, readable TOML files for `train --preset` and `--config`; as JSON with every default."""
+    """Lists the presets by data set: readable TOML files for `train --preset`; as JSON with every default."""
     from adadpigu.config import all_presets
 
     found = all_presets()
     if as_json:
         print_json({"presets": [{"name": name, **_settings(name)} for name in found]})
         return
-    width = max(map(len, found))
+    groups: dict[str, list[list[str]]] = {}
     for name, text in found.items():
-        print_line(f"{name:<{width}}  {text.splitlines()[0].lstrip('# ')}")
+        groups.setdefault(name.split("-")[0], []).append([name, text.splitlines()[0].lstrip("# ")])
+    width = max(map(len, found))
+    for dataset, rows in groups.items():
+        screen().print(f"{dataset}, {len(rows)} presets", style="bold")
+        for name, about in rows:
+            print_line(f"{name:<{width}}  {about}")
+        screen().print()
+    screen().print("`adadpigu train --preset NAME` runs one; flags win over its settings.")
 
 
 def _settings(preset: str) -> dict[str, object]:

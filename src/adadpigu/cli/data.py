@@ -1,15 +1,14 @@
-"""`adadpigu data get` and `data list`: fetches the published data sets, and tells which of them are at hand."""
+"""`adadpigu data`: fetches published data sets, tells which are at hand, and prints a description of one's own data."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adadpigu.cli import own_data
-from adadpigu.cli.helping import add, example
+from adadpigu.cli.commands import add, example
 from adadpigu.cli.output import Interrupted, Json, print_error, print_json, print_line, screen, table
 from adadpigu.errors import InputError, unknown
 
@@ -40,8 +39,7 @@ def get(
     The cache is $ADADPIGU_DATA, else $XDG_CACHE_HOME/adadpigu, else ~/.cache/adadpigu. ADADPIGU_MIRROR names a mirror
     of the official files, to be used in place of their homes.
     """
-    from adadpigu.data.named import find_published
-    from adadpigu.data.registry import ALIASES, PUBLISHED
+    from adadpigu.data.published import ALIASES, PUBLISHED, find_published
 
     if name not in (*PUBLISHED, *ALIASES, "all"):
         raise unknown("dataset", name, [*PUBLISHED, "all"])
@@ -66,7 +64,7 @@ def get(
 def _get_each(wanted: list[Published], folder: Path | None) -> list[Fetched]:
     """Every data set that can be had; an error names those that cannot, after the others were fetched."""
     from adadpigu.data.fetching import ensure
-    from adadpigu.data.watching import OnScreen
+    from adadpigu.data.sources import OnScreen
 
     fetched, refusals = [], []
     for published in wanted:
@@ -79,57 +77,52 @@ def _get_each(wanted: list[Published], folder: Path | None) -> list[Fetched]:
     return fetched
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What `data list` tells of a data set."""
-
-    name: str
-    state: Literal["embedded", "ready", "absent", "damaged"]
-    records: int
-    shape: tuple[int, ...]
-    classes: int
-    title: str
-    bytes: int = 0
-    folder: str | None = None
-    sources: tuple[str, ...] = ()
-
-
 def list_datasets(as_json: Json = False) -> None:
     """Lists the data sets by name: what each is, and whether it is in the cache, absent or damaged."""
-    from adadpigu.data.digits import SHAPE, TRAIN
-    from adadpigu.data.registry import PUBLISHED
+    from adadpigu.data.fetching import DIGITS, DIGITS_SHAPE
+    from adadpigu.data.published import PUBLISHED
 
-    digits = Entry(
-        name="digits",
-        state="embedded",
-        records=TRAIN,
-        shape=SHAPE,
-        classes=10,
-        title="scikit-learn's handwritten digits",
-    )
+    digits: dict[str, Any] = {"name": "digits", "state": "embedded", "records": DIGITS, "classes": 10}
+    digits |= {"title": "scikit-learn's handwritten digits", "shape": DIGITS_SHAPE}
+    digits |= {"bytes": 0, "folder": None, "sources": ()}
     entries = [digits, *map(_entry, PUBLISHED.values())]
     if as_json:
-        print_json({"datasets": [asdict(entry) for entry in entries]})
+        print_json({"datasets": entries})
         return
-    rows = [[e.name, e.state, f"{e.records:,}", "×".join(map(str, e.shape)), e.title] for e in entries]
+    rows = [[e["name"], e["state"], f"{e['records']:,}", "×".join(map(str, e["shape"])), e["title"]] for e in entries]
     screen().print(table(["data set", "state", "records", "record", "about"], rows))
     screen().print("\n`adadpigu data get NAME` fetches one; `train` fetches what it needs by itself.")
 
 
-def _entry(published: Published) -> Entry:
+def _entry(published: Published) -> dict[str, Any]:
     from adadpigu.data.fetching import place_of, read_cache
 
-    return Entry(
-        name=published.name,
-        state=read_cache(published).state,
-        records=published.records,
-        shape=published.shape,
-        classes=published.classes,
-        title=published.title,
-        bytes=published.size,
-        folder=str(place_of(published)),
-        sources=(*published.homes, *map(str, published.packages)),
-    )
+    facts = {key: getattr(published, key) for key in ("name", "records", "shape", "classes", "title")}
+    return {
+        **facts,
+        "state": read_cache(published).state,
+        "bytes": published.size,
+        "folder": str(place_of(published)),
+        "sources": (*published.homes, *map(str, published.packages)),
+    }
+
+
+def template(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Prints a description of your own data to fill in; looks at names of columns or folders, at no record."""
+    from adadpigu.data.description import description_path
+    from adadpigu.data.template import template as skeleton
+
+    text = skeleton(path)
+    if as_json:
+        print_json({"file": str(path), "save_as": str(description_path(path)), "template": text})
+    else:
+        sys.stdout.write(text)  # as it is: a table's layout or markup would spoil the file
 
 
 def add_to(app: typer.Typer) -> None:
@@ -142,5 +135,5 @@ def add_to(app: typer.Typer) -> None:
         "adadpigu data get mnist --from downloads",
     )
     add(group, list_datasets, "Lists the data sets and which are at hand.", "adadpigu data list", name="list")
-    own_data.add_to(group)
+    add(group, template, "Prints a description of your own data to fill in.", "adadpigu data template patients.csv")
     app.add_typer(group, name="data")

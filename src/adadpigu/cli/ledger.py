@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.helping import add, example
+from adadpigu.cli.commands import add, example
 from adadpigu.cli.output import Json, print_error, print_json, print_line, print_prose, screen, table
 from adadpigu.errors import InputError
 
@@ -26,46 +27,62 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shown:
+    """What is printed of a ledger, be it a run's or one that several runs share."""
+
+    damage: str
+    facts: dict[str, object]
+    """for --json"""
+    words: str
+    lines: list[dict[str, object]]
+    tables: dict[str, tuple[list[str], list[list[str]]]]
+    """columns and rows, by title"""
+    record: LedgerRecord | None = None
+    """of a run"""
+
+    def print_state(self, verdict: str = "") -> None:
+        """What was spent, in words; the digest has a line of its own, to be copied elsewhere."""
+        print_prose(verdict + self.words)
+        if self.record is not None:
+            print_line(f"digest {self.record.digest}")
+
+
 def verify(run: Where, as_json: Json = False) -> int:
     """Checks every record, and the files that the last one names. Exits 1 where one was edited, cut or damaged.
 
     Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
     continued apart.
     """
-    from adadpigu.accounting.ledger_reading import LedgerRecord
     from adadpigu.runs.verifying import compare
 
-    record = _read(run, as_json)
-    binding = compare(run, record) if isinstance(record, LedgerRecord) and run.is_dir() else None
-    differs = record.damage or (binding is not None and binding.state == "differs")
+    found = _read(run, as_json)
+    binding = compare(run, found.record) if found.record is not None and run.is_dir() else None
+    differs = found.damage or (binding is not None and not binding.bound and not binding.unclosed)
     if as_json:
-        print_json({**_facts(record), "ok": not differs, **({} if binding is None else binding.to_json())})
-    elif binding is not None and differs:
-        print_error(binding.why)
+        print_json({**found.facts, "ok": not differs, **({} if binding is None else binding.to_json())})
     elif differs:
-        print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}")
+        print_error(f"run={str(run)!r}: the ledger is damaged: {found.damage}" if binding is None else binding.why)
     else:
-        _tell(record, "whole: ")
+        found.print_state("whole: ")
         if binding is not None:
-            print_prose("weights, config, privacy.json and statement are the run's" if binding.bound else binding.why)
+            print_prose(f"as the run left them: {', '.join(binding.files)}" if binding.bound else binding.why)
     return 1 if differs else 0
 
 
 def show(run: Where, as_json: Json = False) -> int:
     """Prints ε so far, every process that worked on the run, and every charge."""
-    record = _read(run, as_json)
-    lines = _lines(record)
+    found = _read(run, as_json)
     if as_json:
-        print_json({**_facts(record), "lines": lines})
-        return 1 if record.damage else 0
-    _tell(record)
-    for title, rows in _tables(record):
+        print_json({**found.facts, "lines": found.lines})
+        return 1 if found.damage else 0
+    found.print_state()
+    for title, (columns, rows) in found.tables.items():
         screen().print(f"\n{title}")
-        columns, cells = rows
-        screen().print(table(columns, cells))
-    if record.damage:
-        print_error(f"run={str(run)!r}: the ledger is damaged: {record.damage}; nothing after that is shown")
-    return 1 if record.damage else 0
+        screen().print(table(columns, rows))
+    if found.damage:
+        print_error(f"run={str(run)!r}: the ledger is damaged: {found.damage}; nothing after that is shown")
+    return 1 if found.damage else 0
 
 
 def create(
@@ -84,14 +101,14 @@ def create(
     from adadpigu.accounting.shared import create_shared, read_shared
 
     create_shared(file, Budget(epsilon=epsilon, delta=delta), dataset=dataset, records=records, order=order)
-    record = read_shared(file)
+    found = _of_shared(read_shared(file))
     if as_json:
-        print_json(_facts(record))
+        print_json(found.facts)
     else:
-        _tell(record)
+        found.print_state()
 
 
-def _read(where: Path, as_json: bool) -> LedgerRecord | SharedRecord:
+def _read(where: Path, as_json: bool) -> _Shown:
     """What stands there; exits 1 where not even a header can be trusted."""
     from adadpigu.accounting.journal import read_journal
     from adadpigu.accounting.ledger_reading import NAME, record_of
@@ -108,16 +125,16 @@ def _read(where: Path, as_json: bool) -> LedgerRecord | SharedRecord:
             print_error(f"run={str(where)!r}: the ledger is damaged: {chain.damage}")
         raise typer.Exit(1)
     if chain.bodies and "shared" in chain.bodies[0]:
-        return read_shared(path)
-    return record_of(chain, path)
+        return _of_shared(read_shared(path))
+    return _of_run(record_of(chain, path))
 
 
-def _facts(record: LedgerRecord | SharedRecord) -> dict[str, object]:
-    from adadpigu.accounting.shared import SharedRecord
-
-    if isinstance(record, SharedRecord):
-        total = record.total()
-        return {
+def _of_shared(record: SharedRecord) -> _Shown:
+    total = record.total()
+    rows = [[str(line[key]) for key in ("run", "method", "state", "rdp", "time")] for line in record.runs.values()]
+    return _Shown(
+        damage=record.damage,
+        facts={
             "ok": not record.damage,
             "epsilon": total.epsilon,
             "delta": total.delta,
@@ -126,76 +143,51 @@ def _facts(record: LedgerRecord | SharedRecord) -> dict[str, object]:
             "dataset": record.dataset,
             "runs": total.runs,
             "damage": record.damage,
-        }
-    epsilon = record.epsilon()
-    return {
-        "ok": not record.damage,
-        "epsilon": epsilon if math.isfinite(epsilon) else None,
-        "delta": record.delta,
-        "steps": record.steps,
-        "planned_steps": record.plan.steps,
-        "spare_steps": record.plan.spare,
-        "private": math.isfinite(epsilon),
-        "run": record.header["facts"].get("run"),
-        "records": len(record.lines) + 1,
-        "digest": record.digest,
-        "lives": [vars(life) for life in record.lives()],
-        "torn": record.torn > 0,
-        "damage": record.damage,
-    }
-
-
-def _tell(record: LedgerRecord | SharedRecord, verdict: str = "") -> None:
-    """What was spent, in words; the digest has a line of its own, to be copied elsewhere."""
-    from adadpigu.accounting.shared import SharedRecord
-
-    print_prose(verdict + _in_words(record))
-    if not isinstance(record, SharedRecord):
-        print_line(f"digest {record.digest}")
-
-
-def _in_words(record: LedgerRecord | SharedRecord) -> str:
-    from adadpigu.accounting.shared import SharedRecord
-
-    if isinstance(record, SharedRecord):
-        total = record.total()
-        return (
-            f"{total.runs} run{'' if total.runs == 1 else 's'} on {record.dataset!r} spent "
-            f"ε = {rounded_up(total.epsilon)} of {total.budget:g} "
-            f"at δ = {total.delta:g}, added up at RDP order {total.order:g}"
-        )
-    torn = "; a record that was never finished is counted as charged" if record.torn else ""
-    spare = f" and {record.plan.spare} spare" if record.plan.spare else ""
-    epsilon = record.epsilon()
-    spent = f"ε = {rounded_up(epsilon)} at δ = {record.delta:g}" if math.isfinite(epsilon) else "NOT PRIVATE"
-    return (
-        f"{spent}, {record.steps} steps charged of {record.plan.steps} planned{spare}{torn}; "
-        f"{len(record.lines) + 1} records"
+        },
+        words=f"{total.runs} run{'' if total.runs == 1 else 's'} on {record.dataset!r} spent "
+        f"ε = {rounded_up(total.epsilon)} of {total.budget:g} "
+        f"at δ = {total.delta:g}, added up at RDP order {total.order:g}",
+        lines=[dict(line) for line in record.runs.values()],
+        tables={"Runs": (["run", "method", "state", "ρ(α)", "time"], rows)},
     )
 
 
-def _lines(record: LedgerRecord | SharedRecord) -> list[dict[str, object]]:
-    from adadpigu.accounting.shared import SharedRecord
-
-    if isinstance(record, SharedRecord):
-        return [dict(line) for line in record.runs.values()]
-    return [dict(line) for line in record.lines]
-
-
-def _tables(record: LedgerRecord | SharedRecord) -> list[tuple[str, tuple[list[str], list[list[str]]]]]:
-    from adadpigu.accounting.shared import SharedRecord
-
-    if isinstance(record, SharedRecord):
-        rows = [[str(line[key]) for key in ("run", "method", "state", "rdp", "time")] for line in record.runs.values()]
-        return [("Runs", (["run", "method", "state", "ρ(α)", "time"], rows))]
-    lives = [
-        [str(number), str(life.first_step), str(life.steps), life.end, life.randomness]
-        for number, life in enumerate(record.lives(), start=1)
+def _of_run(record: LedgerRecord) -> _Shown:
+    epsilon, sessions = record.epsilon(), record.sessions()
+    private = math.isfinite(epsilon)
+    torn = "; a record that was never finished is counted as charged" if record.torn else ""
+    spare = f" and {record.plan.spare} spare" if record.plan.spare else ""
+    spent = f"ε = {rounded_up(epsilon)} at δ = {record.delta:g}" if private else "NOT PRIVATE"
+    processes = [
+        [str(number), str(session.first_step), str(session.steps), session.end, session.randomness]
+        for number, session in enumerate(sessions, start=1)
     ]
-    return [
-        ("Processes", (["", "began at step", "steps charged", "end", "randomness"], lives)),
-        ("Records", (["what", "stage", "step", "steps", "events"], [_row(line) for line in record.lines])),
-    ]
+    return _Shown(
+        damage=record.damage,
+        record=record,
+        facts={
+            "ok": not record.damage,
+            "epsilon": epsilon if private else None,
+            "delta": record.delta,
+            "steps": record.steps,
+            "planned_steps": record.plan.steps,
+            "spare_steps": record.plan.spare,
+            "private": private,
+            "run": record.header["facts"].get("run"),
+            "records": len(record.lines) + 1,
+            "digest": record.digest,
+            "lives": [vars(session) for session in sessions],
+            "torn": record.torn > 0,
+            "damage": record.damage,
+        },
+        words=f"{spent}, {record.steps} steps charged of {record.plan.steps} planned{spare}{torn}; "
+        f"{len(record.lines) + 1} records",
+        lines=[dict(line) for line in record.lines],
+        tables={
+            "Processes": (["", "began at step", "steps charged", "end", "randomness"], processes),
+            "Records": (["what", "stage", "step", "steps", "events"], [_row(line) for line in record.lines]),
+        },
+    )
 
 
 _STEPS, _OTHER = ("charge", "reserve", "settle", "torn"), ("releases", "note", "confession", "closing")

@@ -23,7 +23,7 @@ _MEMORY = 900.0
 """seconds over which speed is averaged: a single run of `reproduce` may take minutes"""
 
 
-def moves(console: Console) -> bool:
+def can_redraw(console: Console) -> bool:
     """Whether a line can be drawn over: on a terminal that knows how."""
     return console.is_terminal and not console.is_dumb_terminal
 
@@ -80,7 +80,7 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
 
     def report(share: float | None) -> None:
         nonlocal begun
-        if not begun and moves(console):
+        if not begun and can_redraw(console):
             shown.start()
         elif not begun:
             console.print("computing features of all records, once; this may take a few minutes", soft_wrap=True)
@@ -130,9 +130,9 @@ class Counter:
 
 
 @contextlib.contextmanager
-def counted(console: Console, what: str) -> Iterator[Counter]:
+def count_progress(console: Console, what: str) -> Iterator[Counter]:
     """A bar for work of which so much is done, of so much; elsewhere than on a terminal a line every ten seconds."""
-    if not moves(console):
+    if not can_redraw(console):
         yield Counter(console, what, None)
         return
     moving = bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True)))
@@ -141,41 +141,41 @@ def counted(console: Console, what: str) -> Iterator[Counter]:
 
 
 @contextlib.contextmanager
-def told(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
+def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
     """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    if not moves(console):
+    if not can_redraw(console):
         yield _lines(console)
         return
     moving = bar(console)
     task = moving.add_task(what, total=stages)
     begun = -1
 
-    def tell(text: str) -> None:
+    def report_stage(text: str) -> None:
         nonlocal begun
         begun += 1  # a stage that begins ends the one before
         moving.update(task, description=text, completed=begun)
 
     with moving:
-        yield tell
+        yield report_stage
 
 
 @contextlib.contextmanager
-def searching(console: Console, what: str) -> Iterator[Callable[[str], None]]:
-    """Says on a terminal what is being tried, and for how long; a search cannot tell how many tries are left."""
-    if not moves(console):
+def search_progress(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal what is being tried, and for how long; nobody knows how many tries are left."""
+    if not can_redraw(console):
         yield lambda _: None
         return
-    with told(console, what) as tell:
-        yield tell
+    with stage_progress(console, what) as report_stage:
+        yield report_stage
 
 
 def _lines(console: Console) -> Callable[[str], None]:
     last = -_BETWEEN_LINES
 
-    def tell(text: str) -> None:
+    def report_stage(text: str) -> None:
         nonlocal last
         if time.monotonic() - last >= _BETWEEN_LINES / 2:
             last = time.monotonic()
             console.print(text, soft_wrap=True, markup=False)
 
-    return tell
+    return report_stage

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.helping import add
+from adadpigu.cli.commands import add
 from adadpigu.cli.output import Json, notes, print_json, screen
-from adadpigu.errors import InputError
+from adadpigu.errors import check
 
 if TYPE_CHECKING:
     from adadpigu.report.collecting import Collection
@@ -38,11 +38,9 @@ def report(
     from adadpigu.report.page import check_out, write_page
 
     if watch:
-        if out is not None:
-            raise InputError(f"out={str(out)!r} with --watch: a page that is served is not written; give one of them")
+        check("out", repr(str(out)), out is None, "a page that --watch serves is not written; give one of them")
         return _serve(runs, port, as_json)
-    if port is not None:
-        raise InputError(f"port={port} does nothing without --watch")
+    check("port", port, port is None, "does nothing without --watch")
     from adadpigu.report.collecting import collect
 
     place = out or _place(runs)
@@ -52,11 +50,11 @@ def report(
     if as_json:
         print_json({"out": str(place), "bytes": size, **_counts(found), "left_out": found.left_out})
     else:
-        counted = ", ".join(
+        counts = ", ".join(
             f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(found).items() if count
         )
-        screen().print(f"{visible(str(place))}: {counted}; {size:,} bytes", soft_wrap=True, markup=False)
-        _tell(found)
+        screen().print(f"{visible(str(place))}: {counts}; {size:,} bytes", soft_wrap=True, markup=False)
+        _print_missing(found)
     return 1 if found.left_out else 0
 
 
@@ -73,7 +71,7 @@ def _counts(found: Collection) -> dict[str, int]:
     return {"runs": len(found.runs), "audits": audits, "tables": len(found.tables)}
 
 
-def _tell(found: Collection) -> None:
+def _print_missing(found: Collection) -> None:
     from adadpigu.report.embedding import listed, visible
 
     for line in listed(found.left_out, visible):
@@ -86,15 +84,14 @@ def _tell(found: Collection) -> None:
 def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
     from adadpigu.report.watching import ReportServer, Watched
 
-    if port is not None and not 0 <= port <= 65535:
-        raise InputError(f"port={port} is not allowed; allowed: 0 to 65535, 0 for any that is free")
+    check("port", port, 0 <= (port or 0) <= 65535, "allowed: 0 to 65535, 0 for any that is free")
     watched = Watched(runs)
     with ReportServer(watched, port or 0) as server:
         if as_json:
             print_json({"url": server.url})
         else:
-            found = watched.look()[1]
-            _tell(found)
+            found = watched.refresh()[1]
+            _print_missing(found)
             if found.empty:
                 notes().print("no run yet: the page fills by itself when one begins there", soft_wrap=True)
             screen().print(f"{server.url}\nOpen it on this machine; Ctrl-C ends it.", soft_wrap=True, markup=False)

@@ -1,178 +1,238 @@
-"""`adadpigu train`: its flags, and the way from them to a run: planned, trained, told.
-
-training_settings.py merges flags with preset and config, training_flags.py refuses those that do nothing,
-training_plan.py loads and calibrates, training_run.py trains, training_summary.py prints the end.
-"""
+"""`adadpigu train`: its flags, and the way from them to a run: settings, plan, training, summary."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import signal
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from adadpigu.cli.helping import add
-from adadpigu.cli.output import Interrupted, Json, print_json
-from adadpigu.cli.training_plan import Asked, plan_run
-from adadpigu.cli.training_run import trained
-from adadpigu.cli.training_summary import conclude
-from adadpigu.config import RunConfig
+from adadpigu.cli.commands import PRESETS, add, with_settings
+from adadpigu.cli.output import Interrupted, Json, notes, print_json, print_warning
+from adadpigu.cli.training_output import print_summary
+from adadpigu.cli.training_settings import (
+    configure,
+    default_preset,
+    method_options,
+    read_flags,
+    refuse_idle,
+    settings_of,
+)
+from adadpigu.config import GROUPS, RunConfig, merge
+from adadpigu.errors import InputError, check
+from adadpigu.runs.run import check_free
 
-_int, _float = partial(typer.Option, metavar="<int>|off"), partial(typer.Option, metavar="<float>|off")
+if TYPE_CHECKING:
+    from adadpigu.core.randomness import Randomness, Tier
+    from adadpigu.runs.run import Observer
+    from adadpigu.training import Preparation, Run
+    from adadpigu.training.distributed import Processes
 
 
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that can be started: its settings, and where it is written."""
+
+    settings: RunConfig
+    prepared: Preparation
+    out: Path | None
+    resume: Path | None
+    preset: str | None
+    """the one that was taken without being asked for"""
+
+
+def plan_run(
+    flags: dict[str, object],
+    processes: Processes,
+    *,
+    preset: str | None,
+    config: Path | None,
+    out: Path | None,
+    resume: Path | None,
+    trusted: bool,
+) -> PlannedRun:
+    """Loads, checks and calibrates what was asked for; nothing is written. Flags are None where nothing was said."""
+    from adadpigu.runs.loading import refuse_code
+    from adadpigu.training.distributed.launching import to_go_on
+
+    if (started_again := to_go_on(out)) is not None:  # by torchrun: with the flags that the run began with
+        resume, out, preset, config, trusted = started_again, None, None, None, True
+    if out is not None:
+        processes.first(partial(check_free, out))
+    if resume is None:
+        settings = configure(flags, preset=preset, config=config)
+        refuse_idle(flags, settings)
+        taken = default_preset(merge(flags)) if preset is None and config is None else None
+        return PlannedRun(settings, _prepare(settings), out, None, taken)
+
+    def resumed() -> RunConfig:
+        settings = settings_of(resume, flags, out=out, preset=preset, config=config)
+        if not trusted:
+            refuse_code(settings, resume)
+        return settings
+
+    # the first process alone looks at the ledger, which has one reader at a time that may become its writer
+    settings = processes.broadcast_object(processes.first(resumed))
+    return PlannedRun(settings, _prepare(settings), out, resume, None)
+
+
+def _prepare(settings: RunConfig) -> Preparation:
+    """Loads, checks and calibrates; nothing is written."""
+    from adadpigu.cli.progress import can_redraw, features_progress
+    from adadpigu.training.configured import configured
+
+    if can_redraw(notes()):
+        notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
+    with features_progress(notes()) as progress:
+        return configured(settings, progress=progress)
+
+
+_run, _privacy, _method, _crash = (partial(typer.Option, rich_help_panel=GROUPS[at]) for at in (0, 1, 5, 9))
+
+
+@with_settings()
 def train(
     context: typer.Context,
-    dataset: Annotated[
-        str | None, typer.Option(help="By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
-    ] = None,
-    method: Annotated[str | None, typer.Option(help="See `adadpigu methods`. [adadpigu]")] = None,
-    model: Annotated[str | None, typer.Option(help="See `adadpigu models`, or package.module:function.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε, the budget. [4, or what --noise-multiplier costs]")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ of the guarantee. [1e-5]")] = None,
+    *,
     preset: Annotated[
-        str | None, typer.Option(help="See `adadpigu presets`; none: start from defaults. [<dataset>-<method>]")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file, e.g. a run folder's config.toml; flags win over it.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
-    steps: Annotated[str | None, _int(help="T, steps of all stages of the method.")] = None,
-    epochs: Annotated[str | None, _float(help="Instead of steps: times records / batch size. [20]")] = None,
-    batch_size: Annotated[str | None, _int(help="B, the expected batch size. [N/4, up to 512]")] = None,
-    features: Annotated[str | None, typer.Option(help="Fixed front: none, scattering, prior (images). [none]")] = None,
-    normalisation: Annotated[
         str | None,
-        typer.Option(help="none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged)."),
+        _run(help="See `adadpigu presets`; none: start from defaults. [<dataset>-<method>]", autocompletion=PRESETS),
     ] = None,
-    normalisation_clip: Annotated[
-        float | None, typer.Option(help="For released: public bound on a record's channel means. [1]")
-    ] = None,
-    normalisation_noise: Annotated[
-        float | None, typer.Option(help="For released: noise multiplier of each of its two sums. [8]")
-    ] = None,
-    activation: Annotated[str | None, typer.Option(help="tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")] = None,
-    initialisation: Annotated[str | None, typer.Option(help="Where weights start: default, xavier. [default]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [1]")] = None,
-    lr_schedule: Annotated[str | None, typer.Option(help="constant, linear or cosine. [constant]")] = None,
-    warmup: Annotated[str | None, _float(help="Share of the steps over which the rate rises. [0]")] = None,
-    momentum: Annotated[str | None, _float(help="Momentum of the optimiser. [0.9]")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Any of torch.optim, by name. [sgd]")] = None,
-    weight_decay: Annotated[str | None, _float(help="Weight decay of the optimiser.")] = None,
-    ema: Annotated[str | None, _float(help="Decay of the average of the weights that is kept.")] = None,
-    tail: Annotated[str | None, _float(help="Instead: average the weights of this last share.")] = None,
-    clipping: Annotated[str | None, typer.Option(help="flat, or automatic (every record is scaled). [flat]")] = None,
-    clip_stability: Annotated[float | None, typer.Option(help="γ of automatic clipping. [0.01]")] = None,
-    copies: Annotated[str | None, _int(help="Augmented copies of a record, one clip for all. [1]")] = None,
-    shift: Annotated[str | None, _int(help="Augmentation: shift by up to so many pixels. [0]")] = None,
-    shift_step: Annotated[int | None, typer.Option(help="Augmentation: shifts are multiples of this. [1]")] = None,
-    flip: Annotated[bool | None, typer.Option("--flip/--no-flip", help="Augmentation: mirror half of them.")] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="C, the bound on a record's contribution.")] = None,
-    retention: Annotated[
-        float | None, typer.Option(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, an option of the method, as --NAME VALUE is.")
-    ] = None,
-    noise_multiplier: Annotated[str | None, _float(help="σ; without it, the least that keeps the budget.")] = None,
-    records: Annotated[int | None, typer.Option(help="N, the public record count of your own data.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Number of classes of your own data.")] = None,
-    describe: Annotated[
-        str | None, typer.Option(help="TOML file with the public facts of your own data (docs/own-data.md).")
-    ] = None,
-    seed: Annotated[str | None, _int(help="Fixes what is public: weights at the start, random masks.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")] = None,
-    physical_batch_size: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Records processed at once, auto: as many as fit; changes memory only."),
-    ] = None,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(help="What processing records may take, e.g. 4GiB or 800MB; means auto. [what is free]"),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"),
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Of products within the net: float32 or bf16. [float32]")
-    ] = None,
-    execution: Annotated[
-        str | None, typer.Option(help="auto: a GPU records a step once and replays it; eager: never. [auto]")
-    ] = None,
-    evaluate_every: Annotated[str | None, _int(help="Steps between looks at the test set.")] = None,
+    config: Annotated[Path | None, _run(help="TOML file, e.g. a run folder's config.toml; flags win over it.")] = None,
+    out: Annotated[Path | None, _run(help="Run folder. [runs/<dataset>-<method>-<UTC>]")] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped or crashed: its folder.")
-    ] = None,
-    checkpoint_every: Annotated[str | None, _int(help="Steps between checkpoints. [about once a minute]")] = None,
-    spare_steps: Annotated[
-        str | None, _int(help="Calibrate for so many steps more, to be repeated after a crash. [0]")
-    ] = None,
-    reserve: Annotated[
-        str | None, _int(help="Steps charged at once. [1, or more where the ledger would cost over 2 %]")
-    ] = None,
-    ledger: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="That several runs on one data set share; see `adadpigu ledger`."),
+        Path | None, _run(metavar="RUN", help="Go on with a run that was stopped or crashed: its folder.")
     ] = None,
     trust_model_code: Annotated[
-        bool,
-        typer.Option("--trust-model-code", help="With --resume: the run's model may be code of your own."),
+        bool, _run("--trust-model-code", help="With --resume: the run's model may be code of your own.")
     ] = False,
-    randomness: Annotated[
-        str | None,
-        typer.Option(help="Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"),
-    ] = None,
-    reproducible_noise: Annotated[
-        bool | None,
-        typer.Option(
-            "--reproducible-noise/--no-reproducible-noise",
-            help="Fix noise by --seed, for debugging: the run is NOT PRIVATE.",
-        ),
-    ] = None,
-    diagnostics: Annotated[
-        bool | None,
-        typer.Option("--diagnostics/--no-diagnostics", help="Write un-noised losses and norms: OUTSIDE the guarantee."),
+    clip_norm: Annotated[float | None, _privacy(help="C, the bound on a record's contribution.")] = None,
+    retention: Annotated[float | None, _method(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")] = None,
+    option: Annotated[
+        list[str] | None, _method("--set", help="NAME=VALUE, an option of the method, as --NAME VALUE is.")
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LOGGER", help="Log to the run folder: tensorboard, mlflow or wandb (offline); repeatable."
-        ),
+        _crash(metavar="LOGGER", help="Log to the run folder: tensorboard, mlflow or wandb (offline); repeatable."),
     ] = None,
     as_json: Json = False,
+    **settings: object,
 ) -> int:
     """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits.
 
     Every option of the method is a flag too, such as --mean-decay 0.9; `adadpigu methods` lists them. The word off
     switches off what a preset or a config switched on: --ema off, --copies off, --normalisation off.
     """
-    keys = {field.name for field in fields(RunConfig)}
-    flags: dict[str, object] = {name: value for name, value in locals().items() if name in keys}
-    flags["physical_batch_size"] = physical_batch_size
-    given = _given(clip_norm=clip_norm, retention=retention)
-    options = option or [], context.args, given
-    asked = Asked(flags, options, preset=preset, config=config, out=out, resume=resume, trusted=trust_model_code)
-    from adadpigu.distributed.launching import agreed, joined, one_voice
+    declared = {"clip_norm": clip_norm, "retention": retention}
+    given = {key: value for key, value in declared.items() if value is not None}
+    flags = {**read_flags(settings), "method_options": method_options(option or [], context.args, given)}
+    sources: dict[str, Any] = {
+        "preset": preset,
+        "config": config,
+        "out": out,
+        "resume": resume,
+        "trusted": trust_model_code,
+    }
     from adadpigu.loggers import make_logger
+    from adadpigu.training.distributed.launching import agreed, joined, one_voice
 
     with joined() as processes, one_voice(processes):
         agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
-        planned = agreed(processes, lambda: plan_run(asked, processes))
+        planned = agreed(processes, lambda: plan_run(flags, processes, **sources))
         silent = as_json and not sys.stderr.isatty()
-        run = trained(planned, processes, silent=silent, log=log or [])
+        run = _run_training(planned, processes, silent=silent, log=log or [])
         if as_json:
             print_json(run.summary())
         else:
-            conclude(run)
+            print_summary(run)
         return Interrupted(130) if run.interrupted else 0
 
 
-def _given(**values: object) -> dict[str, object]:
-    return {key: value for key, value in values.items() if value is not None}
+def _run_training(planned: PlannedRun, processes: Processes, *, silent: bool, log: list[str]) -> Run:
+    """Trains into the run folder, with a progress bar and loggers."""
+    from adadpigu.cli.training_output import Progress
+    from adadpigu.loggers import make_logger
+
+    folder = (
+        planned.resume or planned.out or processes.broadcast_object(_new_folder(planned.prepared, planned.settings))
+    )
+    shown: list[Observer] = [] if silent else [Progress(notes(), preset=planned.preset)]
+    observers = [*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))]
+    return _execute(planned.prepared, planned.settings, folder, observers, resuming=planned.resume is not None)
+
+
+def _new_folder(prepared: Preparation, settings: RunConfig) -> Path:
+    """Named by what is trained and when; the second one of a second is numbered."""
+    name = f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(path for path in map(Path("runs").joinpath, itertools.chain([name], numbered)) if not path.exists())
+
+
+def _execute(
+    prepared: Preparation, settings: RunConfig, folder: Path, observers: Sequence[Observer], *, resuming: bool
+) -> Run:
+    from adadpigu.data.description import DESCRIPTION
+    from adadpigu.runs.loading import described
+    from adadpigu.training import train_prepared
+    from adadpigu.training.configured import resolved
+    from adadpigu.training.memory import records_at_once
+
+    declared = described(settings)
+    files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
+    found = records_at_once(prepared)
+    if found is not None:
+        notes().print(f"up to {found} records at once fit the memory", style="dim")
+        files["memory.json"] = json.dumps({"physical_batch_size": found, "memory_limit": settings.memory_limit}) + "\n"
+    for warning in prepared.warnings:
+        print_warning(warning)
+    run = train_prepared(
+        prepared,
+        out=folder,
+        config=resolved(settings, prepared).to_toml(),
+        files=files,
+        observers=observers,
+        randomness=_chosen_randomness(settings),
+        resuming=resuming,
+        shared=None if settings.ledger is None else Path(settings.ledger),
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: Ctrl-C must not lose its table
+    if run.folder is not None:  # the first process's, of several
+        _draw(run, folder)
+    return run
+
+
+def _draw(run: Run, folder: Path) -> None:
+    from adadpigu.report.figures import draw_figures
+    from adadpigu.report.page import write_run_page
+
+    for name, draw in (
+        ("figures", lambda: draw_figures(run, folder / "figures")),
+        ("report", lambda: write_run_page(folder)),
+    ):
+        try:
+            draw()
+        except Exception as error:  # a picture must cost a run neither its report nor its table
+            print_warning(f"{name} could not be drawn: {type(error).__name__}: {error}")
+
+
+def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
+    from adadpigu.core.randomness import ReproducibleRandomness
+
+    if not settings.reproducible_noise:
+        return cast("Tier | None", settings.randomness)
+    alone = settings.randomness is None
+    check("randomness", settings.randomness, alone, "with reproducible_noise: give one of them, not both")
+    if settings.seed is None:
+        raise InputError("reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
+    return ReproducibleRandomness(settings.seed)
 
 
 def add_to(app: typer.Typer) -> None:

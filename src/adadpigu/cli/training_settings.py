@@ -1,20 +1,109 @@
 """Defaults, preset, config file and flags become the settings of a run; or those of a run that goes on.
 
-Nothing here reads a record: settings are public, and so is what they are made of.
+Flags that nothing would look at are refused: someone expects an effect. Settings are public; no record is read here.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any, cast
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.config import RunConfig, all_presets, merge, read_config, read_preset
+from adadpigu.config import OFF, RunConfig, all_presets, merge, read_config, read_flag, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require, unknown
 
+
+def read_flags(flags: Mapping[str, object]) -> dict[str, object]:
+    """Flags that were read as text in the types of their settings; contradictions are refused."""
+    read = {
+        key: read_flag(key, value) if isinstance(value, str) and key != "method" else value
+        for key, value in flags.items()
+    }
+    steps, epochs = read.get("steps"), read.get("epochs")
+    require({None, OFF} & {steps, epochs}, f"steps={steps} and epochs={epochs}: give one of them, not both")
+    return read
+
+
+def method_options(pairs: Iterable[str], words: Iterable[str], given: Mapping[str, object]) -> dict[str, object]:
+    """Options of a method as the command line gives them: by `--set`, by flags of their own, by declared flags."""
+    found: dict[str, object] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        example = "e.g. --set clip_norm=0.5; `adadpigu methods` lists them"
+        require(equals and name, f"--set {pair!r} is not NAME=VALUE, {example}")
+        found[name.strip().replace("-", "_")] = value
+    for key, chosen in (*_method_flags(list(words)), *given.items()):
+        same = found.setdefault(key, chosen) == chosen
+        require(same, f"{key}={found[key]} and {key}={chosen}: give one of them, not both")
+    return found
+
+
+def _method_flags(words: list[str]) -> list[tuple[str, str]]:
+    """Flags that `train` does not declare: `--name value`, `--name=value`, `--name` and `--no-name` of any method."""
+    if not words:
+        return []
+    from adadpigu.methods import all_methods
+
+    known = {field.name for method in all_methods().values() for field in fields(method)}
+    found: list[tuple[str, str]] = []
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        key = flag.removeprefix("--").replace("-", "_")
+        require(flag.startswith("--"), f"{flag!r} belongs to no flag; see `adadpigu train --help`")
+        if not equals and key.removeprefix("no_") in known and key not in known:
+            key, value = key.removeprefix("no_"), "false"
+        elif not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        if key not in known:
+            ours = {field.name for field in fields(RunConfig)} | known
+            raise unknown("flag", flag, {"--" + name.replace("_", "-") for name in ours})
+        found.append((key, value))
+    return found
+
+
+def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
+    """Refuses each flag that does nothing with these settings. Presets may hold such."""
+    from adadpigu.methods import make_method
+
+    given = {**flags, **cast("Mapping[str, object]", flags["method_options"] or {})}
+    chosen = {**vars(settings), **vars(make_method(settings.method, settings.method_options))}
+    for key, needed, looks, wanted in _NEEDED:
+        idle = needed in chosen and not looks(chosen[needed])
+        if given.get(key) not in (None, OFF, 0.0) and idle:
+            raise InputError(f"{key}={given[key]} does nothing with {needed}={chosen[needed]!r}; allowed with {wanted}")
+
+
+_NO_MOMENTUM = ("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rprop")
+"""optimisers of torch that have none"""
+
+
+def has_momentum(optimizer: str) -> bool:
+    """Whether an optimiser has a momentum to be chosen."""
+    return optimizer.lower() not in _NO_MOMENTUM
+
+
+def has_activation(model: str | None) -> bool:
+    """Whether a model has an activation to be chosen; one that is not known by name is judged elsewhere."""
+    return model not in ("linear", "scatter-linear")
+
+
+_NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    ("normalisation_clip", "normalisation", "released".__eq__, "'released'"),
+    ("normalisation_noise", "normalisation", "released".__eq__, "'released'"),
+    ("clip_stability", "clipping", "automatic".__eq__, "'automatic'"),
+    ("shift_step", "shift", bool, "a shift above 0"),
+    ("momentum", "optimizer", has_momentum, "an optimiser that has one, such as 'sgd'"),
+    ("activation", "model", has_activation, "a model that has one between its layers, such as 'mlp'"),
+    ("top_k_of", "top_k", lambda share: share != 1.0, "another top_k"),
+    ("clip_rate", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
+    ("count_noise", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
+)
+"""flags that need another setting: which one, whether its value will do, and which would"""
 NO_PRESET = "none"
 """in place of a preset's name: start from the defaults of the classes"""
 
@@ -62,10 +151,8 @@ def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunCon
     from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
 
     for key, value in others.items():
-        if value is not None:
-            raise InputError(
-                f"{key}={str(value)!r} with --resume: a run goes on in its own folder, as it began; leave it out"
-            )
+        began = "a run goes on in its own folder, as it began; leave it out"
+        require(value is None, f"{key}={str(value)!r} with --resume: {began}")
     refuse_unfit(run)
     stored = merge(read_config(run / "config.toml"))
     settings = merge(read_config(run / "config.toml"), flags)

@@ -1,16 +1,19 @@
-"""`adadpigu evaluate` and `adadpigu predict`: use the model of a run folder."""
+"""`adadpigu evaluate`, `predict` and `export`: use the model of a run folder."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.helping import add
-from adadpigu.cli.output import Json, print_json, print_line, print_warning
-from adadpigu.errors import InputError
+from adadpigu.cli.commands import add
+from adadpigu.cli.output import Json, notes, print_json, print_line, print_warning, screen
+from adadpigu.errors import InputError, check, require, unknown
+
+if TYPE_CHECKING:
+    from adadpigu.accounting import PrivacyReport
 
 Folder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
@@ -28,7 +31,7 @@ def _binding(run: Path, as_json: bool) -> dict[str, object]:
 
     found = verify(run)
     if not found.bound and not as_json:
-        print_warning(f"{found.why}; no ε holds for this model by the folder's word")
+        print_warning(found.why + ("" if found.claimed else "; no ε holds for this model by the folder's word"))
     return found.to_json()
 
 
@@ -36,7 +39,7 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
     """Measures a run's model on the test records of its data set."""
     import torch
 
-    from adadpigu.report.loading import load_run
+    from adadpigu.runs.loading import load_run
     from adadpigu.training.evaluation import accuracy
 
     loaded = load_run(run, trust_code=trust_model_code)
@@ -69,22 +72,22 @@ def predict(
     import torch
 
     from adadpigu.data.own import read_inputs
-    from adadpigu.report.loading import load_run
+    from adadpigu.runs.loading import load_run
     from adadpigu.training.evaluation import predict as outputs
 
     loaded = load_run(run, trust_code=trust_model_code)
     declared = loaded.description
     found = read_inputs(file, declared)
     inputs, shape = found.values, loaded.facts.shape
-    if shape is not None and tuple(inputs.shape[1:]) != shape:
-        raise InputError(f"file={str(file)!r} holds records of shape {tuple(inputs.shape[1:])}; allowed: {shape}")
+    found_shape = tuple(inputs.shape[1:])
+    fits = shape is None or found_shape == shape
+    check("file", repr(str(file)), fits, f"holds records of shape {found_shape}; allowed: {shape}")
     if not bool(torch.isfinite(inputs).all()):
         bad = int((~torch.isfinite(inputs)).flatten(1).any(dim=1).nonzero()[0])
         raise InputError(f"file={str(file)!r}: record {bad} has a NaN or infinite value; leave it out or fill it in")
-    if not len(inputs):
-        classes: list[int] = []
-        confidence: list[float] = []
-    else:
+    classes: list[int] = []
+    confidence: list[float] = []
+    if len(inputs):
         scores = outputs(loaded.model, inputs, device=torch.device("cpu")).softmax(dim=1).max(dim=1)
         classes, confidence = scores.indices.tolist(), [round(p, 4) for p in scores.values.tolist()]
     bound = _binding(run, as_json)
@@ -99,12 +102,77 @@ def predict(
         sys.stdout.write(f"{what}\t{label}\t{share:.2%}\n")
 
 
+FORMS = ("onnx", "torch-export", "card")
+
+
+def export(
+    run: Folder,
+    to: Annotated[str, typer.Option(help="onnx, torch-export, or card: a README.md for Hugging Face.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A new file.")],
+    license: Annotated[  # noqa: A002
+        str | None, typer.Option(help="With card: the model's licence, e.g. apache-2.0. [unknown]")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="With card: what the model is called. [METHOD on DATASET]")] = None,
+    unbound: Annotated[
+        bool, typer.Option("--unbound", help="Also a run from before ledgers named weights; the file says so.")
+    ] = False,
+    trust_model_code: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Writes a run's model to a file with its privacy statement inside, checked to predict the same; or its card."""
+    from adadpigu.export.subject import is_unbound, statement_of
+
+    if to not in FORMS:
+        raise unknown("form", to, FORMS)
+    if to == "card":
+        privacy, facts = _card(run, out, name=name, license=license or "unknown", unbound=unbound)
+    else:
+        for key, value in (("license", license), ("name", name)):
+            require(value is None, f"{key}={value!r} does nothing with to={to!r}; allowed with 'card'")
+        privacy, facts = _model(run, out, to, trust_code=trust_model_code, unbound=unbound)
+    headline = statement_of(privacy).splitlines()[0]
+    if as_json:
+        print_json(
+            {"run": str(run), "to": to, "out": str(out), **facts, "private": privacy.private, "privacy": headline}
+        )
+        return
+    checked = "" if "difference" not in facts else f"; outputs within {facts['difference']:.1g} of the model's"
+    screen().print(f"{out}: {facts['bytes']:,} bytes{checked}", soft_wrap=True, markup=False)
+    sound = privacy.private and not privacy.diagnostics_exposed and not is_unbound(privacy)
+    (screen() if sound else notes()).print(headline, soft_wrap=True, markup=False)
+
+
+def _card(
+    run: Path,
+    out: Path,
+    *,
+    name: str | None,
+    license: str,  # noqa: A002
+    unbound: bool,
+) -> tuple[PrivacyReport, dict[str, float]]:
+    from adadpigu.export import facts_of_run, write_card
+
+    facts = facts_of_run(run, unbound=unbound)
+    write_card(facts, out, name=name, license=license)
+    return facts.privacy, {"bytes": out.stat().st_size}
+
+
+def _model(run: Path, out: Path, to: str, *, trust_code: bool, unbound: bool) -> tuple[PrivacyReport, dict[str, float]]:
+    from adadpigu.export import export_onnx, export_program, subject_of
+
+    subject = subject_of(run, trust_code=trust_code, unbound=unbound)
+    made = (export_onnx if to == "onnx" else export_program)(subject, out)
+    return subject.privacy, {"bytes": made.bytes, "difference": made.difference}
+
+
 def add_to(app: typer.Typer) -> None:
     """Adds the commands of this file."""
     add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
+    add(app, predict, "Predicts a class for each record of a file.", "adadpigu predict runs/first new.npy")
     add(
         app,
-        predict,
-        "Predicts a class for each record of a file.",
-        "adadpigu predict runs/first new.npy",
+        export,
+        "Writes a run's model for other programs, or its card.",
+        "adadpigu export runs/first --to onnx --out first.onnx",
+        "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
     )

@@ -9,11 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, declare, training_split
-from adadpigu.data.digits import TRAIN, digits
-from adadpigu.data.named import find_published, published_dataset
+from adadpigu.data.fetching import DIGITS, digits, published_dataset
 from adadpigu.data.own import is_own, own_dataset
-from adadpigu.data.registry import ALIASES, PUBLISHED
-from adadpigu.errors import InputError, unknown
+from adadpigu.data.published import ALIASES, PUBLISHED, find_published
+from adadpigu.errors import require, unknown
 
 __all__ = [
     "DataSet",
@@ -51,11 +50,10 @@ def load_dataset(
         if is_own(name):
             return own_dataset(Path(name), description=describe, records=records, classes=classes)
         raise unknown("dataset", name, [*all_datasets(), "FILE.csv", "FILE.parquet", "FILE.npz", "FOLDER"])
-    if describe is not None:
-        raise InputError(f"describe={str(describe)!r}: the facts of {name!r} are known; leave it out")
+    require(describe is None, f"describe={str(describe)!r}: the facts of {name!r} are known; leave it out")
     published = None if name == "digits" else find_published(name)
-    known = (TRAIN, 10) if published is None else (published.records, published.classes)
+    known = (DIGITS, 10) if published is None else (published.records, published.classes)
     for key, given, declared in zip(("records", "classes"), (records, classes), known, strict=True):
-        if given not in (None, declared):
-            raise InputError(f"{key}={given} contradicts the {declared} that {name!r} declares")
+        agrees = given in (None, declared)
+        require(agrees, f"{key}={given} contradicts the {declared} that {name!r} declares")
     return digits() if published is None else published_dataset(published)

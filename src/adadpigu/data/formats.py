@@ -1,25 +1,37 @@
-"""The two file formats the published image sets come in, idx and CIFAR binary, as numpy arrays and back.
+"""The forms in which published image sets are kept (idx, CIFAR binary) and shipped (gzip, CSV, PNG sheets, python
+batches), and the archives that hold them: tar, zip (wheel), Debian.
 
-A few lines of arithmetic each, so that no image library is needed to read what has been verified. Nothing here knows
-about privacy: the arrays are records, and become sensitive as soon as they are somebody's data set.
+A conversion checks nothing: whatever it raises means that the bytes are no such file, and the pinned hash of its result
+decides whether it worked. Members of archives are read into memory by their base name; no path of an archive is used.
 """
 
 from __future__ import annotations
 
-import math
+import io
+import json
+import pickle
 import struct
-from typing import TypeAlias
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adadpigu.errors import AdaDPIGUError
+from adadpigu.errors import AdaDPIGUError, first_line
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
-CIFAR_SHAPE = (3, 32, 32)
-_CIFAR_RECORD = 1 + 3 * 32 * 32
+LIMIT = 1 << 28
+"""the most bytes of a file, or of a member of an archive: 256 MiB, five times the longest published one"""
+
+_CIFAR_SHAPE = (3, 32, 32)
 _UNSIGNED_BYTE = 0x08
+_AR_MAGIC = b"!<arch>\n"
 
 
 class SourceError(AdaDPIGUError):
@@ -32,19 +44,9 @@ def read_idx(payload: bytes) -> Pixels:
     >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
     array([7, 8, 9], dtype=uint8)
     """
-    if len(payload) < 4 or payload[:2] != b"\0\0" or payload[2] != _UNSIGNED_BYTE:
-        raise SourceError("it is not an idx file of unsigned bytes")
     rank = payload[3]
-    start = 4 + 4 * rank
-    if not 1 <= rank <= 4 or len(payload) < start:
-        raise SourceError("its idx header is cut, or of another rank than 1 to 4")
-    shape = struct.unpack(f">{rank}I", payload[4:start])
-    if 0 in shape:
-        raise SourceError("it holds no record")
-    wanted = math.prod(shape)
-    if len(payload) - start != wanted:
-        raise SourceError(f"it holds {len(payload) - start} bytes where its idx header promises {wanted}")
-    return np.frombuffer(payload, np.uint8, offset=start).reshape(shape)
+    shape = struct.unpack_from(f">{rank}I", payload, 4)
+    return np.frombuffer(payload, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 def write_idx(array: Pixels) -> bytes:
@@ -55,15 +57,100 @@ def write_idx(array: Pixels) -> bytes:
 
 def read_cifar(payload: bytes) -> tuple[Pixels, Pixels]:
     """Images [n, 3, 32, 32] and labels [n] of a CIFAR-10 binary batch: a label byte and 3,072 pixel bytes a record."""
-    if len(payload) % _CIFAR_RECORD:
-        raise SourceError(f"its {len(payload)} bytes are no whole number of {_CIFAR_RECORD}-byte records")
-    rows = np.frombuffer(payload, np.uint8).reshape(-1, _CIFAR_RECORD)
-    return rows[:, 1:].reshape(-1, *CIFAR_SHAPE), rows[:, 0]
+    rows = np.frombuffer(payload, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), rows[:, 0]
 
 
-def write_cifar(images: Pixels, labels: Pixels) -> bytes:
-    """The CIFAR-10 binary batch of images [n, 3, 32, 32], in any shape of as many pixels, and labels [n]."""
-    pixels = images.reshape(len(labels), -1)
-    if pixels.shape[1] != _CIFAR_RECORD - 1:
-        raise SourceError(f"its images have {pixels.shape[1]} values; allowed: {_CIFAR_RECORD - 1}")
-    return np.concatenate([labels.astype(np.uint8)[:, None], pixels.astype(np.uint8)], axis=1).tobytes()
+def write_cifar(pixels: Pixels, labels: Any) -> bytes:
+    """The CIFAR-10 binary batch of images, in any shape of 3,072 pixels a record, and labels."""
+    return np.concatenate([np.array(labels, np.uint8)[:, None], pixels.reshape(-1, 3072)], axis=1).tobytes()
+
+
+def gunzip(payload: bytes, *, limit: int = LIMIT) -> bytes:
+    """The decompressed bytes, at most one more than `limit` of them."""
+    return zlib.decompressobj(wbits=31).decompress(payload, limit + 1)
+
+
+def csv_to_idx(text: bytes, *, side: int = 28) -> tuple[bytes, bytes]:
+    """Images and labels as idx files, from lines `label,pixel,…` under one line of headings."""
+    table = np.loadtxt(io.BytesIO(text), dtype=np.uint8, delimiter=",", skiprows=1, ndmin=2, encoding="ascii")
+    return write_idx(table[:, 1:].reshape(-1, side, side)), write_idx(table[:, 0])
+
+
+def sheet_to_cifar(png: bytes, labels: bytes, *, batch: int, records: int = 10_000) -> bytes:
+    """A CIFAR-10 binary batch from a PNG, one row of 1,024 pixels an image, and a JSON list with the labels of all
+    batches, of which this is the `batch`-th (counted from 0)."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png), formats=["PNG"]) as sheet:
+        rows = np.asarray(sheet).reshape(records, 1024, 3)
+    return write_cifar(rows.transpose(0, 2, 1), json.loads(labels)[batch * records : (batch + 1) * records])
+
+
+def batch_to_cifar(payload: bytes) -> bytes:
+    """A CIFAR-10 binary batch from an official python batch, a pickle of which nothing is called."""
+    batch = _BatchUnpickler(io.BytesIO(payload), encoding="bytes").load()
+    _, shape, _, _, data = batch[b"data"].state
+    return write_cifar(np.frombuffer(data, np.uint8).reshape(shape), batch[b"labels"])
+
+
+class _Described:
+    """Stands for an array, or its type, of a python batch: keeps what the file says of it."""
+
+    state: Any
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    """Builds plain values only: each name that the file asks for becomes a description, and none is imported."""
+
+    def find_class(self, module: str, name: str) -> type[_Described]:
+        return _Described
+
+
+def read_members(path: Path, wanted: Collection[str], *, limit: int = LIMIT) -> dict[str, bytes]:
+    """The wanted members by base name, each up to `limit` bytes; of two with one name, the first."""
+    found: dict[str, bytes] = {}
+    try:
+        with path.open("rb") as file:
+            for member, opened in _zip(file) if zipfile.is_zipfile(file) else _tar(_data_of_deb(file)):
+                name = PurePosixPath(member).name
+                if name in wanted and name not in found:
+                    with opened() as content:
+                        found[name] = content.read(limit + 1)
+                    if len(found[name]) > limit:
+                        raise SourceError(f"{name} is longer than {limit} bytes")
+    except Exception as error:  # TarError, BadZipFile, LZMAError, zlib.error, EOFError, a password, the disk, …
+        raise SourceError(f"{path.name} is damaged, or no .tar, .zip, .whl or .deb ({first_line(error)})") from None
+    return found
+
+
+def _zip(file: BinaryIO) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            yield member.filename, partial(archive.open, member)
+
+
+def _tar(file: BinaryIO) -> Iterator[tuple[str, Callable[[], IO[bytes]]]]:
+    with tarfile.open(fileobj=file) as archive:
+        for member in archive:
+            if member.isreg():
+                yield member.name, partial(archive.extractfile, member)  # type: ignore[misc]
+
+
+def _data_of_deb(file: BinaryIO) -> BinaryIO:
+    """The `data.tar` of a Debian package, an `ar` archive of 60-byte headers and padded members; else the file."""
+    file.seek(0)
+    if file.read(len(_AR_MAGIC)) == _AR_MAGIC:
+        while header := file.read(60):
+            size = int(header[48:58])
+            if header.startswith(b"data.tar"):
+                return io.BytesIO(file.read(size))
+            file.seek(size + size % 2, io.SEEK_CUR)
+    file.seek(0)
+    return file

@@ -1,107 +1,137 @@
 """Whether each item of a data set is made of one record: an item that mixes records (mixup, cutmix, pairs) is refused.
 
 One record would then stand in many items, each bounded by itself: with mixup in `__getitem__` one record moved a sum
-by 38 C. What an item is made of cannot be known of any code, but it can be watched: on a shallow copy of the data set,
-whose containers of one entry a record say which entries are read. The user's object and the values are left as they
-are. Two entries of one container that both change the item are a mixture. Whatever else is done with a container (a
-mean, an iteration, numpy's `take`), or with one of another kind (a dict of classes, a tuple, a data frame), is not
-followed: then nothing is known, and the statement says what the items must be. So it does where no container is read:
-a file, a service, a global.
+by 38 C. So some items are made again, by copies of the data set in which a random half of the entries of a container
+(an array, a list or a data set with one entry a record) have other values, and by copies in which the other half has.
+An item that changes with both halves mixes records. Where no container of that kind is read (a file, a service), or
+more is held than such containers, nothing is known, and the statement says what the items must be. The user's object
+and its values stay as they are.
 """
 
 from __future__ import annotations
 
 import copy
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from adadpigu.core.randomness import seed_host
 from adadpigu.errors import InputError
 
-_PROBED = 64
-"""items that are looked at, spread over the data set"""
+_PROBED = 32
+"""items that are made again, spread over the data set"""
 _FEW = 16
 """numbers that an array may hold as constants, such as a mean and a deviation for each channel"""
+_LARGE = 1 << 30
+"""bytes of an array that is not copied to be changed"""
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
-_FACTS = ("shape", "ndim", "dtype", "device", "size", "dim")
-"""attributes of arrays that hold no record"""
 
 
 def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
     """Refuses a data set of the user's own whose items are seen to mix records; what to say where that is not known."""
-    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset:
+    if isinstance(dataset, Subset):
+        return refuse_mixed_items(dataset.dataset, name)
+    if isinstance(dataset, ConcatDataset):
+        return tuple(dict.fromkeys(line for each in dataset.datasets for line in refuse_mixed_items(each, name)))
+    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset or not isinstance(dataset, Sized):
         return ()
-    count = len(dataset)  # type: ignore[arg-type]
-    seen = [_made_of_one(dataset, int(place), name) for place in np.linspace(0, count - 1, min(count, _PROBED))]
-    if all(seen):
-        return ()
+    inner = [value for value in vars(dataset).values() if isinstance(value, Dataset)]
+    told = [line for each in inner for line in refuse_mixed_items(each, name)]
+    own = (OWN_GENERATOR,) if _draws_by_its_own(dataset) else ()
+    if told or _made_of_one(dataset, name):
+        return (*told, *own)
     return (
-        f"items of {_inner(dataset)} that are made of several records (mixup, a mean over records): each must be made "
-        "of one; that was not checked, because not all that they read can be followed",
+        *own,
+        f"items of your {type(dataset).__name__} that are made of several records (mixup, a mean over records): each "
+        "must be made of one; that was not checked, because not all that they read can be followed",
     )
 
 
-def _made_of_one(dataset: Any, place: int, name: str) -> bool:
-    """Whether an item was seen to be made of one record; False: not all was seen. Refuses one that was seen to mix."""
-    if isinstance(dataset, Subset):
-        return _made_of_one(dataset.dataset, int(dataset.indices[place]), name)
-    if isinstance(dataset, ConcatDataset):
-        number = int(np.searchsorted(dataset.cumulative_sizes, place, side="right"))
-        before = dataset.cumulative_sizes[number - 1] if number else 0
-        return _made_of_one(dataset.datasets[number], place - before, name)
-    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset:
-        return True
-    reading = _reading(dataset, place)
-    read = {key: sorted(set(entries)) for key, entries in reading.entries.items() if entries}
-    for container, entries in read.items():
-        if len(entries) > 1 and _mixes(dataset, place, container, entries[:2]):
-            raise InputError(
-                f"{name}: item {place} of {type(dataset).__name__} reads entries {', '.join(map(str, entries[:2]))} of "
-                f"its {container!r}, so one record stands in several items (mixup?); allowed: items made of one record "
-                "each, augmented or not (or tensors made beforehand, if each row is one person's)"
-            )
-    held = {key: getattr(dataset, key) for key in read}
-    if any(len(entries) > 1 for entries in read.values()):
+OWN_GENERATOR = (
+    "what records draw from a generator of their data set's own (rng = default_rng(42), seed=…): if its seed is known, "
+    "one record shifts what all later ones draw; torch's, NumPy's and Python's global generators are keyed in secret"
+)
+
+
+def _draws_by_its_own(dataset: Any) -> bool:
+    """Whether an item changes from one reading to the next although the global generators stand where they stood."""
+    places = map(int, np.linspace(0, len(dataset) - 1, min(len(dataset), _PROBED)))
+    try:
+        return any(not _equal(_item(dataset, place), _item(dataset, place)) for place in places)
+    except Exception:  # items that cannot be read or compared: the checks that follow speak of them
         return False
-    places = {entries[0] for key, entries in read.items() if not _of_places(held[key])}
-    inner = all(_made_of_one(held[key], entries[0], name) for key, entries in read.items())
-    return inner and len(places) == 1 and not reading.lost
 
 
-def _mixes(dataset: Any, place: int, key: str, entries: list[int]) -> bool:
-    """Whether an item changes with each of two entries that it reads, and not with one alone.
+def _made_of_one(dataset: Any, name: str) -> bool:
+    """Whether items were seen to be made of one record; False: not all was seen. Refuses one that was seen to mix."""
+    count = len(dataset)
+    first = np.random.default_rng(0).permutation(count) < count // 2
+    containers = {key: value for key, value in vars(dataset).items() if _has_one_entry_a_record(value, count)}
+    followed = all(key in containers or not _may_hold_records(value) for key, value in vars(dataset).items())
+    seen = False
+    try:
+        changed = {key: [_changed(dataset, key, half) for half in (first, ~first)] for key in containers}
+        for place in map(int, np.linspace(0, count - 1, min(count, _PROBED))):
+            before = _item(dataset, place)
+            if not _equal(before, _item(dataset, place)):
+                return False  # chance of its own: no two items can be compared
+            halves = {}
+            for key, copies in changed.items():
+                moved = [not _equal(before, _item(each, place)) for each in copies]
+                if all(moved):
+                    raise InputError(
+                        f"{name}: item {place} of {type(dataset).__name__} is made of several entries of its {key!r}, "
+                        "so one record stands in several items (mixup?); allowed: items made of one record each, "
+                        "augmented or not (or tensors made beforehand, if each row is one person's)"
+                    )
+                if any(moved) and not _holds_places(containers[key]):
+                    halves[key] = moved[0]
+            seen |= bool(halves)
+            followed &= len({*halves.values()}) <= 1
+    except InputError:
+        raise
+    except Exception:  # a class that cannot be copied, or items that cannot be compared
+        return False
+    return followed and seen
 
-    A shape or a block of neighbours may be read for one record's sake. Of containers that are no arrays it is believed.
-    """
-    held = getattr(dataset, key)
-    if not isinstance(held, Tensor | np.ndarray):
-        return True
-    before = _item(dataset, place)
-    return all(not _equal(before, _item(_altered(dataset, key, entry), place)) for entry in entries)
+
+def _changed(dataset: Any, key: str, half: NDArray[np.bool_]) -> Any:
+    """A copy of a data set whose container has other values at some entries: other numbers, or moved ones."""
+    made = copy.copy(dataset)
+    vars(made).update({k: copy.copy(v) for k, v in vars(dataset).items() if isinstance(v, dict | list | set)})
+    held, places = vars(dataset)[key], np.arange(len(half))
+    places[half] = np.roll(places[half], 1)
+    if isinstance(held, list):
+        vars(made)[key] = [
+            _other(held[place]) if half[place] and isinstance(held[place], Tensor | np.ndarray) else held[to]
+            for place, to in enumerate(places)
+        ]
+    elif isinstance(held, Dataset):
+        vars(made)[key] = Subset(held, places.tolist())
+    elif held.ndim == 1:
+        vars(made)[key] = held[places]
+    else:
+        vars(made)[key] = values = copy.deepcopy(held)
+        values[half] = _other(values[half])
+    return made
 
 
-def _altered(dataset: Any, key: str, entry: int) -> Any:
-    """A copy of a data set with another value at one entry of one of its arrays."""
-    altered = copy.copy(dataset)
-    values = copy.deepcopy(getattr(dataset, key))
-    values[entry] = ~values[entry] if str(values.dtype).endswith("bool") else values[entry] + 1
-    vars(altered)[key] = values
-    return altered
+def _other(values: Any) -> Any:
+    return ~values if str(values.dtype).endswith("bool") else values + 1
 
 
 def _item(dataset: Any, place: int) -> list[Any]:
     """The parts of an item, made with the same chance every time."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(place)
-        np.random.seed(place)
-        torch.manual_seed(place)
+        seed_host(place)
         try:
             return tree_leaves(dataset[place])
         finally:
@@ -115,82 +145,25 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
     )
 
 
-@dataclass
-class _Reading:
-    """What an item was seen to read."""
-
-    entries: dict[str, list[int]] = field(default_factory=dict)
-    lost: bool = False
-    """whether something was done that is not followed"""
-
-
-def _reading(dataset: Any, place: int) -> _Reading:
-    reading = _Reading()
-    try:
-        watched = copy.copy(dataset)
-        for key, value in vars(dataset).items():
-            if _holds_records(value, len(dataset)):
-                vars(watched)[key] = _Watched(value, len(dataset), reading.entries.setdefault(key, []), reading)
-        _item(watched, place)
-        whole = [key for key, entries in reading.entries.items() if len({*entries}) == len(dataset) > 1]
-        for key in whole:  # made into an array, entry by entry
-            reading.entries[key], reading.lost = [], True
-    except Exception:  # a class that cannot be copied, or code that takes no stand-in for its containers
-        reading.lost = True
-    return reading
-
-
-def _holds_records(value: Any, count: int) -> bool:
-    """Whether records may be in it; not in functions, settings, few constants and lists of names."""
+def _has_one_entry_a_record(value: Any, count: int) -> bool:
     if isinstance(value, Tensor | np.ndarray):
-        return value.ndim > 0 and (len(value) == count or int(np.prod(value.shape)) > _FEW)
+        return value.ndim > 0 and len(value) == count and value.nbytes <= _LARGE
+    return isinstance(value, list | Dataset) and isinstance(value, Sized) and len(value) == count
+
+
+def _may_hold_records(value: Any) -> bool:
+    """Not functions, settings, few constants and lists of names."""
+    if isinstance(value, Tensor | np.ndarray):
+        return int(np.prod(value.shape)) > _FEW
     if isinstance(value, dict | list | tuple | set):
-        inner = value.values() if isinstance(value, dict) else value
-        return len(value) == count or not all(isinstance(each, _VALUES) for each in inner)
-    kind = type(value)
-    return isinstance(value, Dataset) or (hasattr(kind, "__getitem__") and not callable(value) and kind is not str)
+        return not all(isinstance(each, _VALUES) for each in (value.values() if isinstance(value, dict) else value))
+    return not callable(value) and hasattr(type(value), "__getitem__") and not isinstance(value, str)
 
 
-def _of_places(value: Any) -> bool:
+def _holds_places(value: Any) -> bool:
     """Whether a container holds whole numbers: labels, or where each record lies in another container."""
-    if isinstance(value, Tensor):
-        return value.ndim == 1 and not value.is_floating_point()
-    if isinstance(value, np.ndarray):
-        return value.ndim == 1 and value.dtype.kind in "iub"
-    return isinstance(value, list | tuple | range) and all(isinstance(each, int) for each in value)
-
-
-class _Watched(Dataset[Any]):
-    """Stands for a container: notes entries that are read one by one, and that anything else was done."""
-
-    def __init__(self, held: Any, count: int, read: list[int], reading: _Reading) -> None:
-        self._held, self._read, self._reading = held, read, reading
-        self._followed = not isinstance(held, dict | set) and hasattr(held, "__len__") and len(held) == count
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __getitem__(self, index: Any) -> Any:
-        first = index[0] if isinstance(index, tuple) and index else index
-        try:
-            plain = np.asarray(first) if isinstance(first, Tensor) else first
-            self._read.extend(np.atleast_1d(np.arange(len(self))[plain]).tolist() if self._followed else [])
-            self._reading.lost |= not self._followed
-        except (IndexError, TypeError, ValueError):
-            self._reading.lost = True
-        return self._held[index]
-
-    def __iter__(self) -> Any:
-        self._reading.lost = True
-        return iter(self._held)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # protocols of numpy and torch: without them they refuse, or read all entries
-            raise AttributeError(name)
-        self._reading.lost |= name not in _FACTS
-        return getattr(self._held, name)
-
-
-def _inner(dataset: Any) -> str:
-    """The class that makes the items, behind `Subset`s."""
-    return _inner(dataset.dataset) if isinstance(dataset, Subset) else f"your {type(dataset).__name__}"
+    if isinstance(value, list):
+        return all(isinstance(each, int) for each in value)
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim == 1 and "int" in str(value.dtype)
+    return False

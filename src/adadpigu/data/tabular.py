@@ -1,19 +1,21 @@
-"""A table of records, CSV or Parquet, as tensors. The cells are private; the description of the columns is public.
+"""A table of records, CSV or Parquet or in memory, as numbers, by the public description of its columns.
 
-Each row is encoded by itself: x ↦ 2·(clamp(x) − low)/(high − low) − 1 for a number, a one-hot vector for a category.
-Nothing is computed across rows (no vocabulary, no minimum, no mean), so neighbours' encodings differ in one row
-only. A refusal names row, column and cell: it goes to whoever holds the data, before anything is trained, and is
-outside the guarantee.
+x ↦ 2·(clamp(x) − low)/(high − low) − 1 for a number, a one-hot vector for a category. Nothing is computed across rows
+(no vocabulary, no minimum, no mean), so neighbours' encodings differ in one row only. A refusal names row, column and
+cell: it goes to whoever holds the data, before anything is trained, and is outside the guarantee.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -22,41 +24,125 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adadpigu.data.datasets import TensorRecords
-from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, TableFacts, listed
-from adadpigu.errors import InputError
+from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, TableFacts, listed, reading, shorten
+from adadpigu.errors import InputError, require
+from adadpigu.extras import extra
 
 CHUNK = 8192
 """rows held as Python objects at once"""
-
 _EMPTY = frozenset(("", "nan", "NaN"))
 """cells that hold nothing, unless one is declared a category"""
+_MISSING = ("NAType", "NaTType")
+"""what pandas puts into an empty cell, besides None and NaN"""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some consecutive rows of a table: their cells by column."""
+    """Some rows of a table."""
 
-    path: Path
-    start: int
-    cells: Mapping[str, Sequence[object]]
-    size: int
-    lines: Sequence[int] | None = None
-    """the line that each row ends on, in a text file"""
+    cells: Mapping[str, Sequence[Any] | NDArray[Any]]
+    """by column"""
+    where: Callable[[int], str]
+    """what to call a row in a refusal"""
+    if_missing: str = "`missing` in the description"
+    if_other: str = "`other = true` in the description"
+    """how to declare that a missing, or another, value is allowed"""
 
-    def refusal(self, row: int, column: str, fault: str, allowed: str) -> InputError:
-        line = "" if self.lines is None else f" (line {self.lines[row]})"
-        return InputError(f"{self.path}: row {self.start + row + 1}{line}, column {column!r}: {fault}; {allowed}")
+
+def encode(rows: Rows, columns: Sequence[Column]) -> NDArray[np.float32]:
+    """The rows [n, width] that a model is shown."""
+    parts = [_one_hot(rows, c) if isinstance(c, CategoricalColumn) else _numeric(rows, c) for c in columns]
+    return np.concatenate(parts, axis=1)
+
+
+def scale(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """From [low, high] to [−1, 1]; what lies beyond is clamped.
+
+    >>> scale(np.array([0.0, 255, 300]), 0, 255)
+    array([-1.,  1.,  1.])
+    """
+    centre, half = low / 2 + high / 2, high / 2 - low / 2
+    return np.clip((np.clip(values, low, high) - centre) / half, -1.0, 1.0)
+
+
+def unscale(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """From [−1, 1] back to [low, high]; what lies beyond is clamped."""
+    centre, half = low / 2 + high / 2, high / 2 - low / 2
+    return np.clip(np.clip(values, -1.0, 1.0) * half + centre, low, high)
+
+
+def positions(
+    rows: Rows, name: str, known: Sequence[str], *, missing: str | None = None, other: bool = False, what: str = "value"
+) -> NDArray[np.int64]:
+    """The place of each cell among known names; `missing` stands for an empty one, and `other` for any other."""
+    places = {known_name: place for place, known_name in enumerate(known)}
+    absent = -1 if missing is None else places.get(missing, len(places))
+    texts = [text_of(cell) for cell in rows.cells[name]]
+    strange = len(places) if other else -1
+    found = np.array([places.get(text, absent if text in _EMPTY else strange) for text in texts], np.int64)
+    if (found < 0).any():
+        row = int((found < 0).argmax())
+        empty = texts[row] in _EMPTY
+        fault = f"the {what} is missing" if empty else f"the {what} {_shown(rows, name, row)} is not declared"
+        allowed = listed(known) + f", or {rows.if_missing if empty else rows.if_other}" * (what == "value")
+        raise InputError(f"{rows.where(row)}, column {name!r}: {fault}; allowed: {allowed}")
+    return found
+
+
+def text_of(cell: object) -> str:
+    """A cell as a name. A whole float loses its point: an empty cell elsewhere in the column may have given it."""
+    if cell is None or type(cell).__name__ in _MISSING or cell != cell:
+        return ""
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
+
+
+def is_number(cell: object) -> bool:
+    """Whether a cell is a number, finite or not, or is empty."""
+    return not math.isinf(_number(cell)) or isinstance(cell, float)
+
+
+def _one_hot(rows: Rows, column: CategoricalColumn) -> NDArray[np.float32]:
+    found = positions(rows, column.name, column.categories, missing=column.missing, other=column.other)
+    return np.eye(column.width, dtype=np.float32)[found]
+
+
+def _numeric(rows: Rows, column: NumericColumn) -> NDArray[np.float32]:
+    cells = rows.cells[column.name]
+    floats = isinstance(cells, np.ndarray) and cells.dtype.kind == "f"
+    values = np.array(cells if floats else [_number(cell) for cell in cells], np.float64)
+    if column.missing is not None:
+        values[np.isnan(values)] = column.missing
+    if not np.isfinite(values).all():
+        row = int((~np.isfinite(values)).argmax())
+        missing = bool(np.isnan(values[row]))
+        fault = "the value is missing or NaN" if missing else f"{_shown(rows, column.name, row)} is no number"
+        allowed = f"a finite number, clamped to [{column.low:g}, {column.high:g}]" + f", or {rows.if_missing}" * missing
+        raise InputError(f"{rows.where(row)}, column {column.name!r}: {fault}; allowed: {allowed}")
+    return scale(values, column.low, column.high).astype(np.float32)[:, None]
+
+
+def _number(cell: Any) -> float:
+    """A cell as a number: NaN where it is empty, infinite where it is none, as `1_000`, which Python's float takes."""
+    if isinstance(cell, str | NoneType) or type(cell).__name__ in _MISSING:
+        cell = text_of(cell) or "nan"
+    try:
+        return math.inf if isinstance(cell, str) and "_" in cell else float(cell)
+    except (TypeError, ValueError):
+        return math.inf
+
+
+def _shown(rows: Rows, name: str, row: int) -> str:
+    cell = rows.cells[name][row]
+    return shorten(cell.item() if isinstance(cell, np.generic) else cell, most=40)
 
 
 def read_table(path: Path, facts: TableFacts, classes: Sequence[str]) -> TensorRecords:
     """The records of a file: encoded features [n, width], and the positions of their labels among the classes."""
-    used = [facts.label, *(column.name for column in facts.columns)]
     inputs, targets = [np.empty((0, *facts.shape), np.float32)], [np.empty(0, np.int64)]
-    for rows in _read(path, facts, used):
-        inputs.append(_features(rows, facts.columns))
-        targets.append(_labels(rows, facts.label, classes))
-    if len(inputs) == 1:
-        raise InputError(f"{path}: there is no record; allowed: at least 1")
+    for rows in _read(path, facts, [facts.label, *(column.name for column in facts.columns)]):
+        inputs.append(encode(rows, facts.columns))
+        targets.append(positions(rows, facts.label, classes, what="label"))
+    require(len(inputs) > 1, f"{path}: there is no record; allowed: at least 1")
     return TensorRecords(
         torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets)), name=path.name
     )
@@ -64,240 +150,108 @@ def read_table(path: Path, facts: TableFacts, classes: Sequence[str]) -> TensorR
 
 def read_features(path: Path, facts: TableFacts) -> Tensor:
     """The encoded features [n, width] of a file whose label column is absent or not looked at."""
-    used = [column.name for column in facts.columns]
-    chunks = [_features(rows, facts.columns) for rows in _read(path, facts, used)]
+    chunks = [encode(rows, facts.columns) for rows in _read(path, facts, [c.name for c in facts.columns])]
     return torch.from_numpy(np.concatenate([np.empty((0, *facts.shape), np.float32), *chunks]))
 
 
 def csv_header(path: Path, separator: str = ",") -> list[str]:
     """The column names of a CSV file; no row is looked at."""
-    with _refusing(path), path.open(encoding="utf-8-sig", newline="") as file:
-        names = [name.strip() for name in next(csv.reader(file, delimiter=separator, strict=True), [])]
-    _check_header(path, names)
-    return names
+    with reading(path, kind="CSV"), _csv(path, separator) as reader:
+        return _header(path, next(reader, []))
 
 
 def csv_separator(path: Path) -> str:
     """The separator that makes the most columns of a CSV file's header; a comma where there is one column."""
-    with _refusing(path), path.open(encoding="utf-8-sig", newline="") as file:
-        counts = {}
-        for separator in ",;\t|":
-            file.seek(0)
-            counts[separator] = len(next(csv.reader(file, delimiter=separator), []))
+    counts = {}
+    for separator in ",;\t|":
+        with reading(path, kind="CSV"), _csv(path, separator, strict=False) as reader:
+            counts[separator] = len(next(reader, []))
     return max(counts, key=lambda separator: counts[separator])
 
 
 def parquet_columns(path: Path) -> dict[str, str]:
     """The columns of a Parquet file and their types; its statistics and rows are not looked at."""
-    with _refusing(path), _parquet(path) as file:
+    with reading(path, kind="Parquet"), _parquet(path) as file:
         schema = file.schema_arrow
-    _check_header(path, schema.names)
+    _header(path, schema.names)
     return {field.name: str(field.type) for field in schema}
 
 
 def _read(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterator[Rows]:
-    with _refusing(path):
-        yield from (_parquet_rows if path.suffix.lower() == ".parquet" else _csv_rows)(path, facts, used)
+    """The rows of a file in chunks, with the cells of the columns that are used."""
+    parquet = path.suffix.lower() == ".parquet"
+    with reading(path, kind="Parquet" if parquet else "CSV"):
+        yield from (_parquet_rows if parquet else _csv_rows)(path, facts, used)
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """A file that cannot be read becomes an error of one line that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"file={str(path)!r} cannot be read: {error.strerror or 'it is damaged'}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"file={str(path)!r} cannot be read: it is not UTF-8 text") from None
-    except csv.Error as error:
-        raise InputError(f"file={str(path)!r} cannot be read: it is not CSV: {error}") from None
+def _csv(path: Path, separator: str, *, strict: bool = True) -> Iterator[Any]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=separator, strict=strict)
+        try:
+            yield reader
+        except csv.Error as error:
+            raise csv.Error(f"line {reader.line_num}: {error}") from None
 
 
 def _csv_rows(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterator[Rows]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, delimiter=facts.separator, strict=True)
-        try:
-            names = [name.strip() for name in next(reader, [])]
-            _check_header(path, names)
-            _check_columns(path, names, facts, used)
-            places = {name: names.index(name) for name in used}
-            start = 0
-            lines = _numbered(path, reader, len(names))
-            while chunk := list(islice(lines, CHUNK)):
-                numbers, rows = zip(*chunk, strict=True)
-                columns = list(zip(*rows, strict=True))
-                yield Rows(path, start, {n: columns[i] for n, i in places.items()}, len(rows), numbers)
-                start += len(rows)
-        except csv.Error as error:
-            raise InputError(f"{path}: line {reader.line_num} is not CSV: {error}") from None
-
-
-def _numbered(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
-    """The rows with their lines; blank lines are none."""
-    count = 0
-    for row in reader:
-        if not row:
-            continue
-        count += 1
-        if len(row) != width:
-            raise InputError(
-                f"{path}: row {count} (line {reader.line_num}) has {len(row)} cells; allowed: {width}, one a name"
-            )
-        yield reader.line_num, row
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise InputError(
-            f"file={str(path)!r}: Parquet needs the package pyarrow; install it with pip install 'adadpigu[parquet]'"
-        ) from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except pyarrow.ArrowException:
-        raise InputError(f"file={str(path)!r} cannot be read: it is not Parquet, or damaged") from None
+    with _csv(path, facts.separator) as reader:
+        names = _header(path, next(reader, []))
+        _check_columns(path, names, facts, used)
+        start, numbered = 0, ((reader.line_num, row) for row in reader if row)  # a blank line is no row
+        while chunk := list(islice(numbered, CHUNK)):
+            lines, rows = zip(*chunk, strict=True)
+            where = partial(_row_name, path, start, lines)
+            cut = next((place for place, row in enumerate(rows) if len(row) != len(names)), None)
+            if cut is not None:
+                raise InputError(f"{where(cut)} has {len(rows[cut])} cells; allowed: {len(names)}, one a name")
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+            yield Rows({name: columns[name] for name in used}, where)
+            start += len(rows)
 
 
 def _parquet_rows(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterator[Rows]:
+    plain = ("integer", "floating", "decimal", "boolean", "null", "string", "large_string")
     with _parquet(path) as file:
+        from pyarrow import types
+
         schema = file.schema_arrow
-        _check_header(path, schema.names)
-        _check_columns(path, schema.names, facts, used)
+        _check_columns(path, _header(path, schema.names), facts, used)
         for name in used:
-            _check_type(path, name, schema.field(name).type)
+            kind = schema.field(name).type
+            value = kind.value_type if types.is_dictionary(kind) else kind
+            fits = any(getattr(types, f"is_{each}")(value) for each in plain)
+            require(fits, f"{path}: column {name!r} has type {kind}; allowed: numbers, booleans and text")
         start = 0
         for batch in file.iter_batches(batch_size=CHUNK, columns=list(used)):
             if batch.num_rows:
-                yield Rows(path, start, {n: batch.column(n).to_pylist() for n in used}, batch.num_rows)
+                cells = {name: batch.column(name).to_pylist() for name in used}
+                yield Rows(cells, partial(_row_name, path, start, None))
             start += batch.num_rows
 
 
-def _check_type(path: Path, name: str, kind: Any) -> None:
-    from pyarrow import types
-
-    value = kind.value_type if types.is_dictionary(kind) else kind
-    plain = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_null)
-    if not any(test(value) for test in (*plain, types.is_string, types.is_large_string)):
-        raise InputError(f"{path}: column {name!r} has type {kind}; allowed: numbers, booleans and text")
+def _row_name(path: Path, start: int, lines: Sequence[int] | None, row: int) -> str:
+    line = "" if lines is None else f" (line {lines[row]})"
+    return f"{path}: row {start + row + 1}{line}"
 
 
-def _check_header(path: Path, names: Sequence[str]) -> None:
-    if not names:
-        raise InputError(f"{path}: there is no header; allowed: a first line with the columns' names")
-    for position, name in enumerate(names, start=1):
-        if not name:
-            raise InputError(f"{path}: column {position} has no name; allowed: a header with a name for each column")
-        if names.index(name) != position - 1:
-            raise InputError(f"{path}: column {name!r} is there twice; allowed: each name once")
+def _parquet(path: Path) -> Any:
+    return extra("pyarrow.parquet", group="parquet", purpose=f"file={str(path)!r}: Parquet").ParquetFile(path)
+
+
+def _header(path: Path, names: Sequence[str]) -> list[str]:
+    names = [name.strip() for name in names]
+    require(names, f"{path}: there is no header; allowed: a first line with the columns' names")
+    odd = [place for place, name in enumerate(names, start=1) if not name or names.index(name) != place - 1]
+    fault = f"column {next(iter(odd), 0)} of the header has no name, or another column's"
+    require(not odd, f"{path}: {fault}; allowed: a name for each, once")
+    return names
 
 
 def _check_columns(path: Path, names: Sequence[str], facts: TableFacts, used: Sequence[str]) -> None:
-    lost = [name for name in used if name not in names]
-    if lost:
-        hint = " (a `separator` in the description says what is between cells, if not a comma)" * (len(names) == 1)
-        raise InputError(f"{path} has no column {lost[0]!r}; it has {listed(names)}{hint}")
+    lost = ", ".join(repr(name) for name in used if name not in names)
+    hint = " (a `separator` in the description says what is between cells, if not a comma)" * (len(names) == 1)
+    require(not lost, f"{path} has no column {lost}; it has {listed(names)}{hint}")
     known = {facts.label, *facts.ignore, *(column.name for column in facts.columns)}
-    odd = [name for name in names if name not in known]
-    if odd:
-        raise InputError(
-            f"{path}: column {odd[0]!r} is not described; allowed: [columns.{odd[0]}] in the description, or its name "
-            "under ignore"
-        )
-
-
-def _features(rows: Rows, columns: Sequence[Column]) -> NDArray[np.float32]:
-    parts = [_numeric(rows, c) if isinstance(c, NumericColumn) else _one_hot(rows, c) for c in columns]
-    return np.concatenate(parts, axis=1)
-
-
-def _numeric(rows: Rows, column: NumericColumn) -> NDArray[np.float32]:
-    allowed = f"allowed: a number, clamped to [{column.low:g}, {column.high:g}]"
-    cells = rows.cells[column.name]
-    try:
-        values = np.array([_number(cell) for cell in cells], dtype=np.float64)
-    except ValueError:
-        row = next(i for i, cell in enumerate(cells) if not _is_number(cell))
-        raise rows.refusal(row, column.name, f"{_shown(cells[row])} is no number", allowed) from None
-    missing = np.isnan(values)
-    if missing.any():
-        if column.missing is None:
-            row = int(missing.argmax())
-            raise rows.refusal(row, column.name, "the value is missing", f"{allowed}, or `missing` in the description")
-        values[missing] = column.missing
-    if np.isinf(values).any():
-        raise rows.refusal(int(np.isinf(values).argmax()), column.name, "the value is infinite", allowed)
-    centre, half = column.low / 2 + column.high / 2, column.high / 2 - column.low / 2
-    scaled = (np.clip(values, column.low, column.high) - centre) / half
-    return np.clip(scaled, -1, 1).astype(np.float32)[:, None]
-
-
-def _one_hot(rows: Rows, column: CategoricalColumn) -> NDArray[np.float32]:
-    places = {name: place for place, name in enumerate(column.categories)}
-    allowed = f"allowed: {listed(column.categories)}"
-    found = np.empty(rows.size, dtype=np.int64)
-    for row, cell in enumerate(rows.cells[column.name]):
-        name = _text(cell)
-        place = places.get(name)
-        if place is None:
-            if name in _EMPTY:
-                if column.missing is None:
-                    fault, more = "the value is missing", f"{allowed}, or `missing` in the description"
-                    raise rows.refusal(row, column.name, fault, more)
-                place = places.get(column.missing, len(places))
-            elif column.other:
-                place = len(places)
-            else:
-                more = f"{allowed} (or `other = true` in the description)"
-                raise rows.refusal(row, column.name, f"the category {_shown(cell)} is not declared", more)
-        found[row] = place
-    return np.eye(column.width, dtype=np.float32)[found]
-
-
-def _labels(rows: Rows, label: str, classes: Sequence[str]) -> NDArray[np.int64]:
-    places = {name: place for place, name in enumerate(classes)}
-    allowed = f"allowed: {listed(classes)}"
-    found = np.empty(rows.size, dtype=np.int64)
-    for row, cell in enumerate(rows.cells[label]):
-        name = _text(cell)
-        if name not in places:
-            fault = "the label is missing" if name in _EMPTY else f"the label {_shown(cell)} is not a class"
-            raise rows.refusal(row, label, fault, allowed)
-        found[row] = places[name]
-    return found
-
-
-def _number(cell: Any) -> float:
-    """A cell as a number, NaN where it is empty; `1_000` is none, though Python's float takes it."""
-    if cell is None or cell == "":
-        return float("nan")
-    if isinstance(cell, str):
-        cell = cell.strip() or "nan"
-        if "_" in cell:
-            raise ValueError
-    return float(cell)
-
-
-def _is_number(cell: object) -> bool:
-    try:
-        _number(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _text(cell: object) -> str:
-    """A cell as a name. A whole float loses its point: an empty cell elsewhere in the column may have given it."""
-    if isinstance(cell, str):
-        return cell.strip()
-    if cell is None:
-        return ""
-    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
-
-
-def _shown(cell: object) -> str:
-    shown = repr(cell)
-    return shown if len(shown) <= 40 else shown[:39] + "…"
+    odd = listed([repr(name) for name in names if name not in known])
+    require(not odd, f"{path}: column {odd} is not described; allowed: [columns.NAME] for it, or its name under ignore")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from adadpigu.data.description import description_path
-from adadpigu.data.folder import class_folders
+from adadpigu.data.own import class_folders
 from adadpigu.data.tabular import csv_header, csv_separator, parquet_columns
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 
 _COLUMNS = """
 # For each feature, in the order you want, one of
@@ -39,26 +39,21 @@ def template(path: Path) -> str:
     elif kind == ".csv":
         separator = csv_separator(path)
         names = csv_header(path, separator)
-        _refuse_record(path, names)
+        place = next((place for place, name in enumerate(names, start=1) if _looks_like_value(name)), 0)
+        require(
+            not place,
+            f"{path}: column {place} is named {names[place - 1]!r}, a number or date, so that the first line may be a "
+            "record; allowed: a first line that is the header, with the columns' names",
+        )
         warning = _NAMES.format(taken="The first line of the file was taken as its header")
         lines = _table(path, dict.fromkeys(names, ""), separator)
-    elif kind == ".parquet":
-        warning = _NAMES.format(taken="The columns' names are those of the file's schema")
-        lines = _table(path, parquet_columns(path), ",")
     else:
         more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
-        raise InputError(f"file={str(path)!r} cannot be described; allowed: .csv, .parquet, a folder of images{more}")
+        allowed = f"allowed: .csv, .parquet, a folder of images{more}"
+        require(kind == ".parquet", f"file={str(path)!r} cannot be described; {allowed}")
+        warning = _NAMES.format(taken="The columns' names are those of the file's schema")
+        lines = _table(path, parquet_columns(path), ",")
     return warning + "\n".join([*_preamble(path), *lines]) + "\n"
-
-
-def _refuse_record(path: Path, names: Sequence[str]) -> None:
-    """Refuses a header with a number, or a date, among its names: it may be a record, which is not public."""
-    for position, name in enumerate(names, start=1):
-        if _looks_like_value(name):
-            raise InputError(
-                f"{path}: column {position} is named {name!r}, a number or date, so that the first line may be a "
-                "record; allowed: a first line that is the header, with the columns' names"
-            )
 
 
 def _looks_like_value(name: str) -> bool:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from adadpigu.export.card import model_card, write_card
-from adadpigu.export.card_facts import CardFacts, facts_of_run
-from adadpigu.export.onnx_file import export_onnx
-from adadpigu.export.program import export_program
-from adadpigu.export.same import TOLERANCE, Exported
-from adadpigu.export.subject import Subject, subject_of
-from adadpigu.export.synthetic import Synthetic
+from adadpigu.export.program import TOLERANCE, Exported, export_onnx, export_program
+from adadpigu.export.subject import CardFacts, Subject, Synthetic, facts_of_run, subject_of
 
 __all__ = [
     "TOLERANCE",

@@ -1,22 +1,94 @@
 """A model card: README.md as Hugging Face reads it, with the privacy statement word for word.
 
 Every value is public: from the privacy report, from the run's settings, and from test records, which are exact and
-said to be. A run without a guarantee says so before anything else.
+said to be. Names of data sets, models and layers are whatever users call them, so they are quoted: no key, list, link,
+image, table cell, heading or HTML can come out of one.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adadpigu.accounting.wording import number
-from adadpigu.durable import write_text
-from adadpigu.errors import InputError
-from adadpigu.export.card_facts import CardFacts, facts_of_run
-from adadpigu.export.escaping import Tree, code_block, markdown_text, yaml_lines
-from adadpigu.export.same import check_new
-from adadpigu.training.run import Run
+from adadpigu.durable import write_text, writing
+from adadpigu.errors import check
+from adadpigu.export.program import check_new
+from adadpigu.export.subject import CardFacts, facts_of_run, is_unbound, statement_of
+from adadpigu.runs.run import Run
+from adadpigu.runs.verifying import UNBOUND
+
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|~!&@$:/=^]|(?<=[wW]{3})\.)")
+"""what could mean something in the middle of a line; a backslash makes a plain character of it"""
+
+Plain = str | int | float | bool | None
+Tree = Plain | Sequence["Tree"] | Mapping[str, "Tree"]
+
+
+def _printable(text: str, instead: str = " ") -> str:
+    return "".join(c if c.isprintable() else instead for c in text)
+
+
+def yaml_scalar(value: Plain) -> str:
+    """A value as YAML reads it back: words in double quotes, an infinite number as null.
+
+    >>> yaml_scalar('a: "b"\\n- c'), yaml_scalar(True), yaml_scalar(math.inf), yaml_scalar(1e-05)
+    ('"a: \\\\"b\\\\" - c"', 'true', 'null', '1.0e-05')
+    """
+    if isinstance(value, str):
+        return json.dumps(_printable(value), ensure_ascii=False)
+    if isinstance(value, float) and math.isfinite(value):
+        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))  # YAML takes 1e-05 for a word
+    return "null" if isinstance(value, float) else json.dumps(value)
+
+
+def yaml_lines(tree: Mapping[str, Tree], indent: str = "") -> list[str]:
+    """A mapping as lines of YAML. Keys are ours and stand as they are; values are quoted.
+
+    >>> print("\\n".join(yaml_lines({"tags": ["a"], "privacy": {"delta": 0.5}})))
+    tags:
+    - "a"
+    privacy:
+      delta: 0.5
+    """
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            lines += [f"{indent}{key}:", *yaml_lines(value, indent + "  ")]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            lines.append(f"{indent}{key}:")
+            for entry in value:
+                lines += _entry(entry, indent)
+        else:
+            lines.append(f"{indent}{key}: {yaml_scalar(value)}")
+    return lines
+
+
+def _entry(entry: Tree, indent: str) -> list[str]:
+    """One entry of a list: a value, or a mapping whose first key stands behind the dash."""
+    if not isinstance(entry, Mapping):
+        assert entry is None or isinstance(entry, str | int | float | bool)
+        return [f"{indent}- {yaml_scalar(entry)}"]
+    inner = yaml_lines(entry, indent + "  ")
+    return [f"{indent}- {inner[0].lstrip()}", *inner[1:]]
+
+
+def markdown_text(value: object) -> str:
+    """Words that mean nothing but themselves in the middle of a line of Markdown.
+
+    >>> markdown_text("<b>[x](http://y)|") == "\\\\<b\\\\>\\\\[x\\\\](http\\\\:\\\\/\\\\/y)\\\\|"
+    True
+    """
+    return _MARKS.sub(r"\\\1", " ".join(_printable(str(value)).split()))
+
+
+def code_block(text: str) -> str:
+    """Lines as they are, in an indented block, which nothing inside it can end."""
+    return "\n".join("    " + _printable(line, "\ufffd") for line in re.split(r"\r\n|\r|\n", text))
+
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -36,17 +108,15 @@ def write_card(
     path = Path(path)
     check_new(path)
     text = model_card(facts_of_run(run), name=name, license=license)
-    try:
+    with writing(path):
         write_text(path, text)
-    except OSError as error:
-        raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
     return path
 
 
 def model_card(facts: CardFacts, *, name: str | None = None, license: str = "unknown") -> str:  # noqa: A002
     """The card: front matter, what the model gives away, how it was trained, how good it is, how to use it."""
-    if not _LICENSE.fullmatch(license):
-        raise InputError(f"license={license!r}; allowed: an identifier such as apache-2.0, mit, other or unknown")
+    known = _LICENSE.fullmatch(license) is not None
+    check("license", repr(license), known, "allowed: an identifier such as apache-2.0, mit, other or unknown")
     title = name or f"{facts.privacy.method} on {facts.dataset}"
     parts = [
         "\n".join(["---", *yaml_lines(_front_matter(facts, title, license)), "---"]),
@@ -55,7 +125,7 @@ def model_card(facts: CardFacts, *, name: str | None = None, license: str = "unk
         _introduction(facts),
         _table(_guarantee(facts)),
         "## Privacy statement",
-        code_block(facts.privacy.statement()),
+        code_block(statement_of(facts.privacy)),
         "## Training",
         _table(_training(facts)),
         "## Evaluation",
@@ -104,6 +174,7 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
         "relation": privacy.relation,
         "diagnostics_exposed": privacy.diagnostics_exposed,
         "interrupted": privacy.interrupted,
+        **({"bound": False} if is_unbound(privacy) else {}),
     }
     return matter
 
@@ -116,6 +187,8 @@ def _alarms(facts: CardFacts) -> list[str]:
             "> [!CAUTION]\n> **NOT PRIVATE.** This model gives no guarantee for anybody's record: treat it as you "
             "would treat the records that it was trained on, and do not publish it."
         )
+    if is_unbound(privacy):
+        alarms.append(f"> [!CAUTION]\n> **NOT BOUND.** {UNBOUND[0].upper()}{UNBOUND[1:]}.")
     if privacy.diagnostics_exposed:
         alarms.append(
             "> [!CAUTION]\n> **DIAGNOSTICS WERE EXPOSED.** Un-noised values of the records (losses, norms, batch "
@@ -182,8 +255,8 @@ def _use(facts: CardFacts) -> list[str]:
     """How to load each form that a run can be exported to; a record here is all zeros."""
     shape = ", ".join(map(str, facts.shape or ())) or "..."
     folder = (
-        "From the run folder (`pip install adadpigu`):\n\n```python\nfrom pathlib import Path\n\n"
-        'from adadpigu.report.loading import load_run\n\nmodel = load_run(Path("RUN")).model\n```'
+        "From the run folder, where the package `adadpigu` is installed:\n\n```python\nfrom pathlib import Path\n\n"
+        'from adadpigu.runs.loading import load_run\n\nmodel = load_run(Path("RUN")).model\n```'
     )
     weights = (
         "The weights are in `model.safetensors` of the run folder, by the names of the model's parameters; the model "

@@ -7,11 +7,10 @@ they are kept for published data only, which the caller decides. Nothing here is
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +25,6 @@ Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
 
 _NAME = "features"
-_BLOCK = 1 << 24
 
 
 class CacheWarning(UserWarning):
@@ -46,29 +44,21 @@ def cached(
     `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do. Where
     the folder cannot be written, features are computed and a `CacheWarning` says so.
     """
-    path = folder / f"{_key(inputs, transform)}.safetensors"
+    path = folder / f"{_key(inputs, str(transform.signature))}.safetensors"
     found = _load(path, _warn)
     if found is not None:
         return found
-    with contextlib.ExitStack() as stack:
-        refusal = None
-        try:
-            stack.enter_context(locked(path.with_suffix(".lock")))
-        except InputError as error:
-            refusal = error
-        else:
+    made = None
+    try:
+        with locked(path.with_suffix(".lock")):
             found = _load(path, lambda _: None)  # another process may have made it while this one waited
             if found is not None:
                 return found
-        made = computed(inputs, transform, device=device, progress=progress)
-        try:
-            if refusal is None:
-                _store(path, made)
-        except InputError as error:
-            refusal = error
-    if refusal is not None:
-        _warn(f"features are computed but not kept: {refusal}")
-    return made
+            made = computed(inputs, transform, device=device, progress=progress)
+            _store(path, made)
+    except InputError as error:  # the folder cannot be written
+        _warn(f"features are computed but not kept: {error}")
+    return computed(inputs, transform, device=device, progress=progress) if made is None else made
 
 
 def at_once(device: torch.device) -> int:
@@ -94,31 +84,15 @@ def computed(
     return made
 
 
-def _key(inputs: Tensor, transform: nn.Module) -> str:
-    signature = getattr(transform, "signature", None)
-    if not isinstance(signature, str):
-        raise InputError(f"{type(transform).__name__} has no signature to keep features by; allowed: a str attribute")
+def _key(inputs: Tensor, signature: str) -> str:
     digest = hashlib.sha256(json.dumps([signature, list(inputs.shape), str(inputs.dtype)]).encode())
-    _feed(digest, inputs)
+    digest.update(_bytes(inputs))
     return digest.hexdigest()
 
 
-def _feed(digest: hashlib._Hash, tensor: Tensor) -> None:
-    for block in _blocks(tensor):
-        digest.update(block)
-
-
-def _blocks(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor, some megabytes at a time, without a copy where it is contiguous in main memory."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    for start in range(0, len(flat), _BLOCK):
-        yield flat[start : start + _BLOCK]
-
-
-def _checksum(features: Tensor) -> str:
-    digest = hashlib.sha256()
-    _feed(digest, features)
-    return digest.hexdigest()
+def _bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it is contiguous in main memory."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
@@ -128,7 +102,7 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
             return None
         told = read_header(path, "features").metadata
         found = read_tensors(path, "features")[_NAME]
-        if told.get("key") == path.stem and told.get("sha256") == _checksum(found):
+        if told.get("key") == path.stem and told.get("sha256") == hashlib.sha256(_bytes(found)).hexdigest():
             return found
         reason = "its content is not what was written"
     except (OSError, InputError, KeyError) as error:
@@ -138,9 +112,9 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
 
 
 def _store(path: Path, features: Tensor) -> None:
-    """Writes a safetensors file block by block, so that no second copy of the features is held."""
+    """Writes a safetensors file by hand, so that no second copy of the features is held."""
     header = {
-        "__metadata__": {"key": path.stem, "sha256": _checksum(features)},
+        "__metadata__": {"key": path.stem, "sha256": hashlib.sha256(_bytes(features)).hexdigest()},
         _NAME: {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, features.nbytes]},
     }
     text = json.dumps(header).encode()
@@ -148,8 +122,7 @@ def _store(path: Path, features: Tensor) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        for block in _blocks(features):
-            file.write(block)
+        file.write(_bytes(features))
 
     atomic_write(path, write)
 

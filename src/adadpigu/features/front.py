@@ -6,16 +6,19 @@ released with noise and charged before training (`training.normalising`).
 
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError, unknown
+from adadpigu.core.mechanism import Release, require_release
+from adadpigu.core.trees import Tree, call
+from adadpigu.errors import InputError, check_known, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
-from adadpigu.mechanism import Release, require_release
-from adadpigu.priors.weights import packaged_weights
+from adadpigu.priors.encoder import packaged_weights
 
 FEATURES = ("none", "scattering", "prior")
 _LEAST_CLIP = 1e-9
@@ -32,8 +35,8 @@ class ChannelNorm(nn.Module):
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         finite = bool(torch.isfinite(mean).all() and torch.isfinite(std).all())
-        if mean.shape != std.shape or mean.ndim != 1 or not finite or not bool((std > 0).all()):
-            raise InputError("normalisation: one finite mean and one finite std above 0 a channel are needed")
+        fits = mean.shape == std.shape and mean.ndim == 1 and finite and bool((std > 0).all())
+        require(fits, "normalisation: one finite mean and one finite std above 0 a channel are needed")
         self.register_buffer("mean", mean.clone())
         self.register_buffer("std", std.clone())
 
@@ -47,10 +50,10 @@ class ReleasedNorm(ChannelNorm):
 
     def __init__(self, channels: int, *, clip: float, noise_multiplier: float) -> None:
         super().__init__(torch.zeros(channels), torch.ones(channels))
-        if not _LEAST_CLIP <= clip <= 1 / _LEAST_CLIP:
-            raise InputError(f"normalisation_clip={clip} is not from {_LEAST_CLIP:g} to {1 / _LEAST_CLIP:g}")
-        if not 0 < noise_multiplier < math.inf:
-            raise InputError(f"normalisation_noise={noise_multiplier} is not a finite number above 0")
+        fits = _LEAST_CLIP <= clip <= 1 / _LEAST_CLIP
+        require(fits, f"normalisation_clip={clip} is not from {_LEAST_CLIP:g} to {1 / _LEAST_CLIP:g}")
+        finite = 0 < noise_multiplier < math.inf
+        require(finite, f"normalisation_noise={noise_multiplier} is not a finite number above 0")
         self.clip = clip
         self.noise_multiplier = noise_multiplier
 
@@ -65,30 +68,58 @@ class ReleasedNorm(ChannelNorm):
         self.std.fill_(1.0)
 
 
-class Front(nn.Module):
-    """Features and normaliser, either of which may be absent.
+class ByteScaling(nn.Module):
+    """Images of bytes as floats in [0, 1]."""
 
-    Only kinds that treat each record alone and keep nothing are taken, by exact type: a front runs over many records
-    at once, and whatever it let through from one to another no clip would bound.
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.get_default_dtype()) / 255
+
+
+_NORMALISERS = (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm, ByteScaling)
+
+
+class Front(nn.Module):
+    """Features and normaliser, either of which may be absent. It is frozen and always in evaluation mode.
+
+    A front runs over many records at once, and whatever it let through from one to another no clip would bound. So a
+    module that is not the package's own is probed on synthetic records (`inspect_front`) before a run.
     """
 
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
         super().__init__()
-        _refuse_unknown("features", features, (Scattering, Prior))
-        _refuse_unknown("normaliser", normaliser, (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm))
         self.features = features
         self.normaliser = normaliser
         self.requires_grad_(False)
+        self.train()
 
-    def forward(self, x: Tensor) -> Tensor:
-        for part in (self.features, self.normaliser):
-            if part is not None:
-                x = part(x)
-        return x
+    @classmethod
+    def of(cls, module: nn.Module) -> Front:
+        """A copy of any module as a front: constants that a run releases are that run's."""
+        module = copy.deepcopy(module)
+        return module if isinstance(module, Front) else cls(module, None)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.features is None:
+            return inputs[0] if self.normaliser is None else self.normaliser(*inputs)
+        made = self.features(*inputs, **named)
+        return made if self.normaliser is None else self.normaliser(made)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stays in evaluation mode, whatever is asked for: batch norms keep their stored statistics."""
+        return super().train(False)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all of it is known to treat each record alone."""
+        parts = (self.features, (Scattering, Prior)), (self.normaliser, _NORMALISERS)
+        return all(part is None or type(part) in kinds for part, kinds in parts)
 
     def declared(self) -> tuple[str, ...]:
         """Constants that are taken as public, for the statement."""
         prior = (self.features.declared(),) if isinstance(self.features, Prior) else ()
+        if not self.is_known:
+            name = type(self.normaliser if self.features is None else self.features).__name__
+            prior = (f"the weights of the front {name}, and its constants: from none of these records",)
         if isinstance(self.normaliser, ReleasedNorm):
             return (
                 *prior,
@@ -104,31 +135,24 @@ class Front(nn.Module):
         return self.normaliser if isinstance(self.normaliser, ReleasedNorm) else None
 
 
-def _refuse_unknown(role: str, module: nn.Module | None, allowed: tuple[type[nn.Module], ...]) -> None:
-    names = ", ".join(kind.__name__ for kind in allowed)
-    if module is not None and type(module) not in allowed:
-        raise InputError(f"{role}={type(module).__name__}: not known to treat records alone; allowed: {names}")
-    for path, part in module.named_modules() if module is not None else ():
-        own = type(part).__module__.startswith("adadpigu.") or type(part) in allowed
-        hooked = any(getattr(part, name) for name in ("_forward_hooks", "_forward_pre_hooks"))
-        if not own or hooked or "forward" in vars(part):
-            what = "with hooks or a forward of its own" if own else "not known to treat records alone"
-            raise InputError(f"{role}: its part {path!r} is a {type(part).__name__}, {what}; allowed: as it is made")
-    if module is not None and any(True for _ in module.parameters()):
-        raise InputError(f"{role}={type(module).__name__} has parameters; allowed in a front: {names} without any")
-
-
 class Fronted(nn.Module):
     """A whole model: fixed front, trained body. This is what is kept, saved and used."""
 
-    def __init__(self, front: Front, body: nn.Module) -> None:
+    def __init__(self, front: nn.Module, body: nn.Module) -> None:
         super().__init__()
         self.front = front
         self.body = body
 
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.body(self.front(x))
-        return output
+    def forward(self, x: Any = None, *inputs: Any, **named: Any) -> Any:
+        """`x` has a name of its own, since an exported model has one input."""
+        return call(self.body, self.front(*(() if x is None else (x, *inputs)), **named))
+
+
+def apply_front(front: nn.Module, batch: Tree) -> Tree:
+    """The front on what a record holds for it: the first of several parts, or all of a tensor or a dict."""
+    if isinstance(batch, tuple | list):
+        return (call(front, batch[0]), *batch[1:])
+    return front(batch)
 
 
 def make_front(
@@ -155,12 +179,10 @@ def make_front(
 
 def _transform(features: str, shape: tuple[int, ...]) -> Scattering | Prior | None:
     """The features that a name stands for."""
-    if features not in FEATURES:
-        raise unknown("features", features, FEATURES)
+    check_known("features", features, FEATURES)
     if features == "none":
         return None
-    if len(shape) != 3:
-        raise InputError(f"features={features!r} needs images (channels, height, width), not {shape}")
+    require(len(shape) == 3, f"features={features!r} needs images (channels, height, width), not {shape}")
     return Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
 
 

@@ -3,12 +3,17 @@
 J = 2 scales, L = 8 orientations, order 2: S x = [x ⋆ φ, |x ⋆ ψ₁| ⋆ φ, ||x ⋆ ψ₁| ⋆ ψ₂| ⋆ φ] at every fourth pixel, 81
 channels a plane. Nothing is learnt from data, so it costs no privacy wherever it stands before the private model.
 
+ψ_jθ(u) = (e^{i⟨ξ, u⟩} − κ) exp(−½ uᵀΣ⁻¹u) / (2π |Σ|^½), with κ such that ψ has mean zero, |ξ| = ¾π 2^{−j},
+scale σ = 0.8 · 2^j along ξ and σL/4 across. Orientations are θ = (L/2 − 1 − t)π/L for t = 0 … L − 1 and the window
+is a Gaussian of scale 0.8 · 2^{J−1}: the usual choices (Bruna and Mallat; Andreux et al., Kymatio).
+
 Planes are small, so each filtering is three matrix products: a Fourier transform down the columns, then for each row
 frequency one matrix that transforms, filters, folds (subsampling) and transforms back along the rows, then back down.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +21,58 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError
-from adadpigu.features.morlet import ORIENTATIONS, SCALES, Array, morlet_bank, window
+from adadpigu.errors import require
+
+Array = NDArray[np.float64]
+
+SCALES = 2
+"""J: the transform averages over 2^J pixels"""
+ORIENTATIONS = 8
+"""L"""
+_WRAPS = 2
+_PI = 3.1415
+"""the π in Kymatio's norms (its angles have all digits); ours would be 3e-5 smaller"""
+
+
+def morlet_bank(height: int, width: int, scale: int) -> Array:
+    """ψ̂ of every orientation at scale 2^`scale`, [L, height, width]; real, because ψ(−u) is the conjugate of ψ(u)."""
+    angles = [(ORIENTATIONS // 2 - 1 - turn) * math.pi / ORIENTATIONS for turn in range(ORIENTATIONS)]
+    return np.stack([_morlet(height, width, scale, angle) for angle in angles])
+
+
+def window(length: int, scale: int = SCALES - 1) -> Array:
+    """φ̂ along one axis [length]; in two dimensions φ̂ is the product of both axes.
+
+    >>> bool(abs(window(36)[0] - 1) < 1e-4)
+    True
+    """
+    sigma = 0.8 * 2**scale
+    u = _grid(length)
+    values = np.exp(-(u**2) / (2 * sigma**2)) / math.sqrt(2 * _PI * sigma**2)
+    return np.asarray(np.fft.fft(_wrapped(values, length, axis=0)).real, dtype=np.float64)
+
+
+def _morlet(height: int, width: int, scale: int, angle: float) -> Array:
+    sigma, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ORIENTATIONS
+    y, x = np.meshgrid(_grid(height), _grid(width), indexing="ij")
+    along = y * math.cos(angle) + x * math.sin(angle)
+    across = x * math.cos(angle) - y * math.sin(angle)
+    envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2)) * slant / (2 * _PI * sigma**2)
+    wave = envelope * np.exp(1j * frequency * along)
+    zero_mean = wave - envelope * (wave.sum() / envelope.sum())
+    periodic = _wrapped(_wrapped(zero_mean, height, axis=0), width, axis=1)
+    return np.asarray(np.fft.fft2(periodic).real, dtype=np.float64)
+
+
+def _grid(length: int) -> Array:
+    return np.arange(-_WRAPS * length, (_WRAPS + 1) * length, dtype=np.float64)
+
+
+def _wrapped(values: NDArray[np.inexact], length: int, axis: int) -> NDArray[np.inexact]:
+    """Adds up what falls on the same point of a torus of this length."""
+    values = np.moveaxis(values, axis, 0)
+    return np.moveaxis(values.reshape(-1, length, *values.shape[1:]).sum(0), 0, axis)
+
 
 CHANNELS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2 * SCALES * (SCALES - 1) // 2
 """features a plane and position"""
@@ -28,6 +83,24 @@ STEP = 2**SCALES
 _MARGIN = STEP
 """pixels that reflection adds on each side"""
 _SMALLEST, _LARGEST = 8, 64
+
+
+def check_images(kind: str, shape: Sequence[int], planes: int | str, step: int) -> None:
+    """Refuses records that are not images of so many planes (any number, for a word) and of sides that fit."""
+    fits = len(shape) == 3 and (shape[0] >= 1 if isinstance(planes, str) else shape[0] == planes)
+    fits = fits and all(_SMALLEST <= side <= _LARGEST and side % step == 0 for side in shape[1:])
+    require(
+        fits,
+        f"{kind}: records of shape {tuple(shape)}; allowed: ({planes}, height, width) with height and width multiples "
+        f"of {step} from {_SMALLEST} to {_LARGEST}",
+    )
+
+
+def check_inputs(kind: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    """Refuses a batch of other records than those of a shape."""
+    fits = x.dim() == 4 and tuple(x.shape[1:]) == shape and x.is_floating_point()
+    wanted = ", ".join(map(str, shape))
+    require(fits, f"{kind}: inputs {list(x.shape)} of {x.dtype}; allowed: [records, {wanted}] of floats")
 
 
 class Scattering(nn.Module):
@@ -64,19 +137,12 @@ class Scattering(nn.Module):
         >>> Scattering.output_shape((3, 32, 32))
         (243, 8, 8)
         """
-        sides = shape[1:]
-        if len(shape) == 3 and shape[0] >= 1 and all(_SMALLEST <= n <= _LARGEST and n % STEP == 0 for n in sides):
-            return (CHANNELS * shape[0], shape[1] // STEP, shape[2] // STEP)
-        raise InputError(
-            f"scattering: records of shape {tuple(shape)}; allowed: (channels, height, width) with height and width "
-            f"multiples of {STEP} from {_SMALLEST} to {_LARGEST}"
-        )
+        check_images("scattering", shape, "channels", STEP)
+        return (CHANNELS * shape[0], shape[1] // STEP, shape[2] // STEP)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or tuple(x.shape[1:]) != self.shape or not x.is_floating_point():
-            wanted = ", ".join(map(str, self.shape))
-            raise InputError(f"scattering: inputs {list(x.shape)} of {x.dtype}; allowed: [records, {wanted}] of floats")
+        check_inputs("scattering", x, self.shape)
         planes = x.to(self.fine.bank.dtype).flatten(0, 1)
         found = [self._planes(chunk) for chunk in torch.split(planes, _chunk(planes))]
         return (found[0] if len(found) == 1 else torch.cat(found)).reshape(len(x), *self.features)

@@ -5,13 +5,16 @@ A logger of your own is any object with `begin(facts)`, `update(metrics)` and `e
 
 from __future__ import annotations
 
-from adadpigu.loggers.logger import Logger
-from adadpigu.loggers.making import LOGGERS, make_logger
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from adadpigu.errors import check_known
+from adadpigu.loggers.logger import Beginning, Ending, Logger
 from adadpigu.loggers.mlflow import MLflowLogger
 from adadpigu.loggers.tensorboard import TensorBoardLogger
-from adadpigu.loggers.values import Beginning, Ending
 from adadpigu.loggers.wandb import WandbLogger
-from adadpigu.training.run import Facts, Metrics, Observer, Run
+from adadpigu.runs.run import Facts, Metrics, Observer, Run
 
 __all__ = [
     "LOGGERS",
@@ -27,3 +30,17 @@ __all__ = [
     "WandbLogger",
     "make_logger",
 ]
+
+LOGGERS: Mapping[str, Callable[[Path], Logger]] = MappingProxyType(
+    {
+        TensorBoardLogger.name: lambda folder: TensorBoardLogger(folder / "tensorboard"),
+        MLflowLogger.name: lambda folder: MLflowLogger(folder / "mlruns"),
+        WandbLogger.name: WandbLogger,
+    }
+)
+
+
+def make_logger(name: str, folder: Path) -> Logger:
+    """The logger of a name, for the run in `folder`. Nothing is written before the run begins."""
+    check_known("logger", name, LOGGERS)
+    return LOGGERS[name](folder)

@@ -6,18 +6,16 @@ steps took: every number bears the moment at which the log was opened. Its own t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adadpigu.errors import InputError
+from adadpigu.errors import check
 from adadpigu.extras import extra
-from adadpigu.loggers.logger import Logger
-from adadpigu.loggers.values import Beginning, Ending
+from adadpigu.loggers.logger import Beginning, Ending, Logger
 
 _MOST = 250
 """characters of a name or value that MLflow takes everywhere"""
@@ -32,9 +30,10 @@ class MLflowLogger(Logger):
         self, folder: Path | str | None = None, *, uri: str | None = None, experiment: str = "adadpigu"
     ) -> None:
         super().__init__()
-        if (folder is None) == (uri is None):
-            raise InputError(f"folder={folder!r} and uri={uri!r}; allowed: one of them, where the runs are kept")
+        one = (folder is None) != (uri is None)
+        check("folder", repr(folder), one, f"beside uri={uri!r}; allowed: one of them, where the runs are kept")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store of files needs neither server nor database
         self._tracking = extra("mlflow.tracking", group="mlflow", purpose="the logger 'mlflow'")
         self._entities = extra("mlflow.entities", group="mlflow", purpose="the logger 'mlflow'")
         self._folder = None if folder is None else Path(folder)
@@ -58,8 +57,7 @@ class MLflowLogger(Logger):
         if self._folder is None:
             return self._tracking.MlflowClient(tracking_uri=self._uri)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _files_allowed():
-            return self._tracking.MlflowClient(tracking_uri=self._folder.resolve().as_uri())
+        return self._tracking.MlflowClient(tracking_uri=self._folder.resolve().as_uri())
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
         made = [self._entities.Metric(_key(name), value, self._moment, step) for name, value in numbers.items()]
@@ -82,18 +80,3 @@ def _key(name: str) -> str:
     kind, slash, layer = name.partition("/")
     plain = "_" * len(layer) if set(layer) == {"."} else re.sub(r"[^A-Za-z0-9_\-. ]", "_", layer)
     return (kind + slash + plain)[:_MOST]
-
-
-@contextlib.contextmanager
-def _files_allowed() -> Iterator[None]:
-    """MLflow asks for a word of consent to a store of files, which is what needs neither a server nor a database."""
-    name = "MLFLOW_ALLOW_FILE_STORE"
-    before = os.environ.get(name)
-    os.environ[name] = "true"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

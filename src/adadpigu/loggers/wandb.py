@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from adadpigu.extras import extra
-from adadpigu.loggers.logger import Logger
-from adadpigu.loggers.values import Beginning, Ending
+from adadpigu.loggers.logger import Beginning, Ending, Logger
 
 _SETTINGS = {
     "mode": "offline",

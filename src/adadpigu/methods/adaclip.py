@@ -14,12 +14,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.mechanism import Release
+from adadpigu.core.state import State
 from adadpigu.errors import InputError
-from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_positive, register
-from adadpigu.state import State
-from adadpigu.statistics import Statistics, StatisticsOptions
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, check_options, register
+from adadpigu.methods.statistics import Statistics, StatisticsOptions
 
 
 @register
@@ -42,7 +42,7 @@ class AdaCliP(Method):
     adds: ClassVar[str] = "a centre and a scale for every coordinate, learned from releases"
     costs: ClassVar[str] = "one event a step"
 
-    clip_norm: float = 1.0
+    clip_norm: Positive = 1.0
     """C, in standardised units: 1 is the norm that a record is expected to have"""
     mean_decay: float = 0.99
     """β1, of the average a of releases"""
@@ -54,15 +54,15 @@ class AdaCliP(Method):
     """h2, the largest s"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm")
+        check_options(self)
         if not 1e-12 <= self.floor <= self.ceiling <= 1e12:
             raise InputError(
                 f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 1e-12 ≤ floor ≤ ceiling ≤ 1e12"
             )
         self._statistics_options()
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(self, setting)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(self, setting)
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(
@@ -83,8 +83,8 @@ def least_noise_scale(spread: Tensor) -> Tensor:
     return spread.sqrt() * spread.sum().sqrt()
 
 
-class _Running(Running):
-    def __init__(self, options: AdaCliP, setting: Setting) -> None:
+class _State(MethodState):
+    def __init__(self, options: AdaCliP, setting: RunContext) -> None:
         layers = setting.layout.layer_index().to(setting.device)
         start = torch.full_like(setting.weights, options.floor * options.ceiling)
         self._statistics = Statistics(options._statistics_options(), variance=start, groups=layers)

@@ -10,22 +10,39 @@ Both stages are charged. The published method reads un-noised gradients for its 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from adadpigu.beside import beside
-from adadpigu.bounding import GradientSum
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.mechanism import Release
+from adadpigu.core.side_stream import side_stream
+from adadpigu.core.state import State, named, number, part
 from adadpigu.errors import InputError
-from adadpigu.importance import GrowingMask, Importance, MaskSchedule, Schedule, Score, chosen
-from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, check_choices, check_positive, register
-from adadpigu.methods.quantile import FollowedBound, Quantile
-from adadpigu.state import State, named, number, part
-from adadpigu.statistics import CoordinatePower, LayerPower, Statistics, StatisticsOptions, VarianceFrom
+from adadpigu.methods.base import (
+    Batches,
+    Method,
+    MethodState,
+    Positive,
+    RunContext,
+    Share,
+    Stage,
+    check_options,
+    register,
+)
+from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
+from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
+from adadpigu.methods.statistics import (
+    GrowingMask,
+    MaskSchedule,
+    Schedule,
+    Statistics,
+    StatisticsOptions,
+    VarianceFrom,
+)
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
@@ -45,16 +62,20 @@ class AdaDPIGU(Method):
     source: ClassVar[str] = "Zhang and Xie 2025, corrected"
     adds: ClassVar[str] = "a mask by importance, progressive unfreezing, coordinate-wise adaptive clipping"
     costs: ClassVar[str] = "one event a step, the importance steps of stage 1 included"
+    off: ClassVar[Mapping[str, object]] = {
+        **dict.fromkeys(("retention", "top_k", "mean_decay", "variance_decay"), 1.0),
+        **{"offset": 0.0, "noise_floor": 0.0, "blocks": 0},
+    }
 
     retention: float = 0.6
     """r, the share of coordinates that stage 2 starts with"""
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C, in standardised units in stage 2"""
-    clip_quantile: float | None = None
+    clip_quantile: Annotated[float | None, "in (0, 1)"] = None
     """the share of records that shall be within C, which then follows; unset: C stays"""
-    clip_rate: float = 0.2
+    clip_rate: Rate = 0.2
     """η, how fast C follows"""
-    count_noise: float | None = None
+    count_noise: CountNoise = None
     """σ_b, the noise on the count of those within C; unset: a twentieth of the expected batch size"""
     importance_steps: int | None = None
     """T_pre, counted within the run's steps; unset: 15 of every 200; 0: no stage 1 (needs retention 1)"""
@@ -67,12 +88,12 @@ class AdaDPIGU(Method):
     """the share of stage 2 after which a growing schedule is at 1"""
     stairs: int = 4
     mode: Mode = "freeze"
-    top_k: float = 1.0
+    top_k: Share = 1.0
     """ρ, the share of coordinates each record keeps; 1: top-k is off"""
     top_k_of: TopKOf = "active"
     """what ρ is a share of: the active coordinates, or all d, of which no more than the active ones can be kept"""
     variance_start: VarianceStart = "constant"
-    beta: float = 1.0
+    beta: Positive = 1.0
     """β at the start, for variance_start constant; `noise` starts it at the noise variance (σC/B)² of a release"""
     variance_from: VarianceFrom = "releases"
     """what β follows: releases, or the second moment that the run's optimiser keeps of them"""
@@ -96,12 +117,9 @@ class AdaDPIGU(Method):
     """divide √β + μ by its geometric mean, so that C stays in units of the gradient"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm", "beta")
-        check_choices(self)
+        check_options(self)
         if self.clip_quantile is not None:
-            self._quantile(self.clip_quantile).check(self.clip_norm, "clip_quantile")
-        if not 0 < self.top_k <= 1:
-            raise InputError(f"top_k={self.top_k} is not in (0, 1]")
+            check_start(self.clip_norm)
         self._mask_schedule()
         self._statistics_options()
 
@@ -110,7 +128,7 @@ class AdaDPIGU(Method):
         training = Stage(name="training", steps=steps - first)
         return (Stage(name="importance", steps=first), training) if first else (training,)
 
-    def begin(self, setting: Setting) -> Running:
+    def begin(self, setting: RunContext) -> MethodState:
         if self.variance_from == "optimiser" and setting.second_moment is None:
             raise InputError(
                 "variance_from='optimiser' with an optimizer that keeps no second moment; allowed: adam, adamw, nadam, "
@@ -118,21 +136,18 @@ class AdaDPIGU(Method):
             )
         if self._public and setting.public_scores is None:
             raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
-        return _Running(self, setting)
+        return _State(self, setting)
 
     @property
     def _public(self) -> bool:
         """Whether coordinates are ranked by public images."""
         return self.score == "public" and self.retention < 1
 
-    def _quantile(self, target: float) -> Quantile:
-        return Quantile(target=target, rate=self.clip_rate, count_noise=self.count_noise)
-
     def _importance_steps(self, steps: int) -> int:
         least = self._least_importance_steps()
-        first = (
-            (max(least, 15 * steps // 200) if least else 0) if self.importance_steps is None else self.importance_steps
-        )
+        first = self.importance_steps
+        if first is None:
+            first = max(least, 15 * steps // 200) if least else 0
         if not 0 <= first < steps:
             raise InputError(f"importance_steps={first} is not from 0 to below the run's {steps} steps")
         if first < least:
@@ -157,14 +172,14 @@ class AdaDPIGU(Method):
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
 
 
-class _Running(Running):
-    def __init__(self, options: AdaDPIGU, setting: Setting) -> None:
+class _State(MethodState):
+    def __init__(self, options: AdaDPIGU, setting: RunContext) -> None:
         size, device = setting.layout.size, setting.device
         self._options = options
         self._setting = setting
         self._batch_size = setting.batch_size
         self._groups = setting.layout.layer_index().to(device)
-        self._importance = Importance(size, options.score, device, setting.chance(0))
+        self._importance = Importance(size, options.score, device, setting.public_rng(0))
         self._power = LayerPower(self._groups)
         halved = options._least_importance_steps() == 2
         self._halves = CoordinatePower(size, device) if halved else None
@@ -174,9 +189,10 @@ class _Running(Running):
         self._statistics: Statistics | None = None
         self._moving = False
         self._device, self._dtype = device, setting.weights.dtype
-        target = options.clip_quantile
-        quantile = None if target is None else options._quantile(target)
-        self._bound = None if quantile is None else FollowedBound(options.clip_norm, quantile, setting)
+        target, rate, noise = options.clip_quantile, options.clip_rate, options.count_noise
+        self._bound: FollowedBound | None = None
+        if target is not None:
+            self._bound = FollowedBound(options.clip_norm, setting, target=target, rate=rate, count_noise=noise)
         self._first: Tensor | None = None
         self._restricts = True
         self._keep_entries(size)
@@ -242,10 +258,14 @@ class _Running(Running):
         return self._options.clip_norm if self._bound is None else self._bound.value
 
     @property
+    def _share(self) -> float:
+        """of the event that the gradient has"""
+        return 1.0 if self._bound is None else 1 - self._bound.share
+
+    @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        share = 1.0 if self._bound is None else 1 - self._bound.share
-        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(share) / self._batch_size
+        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(self._share) / self._batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -333,14 +353,8 @@ class _Running(Running):
             made = batches.release(query, count)
             total = made[query.name]
             self._bound.follow(made[count.name])
-        return total.map(lambda value: query.restore(value, self._batch_size)), (
-            total.noise_stddev or 0.0
-        ) / self._batch_size
-
-    @property
-    def _share(self) -> float:
-        """of the event that the gradient has"""
-        return 1.0 if self._bound is None else 1 - self._bound.share
+        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        return restored, (total.noise_stddev or 0.0) / self._batch_size
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
@@ -355,7 +369,7 @@ class _Running(Running):
         """Stage 2: standardise, clip, release, restore, learn."""
         statistics = self._statistics
         assert statistics is not None
-        with beside(self._device):
+        with side_stream(self._device):
             if self._moving:
                 self._move(statistics)
             active = self._mask.snapshot()
@@ -371,7 +385,7 @@ class _Running(Running):
                 kept=self._kept,
             )
         restored, noise = self._release(batches, query)
-        with beside(self._device):
+        with side_stream(self._device):
             statistics.update(restored, noise_variance=statistics.noise_variance(scale, noise))
         return restored
 

@@ -1,6 +1,6 @@
 """What a method is: how gradients are transformed before the clip, how a release becomes an update, what it learns.
 
-A method's file holds a frozen dataclass of options (`Method`) and the state it builds (`Running`). It sees releases
+A method's file holds a frozen dataclass of options (`Method`) and the state it builds (`MethodState`). It sees releases
 and public facts, never a record: it *asks* (`Batches.release`) and is answered with releases. The loop, the
 engines, the accountant and the ledger know no method by name; a file in this folder that registers its class is all
 it takes.
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, Query
-from adadpigu.errors import InputError, unknown
-from adadpigu.layout import Layout
-from adadpigu.mechanism import Release
-from adadpigu.state import State
+from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import Release
+from adadpigu.core.state import State
+from adadpigu.errors import InputError, check_range, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class RunContext:
     """Public facts of a run, for a method that is about to start."""
 
     layout: Layout
@@ -67,7 +66,7 @@ class Setting:
     public_scores: Callable[[], Tensor] | None = None
     """mean |∇ℓ| over public images at the weights of now, [d]; None where the model does not take images"""
 
-    def chance(self, number: int) -> np.random.Generator:
+    def public_rng(self, number: int) -> np.random.Generator:
         """For a method's own public choices: a generator fixed by the run's seed, another one for every number."""
         return np.random.default_rng([self.seed % 2**64, number])
 
@@ -86,7 +85,12 @@ def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Rele
     return total.map(lambda value: query.restore(value, batch_size))
 
 
-class Running(ABC):
+Positive = Annotated[float, "a finite number above 0"]
+Share = Annotated[float, "in (0, 1]"]
+"""types of options whose range `check_options` knows"""
+
+
+class MethodState(ABC):
     """A method at work: the state of one run."""
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
@@ -115,7 +119,7 @@ class Running(ABC):
 
     def unstated(self) -> str | None:
         """The attribute that holds learned tensors of which `state` says nothing; None where there is none."""
-        if type(self).state is not Running.state:
+        if type(self).state is not MethodState.state:
             return None
         return next((name for name, value in vars(self).items() if _learns(value)), None)
 
@@ -153,6 +157,20 @@ class Running(ABC):
         return None
 
 
+class GradientState(MethodState):
+    """A method that asks for one sum of gradients a step, and descends along its mean."""
+
+    def __init__(self, query: GradientSum, batch_size: int) -> None:
+        self._query, self._batch_size = query, batch_size
+
+    @property
+    def active(self) -> Tensor | None:
+        return self._query.active
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        return mean_gradient(batches, self._query, self._batch_size)
+
+
 def _learns(value: object) -> bool:
     """Whether a value is a tensor, or a part that has a state of its own."""
     return isinstance(value, Tensor) or (hasattr(value, "state") and hasattr(value, "load"))
@@ -167,13 +185,15 @@ class Method(ABC):
     adds: ClassVar[str]
     costs: ClassVar[str]
     private: ClassVar[bool] = True
+    off: ClassVar[Mapping[str, object]] = {}
+    """what the word `off` stands for, by option"""
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         """How the steps of a run are spent."""
         return (Stage(name="training", steps=steps),)
 
     @abstractmethod
-    def begin(self, setting: Setting) -> Running:
+    def begin(self, setting: RunContext) -> MethodState:
         """Starts a run."""
 
     def declared(self) -> tuple[str, ...]:
@@ -192,6 +212,8 @@ class Method(ABC):
         fields = [field.name for field in dataclasses.fields(cls)]
         if key not in fields:
             raise unknown(f"option of method {cls.name}", key, fields)
+        if value == "off" and key in cls.off:
+            return cls.off[key]
         return _coerce(f"option {key}={value!r} of method {cls.name}", value, hints[key])
 
     def options(self) -> dict[str, object]:
@@ -202,15 +224,16 @@ class Method(ABC):
 def check_positive(method: Method, *names: str) -> None:
     """Refuses options that are not finite numbers above 0."""
     for name in names:
-        if not 0 < getattr(method, name) < math.inf:
-            raise InputError(f"{name}={getattr(method, name)} is not a finite number above 0")
+        check_range(name, getattr(method, name), "a finite number above 0")
 
 
-def check_choices(method: Method) -> None:
-    """Refuses values that are not among those of their `Literal`."""
-    for name, hint in get_type_hints(type(method)).items():
-        if get_origin(hint) is Literal and getattr(method, name) not in get_args(hint):
-            raise InputError(f"{name}={getattr(method, name)!r} is not one of {', '.join(get_args(hint))}")
+def check_options(options: object) -> None:
+    """Refuses values outside the range that their type is `Annotated` with, or not among those of their `Literal`."""
+    for name, hint in get_type_hints(type(options), include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            check_range(name, getattr(options, name), get_args(hint)[1])
+        elif get_origin(hint) is Literal and getattr(options, name) not in get_args(hint):
+            raise InputError(f"{name}={getattr(options, name)!r} is not one of {', '.join(get_args(hint))}")
 
 
 def _coerce(what: str, value: object, hint: Any) -> object:
@@ -218,7 +241,7 @@ def _coerce(what: str, value: object, hint: Any) -> object:
     text = value.strip() if isinstance(value, str) else None
     for kind in sorted(kinds, key=lambda kind: kind is not type(None)):  # "none" is nothing before it is a text
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            return _READERS[kind](value, text) if kind in _READERS else _one_of(kind, text)
+            return _read(kind, value, text)
     raise InputError(f"{what} is not allowed; allowed: {allowed_values(hint)}")
 
 
@@ -233,46 +256,20 @@ def allowed_values(hint: Any) -> str:
     return " or ".join(", ".join(get_args(kind)) or words.get(kind, str(kind)) for kind in kinds)
 
 
-def _read_bool(value: object, text: str | None) -> bool:
-    if text in ("true", "false"):
-        return text == "true"
-    if isinstance(value, bool):
-        return value
+def _read(kind: Any, value: object, text: str | None) -> object:
+    """The value as a field of this kind has it; `text` is the value where that is a text. Raises where it is none."""
+    given: Any = value if text is None else text
+    if kind is bool and (isinstance(value, bool) or text in ("true", "false", "off")):
+        return given if text is None else text == "true"
+    if kind is int and (text is not None or (isinstance(value, int) and not isinstance(value, bool))):
+        return int(given)
+    if kind is float and not isinstance(value, bool):
+        return float(given)
+    if kind is type(None) and (value is None or text in ("none", "off")):
+        return None
+    if text is not None and (kind is str or text in get_args(kind)):
+        return text
     raise TypeError
-
-
-def _read_int(value: object, text: str | None) -> int:
-    if text is not None:
-        return int(text)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise TypeError
-
-
-def _read_float(value: object, text: str | None) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    return float(cast(float, value if text is None else text))
-
-
-def _read_none(value: object, text: str | None) -> None:
-    if value is not None and text not in ("none", "off"):
-        raise TypeError
-
-
-_READERS: dict[Any, Callable[[object, str | None], object]] = {
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
-    type(None): _read_none,
-}
-
-
-def _one_of(kind: Any, text: str | None) -> str:
-    """A `Literal`'s value, or any string."""
-    if text is None or (get_args(kind) and text not in get_args(kind)):
-        raise TypeError
-    return text
 
 
 M = TypeVar("M", bound=type[Method])

@@ -9,16 +9,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adadpigu.bounding import GradientSum
-from adadpigu.mechanism import Release
+from adadpigu.core.bounding import GradientSum
 from adadpigu.methods.base import (
-    Batches,
+    GradientState,
     Method,
-    Running,
-    Setting,
+    MethodState,
+    Positive,
+    RunContext,
     Stage,
-    check_positive,
-    mean_gradient,
+    check_options,
     register,
 )
 
@@ -33,23 +32,16 @@ class DPSGD(Method):
     adds: ClassVar[str] = "clipping to C and Gaussian noise on all coordinates"
     costs: ClassVar[str] = "one event a step"
 
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm")
+        check_options(self)
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(self, setting.batch_size)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(GradientSum(clip_norm=self.clip_norm), setting.batch_size)
 
 
-class _Running(Running):
-    def __init__(self, options: DPSGD, batch_size: int) -> None:
-        self._query = GradientSum(clip_norm=options.clip_norm)
-        self._batch_size = batch_size
-
+class _State(GradientState):
     def record(self, stage: Stage) -> Hashable:
         return stage.name
-
-    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return mean_gradient(batches, self._query, self._batch_size)

@@ -8,25 +8,24 @@ charged whether the candidate is kept or not: what is rejected has been looked a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, Record, RecordSum
-from adadpigu.errors import InputError
-from adadpigu.mechanism import Release, require_release
+from adadpigu.core.bounding import GradientSum, Record, RecordSum
+from adadpigu.core.mechanism import Release, require_release
 from adadpigu.methods.base import (
     Batches,
     Draw,
+    GradientState,
     Method,
-    Running,
-    Setting,
+    MethodState,
+    Positive,
+    RunContext,
     Stage,
-    check_positive,
-    mean_gradient,
+    check_options,
     register,
 )
 
@@ -63,30 +62,26 @@ class DPSUR(Method):
     adds: ClassVar[str] = "a noisy loss test on a fresh batch; updates that fail it are undone"
     costs: ClassVar[str] = "two events a step, gradient and test, rejected steps included"
 
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C, of the gradient"""
-    test_batch_size: int = 256
+    test_batch_size: Annotated[int, "at least 1"] = 256
     """B_v, expected"""
-    test_noise_multiplier: float = 4.0
+    test_noise_multiplier: Positive = 4.0
     """σ_v (published: 0.8 to 1.3)"""
-    test_clip: float = 0.1
+    test_clip: Positive = 0.1
     """c, the most that one record's change of loss counts"""
-    threshold: float = 0.0
+    threshold: Annotated[float, "a finite number"] = 0.0
     """the mean improvement that a candidate must show, in units of the loss"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm", "test_noise_multiplier", "test_clip")
-        if self.test_batch_size < 1:
-            raise InputError(f"test_batch_size={self.test_batch_size} is not at least 1")
-        if not math.isfinite(self.threshold):
-            raise InputError(f"threshold={self.threshold} is not a finite number")
+        check_options(self)
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         test = Draw(name="test", batch_size=self.test_batch_size, noise_multiplier=self.test_noise_multiplier)
         return (Stage(name="training", steps=steps, draws=(Draw(), test)),)
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(self, setting.batch_size)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(self, setting.batch_size)
 
 
 def _change(record: Record) -> Tensor:
@@ -94,14 +89,10 @@ def _change(record: Record) -> Tensor:
     return change
 
 
-class _Running(Running):
+class _State(GradientState):
     def __init__(self, options: DPSUR, batch_size: int) -> None:
+        super().__init__(GradientSum(clip_norm=options.clip_norm), batch_size)
         self._options = options
-        self._query = GradientSum(clip_norm=options.clip_norm)
-        self._batch_size = batch_size
-
-    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return mean_gradient(batches, self._query, self._batch_size)
 
     def accept(self, batches: Batches, stage: Stage, before: Tensor, after: Tensor) -> bool:
         query = RecordSum(

@@ -10,30 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum
-from adadpigu.errors import InputError
-from adadpigu.importance import chosen, rank
-from adadpigu.layout import Layout
-from adadpigu.mechanism import Release
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.layout import Layout
+from adadpigu.core.state import State
+from adadpigu.errors import InputError, require
 from adadpigu.methods.base import (
-    Batches,
+    GradientState,
     Method,
-    Running,
-    Setting,
+    MethodState,
+    Positive,
+    RunContext,
+    Share,
     Stage,
-    check_choices,
-    check_positive,
-    mean_gradient,
+    check_options,
     register,
 )
-from adadpigu.state import State
+from adadpigu.methods.importance import chosen, rank
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
@@ -50,9 +49,9 @@ class ParameterFreezing(Method):
     adds: ClassVar[str] = "a mask by public magnitudes or by chance, fixed or chosen anew every step"
     costs: ClassVar[str] = "one event a step; the mask is free"
 
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C, of the masked gradient"""
-    retention: float = 0.6
+    retention: Share = 0.6
     """r, the share of coordinates that is trained"""
     select: Select = "magnitude"
     """`magnitude`: the largest weights; `random`; `public-model`: the largest weights of `public_model`"""
@@ -62,10 +61,7 @@ class ParameterFreezing(Method):
     """FILE.safetensors with the model's parameter names, trained on public records; its magnitudes alone are used"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm")
-        check_choices(self)
-        if not 0 < self.retention <= 1:
-            raise InputError(f"retention={self.retention} is not in (0, 1]")
+        check_options(self)
         if (self.public_model is None) == (self.select == "public-model"):
             raise InputError(
                 f"public_model={self.public_model} with select={self.select!r}: select='public-model' needs a file, "
@@ -78,34 +74,35 @@ class ParameterFreezing(Method):
         chosen = f"the weights in {self.public_model!r}, by which coordinates are chosen"
         return () if self.public_model is None else (chosen,)
 
-    def begin(self, setting: Setting) -> Running:
+    def begin(self, setting: RunContext) -> MethodState:
         count = math.floor(self.retention * setting.layout.size + 1e-9)
         if count < 1:
             raise InputError(f"retention={self.retention} keeps none of {setting.layout.size} parameters")
-        return _Running(self, setting, count)
+        return _State(self, setting, count)
 
 
-class _Running(Running):
-    def __init__(self, options: ParameterFreezing, setting: Setting, count: int) -> None:
+class _State(GradientState):
+    def __init__(self, options: ParameterFreezing, setting: RunContext, count: int) -> None:
+        super().__init__(GradientSum(clip_norm=options.clip_norm), setting.batch_size)
         self._options = options
         self._setting = setting
         self._count = count
-        self._active = self._choose(self._scores(setting.weights, 0))
-        fixed = options.every == "once" and self._active is not None
-        self._trained = setting.layout.touched(self._active) if fixed and self._active is not None else None
-
-    @property
-    def active(self) -> Tensor | None:
-        return self._active
+        self._ask_for(self._choose(self._scores(setting.weights, 0)))
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if self._options.every == "step":
-            self._active = self._choose(self._scores(weights, index))
+            self._ask_for(self._choose(self._scores(weights, index)))
+
+    def _ask_for(self, active: Tensor | None) -> None:
+        """A mask that stays is looked through once, to see which parameters it leaves anything of."""
+        stays = active is not None and self._options.every == "once"
+        trained = self._setting.layout.touched(active) if stays and active is not None else None
+        self._query = replace(self._query, active=active, trained=trained)
 
     def _scores(self, weights: Tensor, index: int) -> Tensor:
         """What the mask is chosen by: public, every kind of it."""
         if self._options.select == "random":
-            chance = self._setting.chance(index).random(len(weights))
+            chance = self._setting.public_rng(index).random(len(weights))
             return torch.from_numpy(chance).to(self._setting.device)
         if self._options.public_model is not None:
             weights = read_public_model(self._options.public_model, self._setting.layout).to(weights.device)
@@ -116,38 +113,26 @@ class _Running(Running):
         return None if self._count == len(scores) else chosen(rank(scores), self._count)
 
     def state(self) -> State:
-        return {} if self._active is None else {"active": self._active}
+        return {} if self.active is None else {"active": self.active}
 
     def load(self, state: State) -> None:
         """The mask of the weights at the start, which are not there any more."""
-        if "active" in state and self._active is not None:
-            self._active.copy_(state["active"])
-            if self._trained is not None:
-                self._trained = self._setting.layout.touched(self._active)
+        if "active" in state and self.active is not None:
+            self.active.copy_(state["active"])
+            self._ask_for(self.active)
 
     def record(self, stage: Stage) -> Hashable | None:
         return stage.name if self._options.every == "once" else None
 
-    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        query = GradientSum(clip_norm=self._options.clip_norm, active=self._active, trained=self._trained)
-        return mean_gradient(batches, query, self._setting.batch_size)
-
 
 def read_public_model(path: str, layout: Layout) -> Tensor:
     """The weights of a public model as one vector, in the order of `layout`; other tensors of the file are ignored."""
-    if not Path(path).is_file():
-        raise InputError(f"public_model={path!r} is not a file; allowed: a .safetensors file of a public model")
     found = read_tensors(Path(path), "public_model")
     for slot in layout.slots:
-        if slot.name not in found:
+        tensor, where = found.get(slot.name), f"public_model={path!r}: {slot.name!r}"
+        if tensor is None:
             raise InputError(f"public_model={path!r} has no {slot.name!r}; allowed: the parameter names of this model")
-        tensor = found[slot.name]
-        if tensor.shape != slot.shape:
-            raise InputError(
-                f"public_model={path!r}: {slot.name!r} has shape {tuple(tensor.shape)}, not {tuple(slot.shape)}"
-            )
-        if not tensor.is_floating_point():
-            raise InputError(f"public_model={path!r}: {slot.name!r} holds {tensor.dtype}; allowed: floating point")
-        if not bool(torch.isfinite(tensor).all()):
-            raise InputError(f"public_model={path!r}: {slot.name!r} has values that are not finite")
+        require(tensor.shape == slot.shape, f"{where} has shape {tuple(tensor.shape)}, not {tuple(slot.shape)}")
+        finite = tensor.is_floating_point() and bool(torch.isfinite(tensor).all())
+        require(finite, f"{where} of {tensor.dtype} has values that are not finite numbers")
     return torch.cat([found[slot.name].reshape(-1).double() for slot in layout.slots])

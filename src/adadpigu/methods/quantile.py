@@ -10,51 +10,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum, Record, RecordSum
-from adadpigu.errors import InputError
-from adadpigu.mechanism import Release, require_release
-from adadpigu.methods.base import Batches, Method, Running, Setting, Stage, register
-from adadpigu.standardising import only
-from adadpigu.state import State, number
+from adadpigu.core.bounding import GradientSum, Record, RecordSum
+from adadpigu.core.mechanism import Release, require_release
+from adadpigu.core.standardising import where_or_zero
+from adadpigu.core.state import State, number
+from adadpigu.errors import InputError, require
+from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, check_options, register
 
 LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 """C stays between these, whatever the noise says: it can neither vanish nor overflow"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quantile:
-    """Which quantile of the norms a clipping bound follows, and how."""
+Rate = Annotated[float, "a finite number of at least 0"]
+CountNoise = Annotated[float | None, "a finite number above 0"]
 
-    target: float
-    """γ, the share of records that shall be within C"""
-    rate: float = 0.2
-    """η, how fast C follows"""
-    count_noise: float | None = None
-    """σ_b, the noise on the count; unset: a twentieth of the expected batch size"""
 
-    def check(self, clip_norm: float, name: str = "quantile") -> None:
-        """Refuses what cannot be followed; `name` is the target's among the options."""
-        if not LEAST_CLIP <= clip_norm <= LARGEST_CLIP:
-            raise InputError(f"clip_norm={clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
-        if not 0 < self.target < 1:
-            raise InputError(f"{name}={self.target} is not in (0, 1)")
-        if not 0 <= self.rate < math.inf:
-            raise InputError(f"clip_rate={self.rate} is not a finite number of at least 0")
-        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
-            raise InputError(f"count_noise={self.count_noise} is not a finite number above 0")
+def check_start(clip_norm: float) -> None:
+    """Refuses a bound from which no quantile can be followed."""
+    within = LEAST_CLIP <= clip_norm <= LARGEST_CLIP
+    require(within, f"clip_norm={clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
 
 
 class FollowedBound:
     """C at work: counts, in the same draw as a sum of gradients, who is within it, and moves."""
 
-    def __init__(self, clip_norm: float, quantile: Quantile, setting: Setting) -> None:
+    def __init__(
+        self, clip_norm: float, setting: RunContext, *, target: float, rate: float, count_noise: float | None
+    ) -> None:
+        """`target` is γ, the share of records that shall be within C, `rate` η, `count_noise` σ_b."""
         sigma, batch_size = setting.noise_multiplier, setting.batch_size
-        noise = batch_size / 20 if quantile.count_noise is None else quantile.count_noise
+        noise = batch_size / 20 if count_noise is None else count_noise
         if not sigma < 2 * noise:
             raise InputError(
                 f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
@@ -65,7 +55,7 @@ class FollowedBound:
         if not 0 < self.share < 1:
             raise InputError(f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
         self.value = clip_norm
-        self._quantile, self._batch_size = quantile, batch_size
+        self._target, self._rate, self._batch_size = target, rate, batch_size
 
     def count(self, gradient: GradientSum, kept: int | None = None) -> RecordSum:
         """Who is within the bound of this sum, after its mask, centre, scale and top-k of `kept` entries."""
@@ -74,7 +64,7 @@ class FollowedBound:
         def centred(record: Record) -> Tensor:
             z = record.gradient if center is None else record.gradient - center
             z = z if scale is None else z / scale
-            z = z if active is None else only(active, z)
+            z = z if active is None else where_or_zero(active, z)
             z = z if kept is None else torch.topk(z.abs(), kept, sorted=False).values
             within: Tensor = torch.linalg.vector_norm(z) <= bound
             return within.to(record.gradient.dtype) - 0.5
@@ -84,7 +74,7 @@ class FollowedBound:
     def follow(self, count: Release) -> None:
         """Moves C towards the quantile."""
         within = float(require_release(count).value) / self._batch_size + 0.5
-        wanted = math.log(self.value) - self._quantile.rate * (within - self._quantile.target)
+        wanted = math.log(self.value) - self._rate * (within - self._target)
         self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
 
     def state(self) -> State:
@@ -110,25 +100,25 @@ class QuantileClipping(Method):
 
     clip_norm: float = 0.1
     """C at the start"""
-    quantile: float = 0.5
+    quantile: Annotated[float, "in (0, 1)"] = 0.5
     """γ, the share of records that shall be within C"""
-    clip_rate: float = 0.2
+    clip_rate: Rate = 0.2
     """η, how fast C follows"""
-    count_noise: float | None = None
+    count_noise: CountNoise = None
     """σ_b, the noise on the count; unset: a twentieth of the expected batch size"""
 
     def __post_init__(self) -> None:
-        self._quantile.check(self.clip_norm)
+        check_options(self)
+        check_start(self.clip_norm)
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(FollowedBound(self.clip_norm, self._quantile, setting), setting.batch_size)
+    def begin(self, setting: RunContext) -> MethodState:
+        bound = FollowedBound(
+            self.clip_norm, setting, target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise
+        )
+        return _State(bound, setting.batch_size)
 
-    @property
-    def _quantile(self) -> Quantile:
-        return Quantile(target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise)
 
-
-class _Running(Running):
+class _State(MethodState):
     def __init__(self, bound: FollowedBound, batch_size: int) -> None:
         self._bound, self._batch_size = bound, batch_size
 

@@ -9,28 +9,26 @@ frozen coordinate gets neither noise nor update.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import GradientSum
-from adadpigu.errors import InputError
-from adadpigu.importance import chosen
-from adadpigu.mechanism import Release
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.state import State
 from adadpigu.methods.base import (
-    Batches,
+    GradientState,
     Method,
-    Running,
-    Setting,
+    MethodState,
+    Positive,
+    RunContext,
+    Share,
     Stage,
-    check_choices,
-    check_positive,
-    mean_gradient,
+    check_options,
     register,
 )
-from adadpigu.state import State
+from adadpigu.methods.importance import chosen
 
 Rise = Literal["linear", "cosine", "constant"]
 
@@ -45,22 +43,17 @@ class RandomFreeze(Method):
     adds: ClassVar[str] = "a fresh random mask each epoch that freezes more and more coordinates"
     costs: ClassVar[str] = "one event a step; the masks are free"
 
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C, of the masked gradient"""
-    final_rate: float = 0.9
+    final_rate: Annotated[float, "in [0, 1)"] = 0.9
     """the share of coordinates that is frozen in the end"""
     rise: Rise = "linear"
     """how the share gets there from 0, epoch by epoch; `constant`: it is there from the start"""
-    rise_by: float = 1.0
+    rise_by: Share = 1.0
     """the share of the epochs after which it is there"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip_norm")
-        check_choices(self)
-        if not 0 <= self.final_rate < 1:
-            raise InputError(f"final_rate={self.final_rate} is not in [0, 1)")
-        if not 0 < self.rise_by <= 1:
-            raise InputError(f"rise_by={self.rise_by} is not in (0, 1]")
+        check_options(self)
 
     def rate(self, epoch: int, epochs: int) -> float:
         """The share of coordinates that is frozen in epoch 0 … epochs − 1.
@@ -75,27 +68,24 @@ class RandomFreeze(Method):
             progress = (1 - math.cos(math.pi * progress)) / 2
         return self.final_rate * progress
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(self, setting)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(self, setting)
 
 
-class _Running(Running):
-    def __init__(self, options: RandomFreeze, setting: Setting) -> None:
+class _State(GradientState):
+    def __init__(self, options: RandomFreeze, setting: RunContext) -> None:
+        super().__init__(GradientSum(clip_norm=options.clip_norm), setting.batch_size)
         self._options = options
         self._setting = setting
         self._epoch = -1
-        self._active: Tensor | None = None
-
-    @property
-    def active(self) -> Tensor | None:
-        return self._active
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         records, batch_size = self._setting.records, self._setting.batch_size
         epoch, epochs = index * batch_size // records, -(-stage.steps * batch_size // records)
         if epoch != self._epoch:
             self._epoch = epoch
-            self._active = self._mask(epoch, self._options.rate(epoch, epochs))
+            active = self._mask(epoch, self._options.rate(epoch, epochs))
+            self._query = replace(self._query, active=active)
 
     def state(self) -> State:
         return {}  # the mask follows from seed and epoch
@@ -106,9 +96,5 @@ class _Running(Running):
         kept = max(size - math.floor(rate * size + 1e-9), 1)
         if kept == size:
             return None
-        order = torch.from_numpy(self._setting.chance(epoch).permutation(size))
+        order = torch.from_numpy(self._setting.public_rng(epoch).permutation(size))
         return chosen(order.to(self._setting.device), kept)
-
-    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        query = GradientSum(clip_norm=self._options.clip_norm, active=self._active)
-        return mean_gradient(batches, query, self._setting.batch_size)

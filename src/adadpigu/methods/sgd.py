@@ -9,9 +9,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from adadpigu.bounding import GradientSum
-from adadpigu.mechanism import Release
-from adadpigu.methods.base import Batches, Draw, Method, Running, Setting, Stage, mean_gradient, register
+from adadpigu.core.bounding import GradientSum
+from adadpigu.methods.base import Draw, GradientState, Method, MethodState, RunContext, Stage, register
 
 
 @register
@@ -28,16 +27,10 @@ class SGD(Method):
     def stages(self, steps: int) -> tuple[Stage, ...]:
         return (Stage(name="training", steps=steps, draws=(Draw(noise_multiplier=0.0),)),)
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(setting.batch_size)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(GradientSum(clip_norm=float("inf")), setting.batch_size)
 
 
-class _Running(Running):
-    def __init__(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-
+class _State(GradientState):
     def record(self, stage: Stage) -> Hashable:
         return stage.name
-
-    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return mean_gradient(batches, GradientSum(clip_norm=float("inf")), self._batch_size)

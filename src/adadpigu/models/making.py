@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from adadpigu.errors import InputError, unknown
-from adadpigu.models import paper_nets, scatter_heads, small_nets, wide_resnet
-from adadpigu.models.activations import parse_activation
-from adadpigu.models.cards import ModelCard
+from adadpigu.errors import InputError, check_known, require
+from adadpigu.models import nets, prior_nets, wide_resnet
+from adadpigu.models.cards import ModelCard, parse_activation
 
-_CARDS = (*small_nets.CARDS, *paper_nets.CARDS, *scatter_heads.CARDS, *wide_resnet.CARDS)
+_CARDS = (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)
 
 INITIALISATIONS = ("default", "xavier")
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, str | None]] = weakref.WeakKeyDictionary()
 
 
 def all_models() -> dict[str, ModelCard]:
-    """Every model by name."""
     return {card.name: card for card in _CARDS}
 
 
@@ -45,20 +45,20 @@ def make_model(
     """
     if activation is not None:
         parse_activation(activation)
-    if initialisation not in INITIALISATIONS:
-        raise unknown("initialisation", initialisation, INITIALISATIONS)
-    plain = _imported(name, activation) if ":" in name else _named(name, shape, classes, activation)
+    check_known("initialisation", initialisation, INITIALISATIONS)
+    build = _imported(name, activation) if ":" in name else _named(name, shape, classes, activation)
+    require(seed is None or 0 <= seed < 2**63, f"seed={seed} is not from 0 to 2^63 - 1")
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        made = build() if initialisation == "default" else _xavier(build())
+    _made[made] = {"model": name, "activation": activation}
+    return made
 
-    def build() -> nn.Module:
-        return plain() if initialisation == "default" else _xavier(plain())
 
-    if seed is None:
-        return build()
-    if not 0 <= seed < 2**63:
-        raise InputError(f"seed={seed} is not from 0 to 2^63 - 1")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
+def made_as(model: nn.Module) -> dict[str, str | None]:
+    """What `make_model` was asked for when it made this model; nothing for any other."""
+    return dict(_made.get(model, {}))
 
 
 def _xavier(model: nn.Module) -> nn.Module:
@@ -72,21 +72,19 @@ def _xavier(model: nn.Module) -> nn.Module:
 
 def _named(name: str, shape: tuple[int, ...] | None, classes: int, activation: str | None) -> Callable[[], nn.Module]:
     cards = all_models()
-    if name not in cards:
-        raise unknown("model", name, cards)
+    check_known("model", name, cards)
     card = cards[name]
-    if card.shape is not None and shape not in (None, card.shape):
-        raise InputError(f"model={name!r} takes records of shape {card.shape}, not {shape}")
+    fits = card.shape is None or shape in (None, card.shape)
+    require(fits, f"model={name!r} takes records of shape {card.shape}, not {shape}")
     known = shape or card.shape
-    if known is None:
-        raise InputError(f"model={name!r} needs the shape of a record")
-    return lambda: card.build(known, classes, activation)
+    require(known, f"model={name!r} needs the shape of a record")
+    return lambda: card.build(known or (), classes, activation)
 
 
 def _imported(name: str, activation: str | None) -> Callable[[], nn.Module]:
     """A function of the user's own that returns a model."""
-    if activation is not None:
-        raise InputError(f"activation={activation!r} is for models by name; model={name!r} chooses its own")
+    own = activation is None
+    require(own, f"activation={activation!r} is for models by name; model={name!r} chooses its own")
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -100,10 +98,10 @@ def _imported(name: str, activation: str | None) -> Callable[[], nn.Module]:
             made = found() if callable(found) else found
         except Exception as error:
             raise InputError(f"model={name!r} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
-        if not isinstance(made, nn.Module):
-            raise InputError(
-                f"model={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module"
-            )
-        return made
+        require(
+            isinstance(made, nn.Module),
+            f"model={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module",
+        )
+        return made  # type: ignore[no-any-return]
 
     return build

@@ -1,7 +1,14 @@
 """A convolution with standardised weights: every filter has mean 0 and norm 1, whatever the parameters are.
 
 ŵ_o = (w_o − mean w_o) / √(Σ(w_o − mean w_o)² + ε), y = gain_o (ŵ_o ⋆ x) + b_o. It looks at weights only, never at
-records, so nothing mixes and nothing is charged. Its layer rule is in `gradients.standardised`.
+records, so nothing mixes and nothing is charged.
+
+Its layer rule works on sensitive tensors and keeps nothing. With ŵ = c/r, c the centred filter and r its norm, a
+gradient G_o = Σ_p dy_op patch_p of gain·ŵ becomes
+
+    ∂ℓ/∂w_o = (gain_o/r_o) (Σ_p dy_op (patch_p − mean patch_p) − t_o ŵ_o),   t_o = ⟨G_o, ŵ_o⟩ = Σ_p dy_op (ŵ_o ⋆ x)_p,
+
+so it stays one product a record, plus t times filters that all records share. ∂ℓ/∂gain_o is t_o.
 """
 
 from __future__ import annotations
@@ -9,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from adadpigu.core.gradients.rules import Destination, patches, rule
 
 EPSILON = 1e-6
 
@@ -46,7 +55,6 @@ class StandardisedConv2d(nn.Conv2d):
         return centred / norm[:, None, None, None], norm
 
     def waves(self, x: Tensor, filters: Tensor) -> Tensor:
-        """ŵ ⋆ x."""
         return F.conv2d(x, filters, None, self.stride, self.padding)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name of the class above)
@@ -54,3 +62,23 @@ class StandardisedConv2d(nn.Conv2d):
         if self.gain is not None:
             y = y * self.gain[:, None, None]
         return y if self.bias is None else y + self.bias[:, None, None]
+
+
+@rule(StandardisedConv2d)
+def standardised_conv2d(module: StandardisedConv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = gain (ŵ ⋆ x) + b."""
+    if into.wants("bias"):
+        into.add("bias", dy.sum((2, 3)))
+    if not into.wants("weight") and not into.wants("gain"):
+        return
+    with torch.no_grad():
+        filters, norm = module.filters()
+        along = (dy * module.waves(x, filters)).sum((2, 3))
+        if into.wants("gain"):
+            into.add("gain", along)
+        if into.wants("weight"):
+            scale = 1 / norm if module.gain is None else module.gain / norm
+            patch = patches(module, x).flatten(1, 3).flatten(2)
+            centred = patch - patch.mean(1, keepdim=True)
+            into.add_product("weight", (dy * scale[:, None, None]).flatten(2), centred.mT)
+            into.add_scaled("weight", -scale * along, filters.flatten(1))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError
-from adadpigu.models.activations import Activation
-from adadpigu.models.cards import ModelCard, Net
+from adadpigu.errors import require
+from adadpigu.models.cards import Activation, ModelCard, Net
 from adadpigu.models.standardised import StandardisedConv2d
 
 _GROUPS = 16
@@ -47,8 +46,8 @@ class _Mean(nn.Module):
 
 def wide_resnet(depth: int, widening: int) -> Net:
     """WRN-`depth`-`widening`: three stages of (depth − 4)/6 blocks with 16, 32 and 64 times `widening` channels."""
-    if depth < 10 or (depth - 4) % 6 or widening < 1:
-        raise InputError(f"depth={depth}, widening={widening}; allowed: depth 10, 16, 22, …, widening at least 1")
+    fits = depth >= 10 and (depth - 4) % 6 == 0 and widening >= 1
+    require(fits, f"depth={depth}, widening={widening}; allowed: depth 10, 16, 22, …, widening at least 1")
 
     def net(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Module:
         width = 16

@@ -1,20 +1,23 @@
-"""The encoder that is pre-trained: a residual net with batch norms, which it sheds when it is done.
+"""A pre-trained encoder: a residual net of convolutions without norms, its feature maps, and the file of its constants.
 
-Batch norms mix the images of a batch, which are images of random processes and public. `folded` turns each into a
-constant of the convolution before it, w ← w·g/√(v + ε), b ← β − m·g/√(v + ε), so that the encoder as it is used on
-records treats each of them alone.
+h_k(x) → (pool(h_k(x)) − m_k) / s_k for every stage k, side by side, at every fourth pixel. Weights, means m_k and
+deviations s_k are constants from images of random processes: public, fixed, each record on its own. The file is read as
+a stranger's would be, and the one that comes with the package has to be the one that was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
+from adadpigu.tensors import digest, read_header, read_tensors, write_tensors
 
 Convolve = Callable[[str, Tensor], Tensor]
 """applies a convolution, by its name, to maps"""
@@ -31,10 +34,10 @@ class Plan:
     blocks: tuple[int, ...] = (1, 2, 2)
 
     def __post_init__(self) -> None:
-        if not self.widths or len(self.widths) != len(self.blocks) or min(*self.widths, *self.blocks) < 1:
-            raise InputError(
-                f"widths={self.widths}, blocks={self.blocks}; allowed: as many of one as of the other, each 1 at least"
-            )
+        require(
+            len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1,
+            f"widths={self.widths}, blocks={self.blocks}; allowed: as many of one as of the other, each 1 at least",
+        )
 
     def units(self) -> tuple[tuple[str, int, int, int, int], ...]:
         """Every convolution: name, channels in and out, kernel, stride."""
@@ -50,54 +53,6 @@ class Plan:
                     found.append((f"{name}.shortcut", width, outputs, 1, stride))
                 width = outputs
         return tuple(found)
-
-
-class Encoder(nn.Module):
-    """Images [n, 3, h, w] to the maps of every stage, [n, widths[k], h/2^k, w/2^k]."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.units = nn.ModuleDict(
-            {
-                _key(name): _Unit(inputs, outputs, kernel, stride)
-                for name, inputs, outputs, kernel, stride in plan.units()
-            }
-        )
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        return staged(self.plan, lambda name, value: self.units[_key(name)](value), centred(x))
-
-    @torch.no_grad()
-    def folded(self) -> dict[str, Tensor]:
-        """The weight and bias of every convolution with its batch norm in it."""
-        found = {}
-        for name, *_ in self.plan.units():
-            unit = self.units[_key(name)]
-            assert isinstance(unit, _Unit)
-            found[f"{name}.weight"], found[f"{name}.bias"] = unit.folded()
-        return found
-
-
-class _Unit(nn.Module):
-    """A convolution and its batch norm."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
-        nn.init.kaiming_normal_(self.convolution.weight, mode="fan_out")
-        self.norm = nn.BatchNorm2d(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.convolution(x))
-        return y
-
-    def folded(self) -> tuple[Tensor, Tensor]:
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-        return self.convolution.weight * scale[:, None, None, None], norm.bias - norm.running_mean * scale
 
 
 def centred(images: Tensor) -> Tensor:
@@ -119,5 +74,102 @@ def staged(plan: Plan, convolve: Convolve, x: Tensor) -> list[Tensor]:
     return maps
 
 
+STEP = 4
+"""pixels an output position"""
+
+
+class EncoderMaps(nn.Module):
+    """The maps of all stages [b, Σ widths, h/4, w/4] of colour images [b, 3, h, w] with values from 0 to 1.
+
+    No gradient flows to the images. `constants` holds the weight and bias of every convolution of the plan, and the
+    mean and std of every stage, by name.
+    """
+
+    def __init__(self, plan: Plan, constants: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.strides = {name: stride for name, *_, stride in plan.units()}
+        names = [f"{unit}.{part}" for unit in self.strides for part in ("weight", "bias")]
+        names += [f"stage{stage}.{part}" for stage in range(len(plan.widths)) for part in ("mean", "std")]
+        for name in names:
+            require(name in constants, f"prior: no constant {name!r}, which an encoder of {plan} needs")
+            self.register_buffer(_key(name), constants[name].float(), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        side = (x.shape[2] // STEP, x.shape[3] // STEP)
+        return torch.cat([self._standard(stage, _pooled(made, side)) for stage, made in enumerate(self.stages(x))], 1)
+
+    def stages(self, x: Tensor) -> list[Tensor]:
+        """The maps of every stage as the encoder computes them, [b, widths[k], h/2^k, w/2^k]."""
+        return staged(self.plan, self._convolve, centred(x))
+
+    def _convolve(self, name: str, x: Tensor) -> Tensor:
+        weight = self._constant(f"{name}.weight")
+        return F.conv2d(x, weight, self._constant(f"{name}.bias"), self.strides[name], weight.shape[-1] // 2)
+
+    def _standard(self, stage: int, x: Tensor) -> Tensor:
+        mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
+        return (x - mean) / std
+
+    def _constant(self, name: str) -> Tensor:
+        return self.get_buffer(_key(name))
+
+
+def _pooled(x: Tensor, side: tuple[int, int]) -> Tensor:
+    """Means over blocks where maps are larger than `side`; an empty batch is let through."""
+    factor = x.shape[2] // side[0]
+    return x if factor == 1 else F.avg_pool2d(x, factor)
+
+
 def _key(name: str) -> str:
-    return name.replace(".", "_")  # names of modules have no dots
+    return name.replace(".", "_")  # names of buffers have no dots
+
+
+PACKAGED = Path(__file__).with_name("processes.safetensors")
+SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
+"""of the packaged weights, by `fingerprint`"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What a prior consists of: constants by name, and what is told of them."""
+
+    plan: Plan
+    tensors: Mapping[str, Tensor]
+    told: Mapping[str, str]
+
+    def fingerprint(self) -> str:
+        """A SHA-256 over the plan, what is told, and all constants with names, types and shapes."""
+        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n"
+        return digest(sorted(self.tensors.items()), start)
+
+    def save(self, path: Path) -> None:
+        """Writes the file whole; it holds its own fingerprint."""
+        plan = json.dumps({"widths": self.plan.widths, "blocks": self.plan.blocks})
+        halves = {name: value.half().cpu().contiguous() for name, value in self.tensors.items()}
+        kept = Weights(plan=self.plan, tensors=halves, told=self.told)
+        write_tensors(path, halves, {**self.told, "plan": plan, "sha256": kept.fingerprint()})
+
+
+def read_weights(path: Path) -> Weights:
+    """The constants of a file, found to be what was written."""
+    told = dict(read_header(path, "prior").metadata)
+    try:
+        shape = json.loads(told.pop("plan"))
+        plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
+        expected = told.pop("sha256")
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
+    found = Weights(plan=plan, tensors=read_tensors(path, "prior"), told=told)
+    made = found.fingerprint()
+    require(made == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}")
+    return found
+
+
+def packaged_weights() -> Weights:
+    """The weights that come with the package."""
+    found = read_weights(PACKAGED)
+    made = found.fingerprint()
+    require(made == SHA256, f"prior={str(PACKAGED)!r}: SHA-256 {made} is not {SHA256}; install anew")
+    return found

@@ -1,19 +1,22 @@
 """Images of random processes: shapes with textures that hide one another, coloured noise, nets that nobody trained.
 
 x = draw(seed): no photograph and no record enters, so whatever is learnt from these images is public and charged with
-nothing. Dead leaves follow Lee, Mumford and Huang (2001); images of untrained nets Baradad et al. (2021).
+nothing. Dead leaves follow Lee, Mumford and Huang (2001); images of untrained nets Baradad et al. (2021). Scores of a
+model's weights from such images make a mask that costs nothing: s_j = mean over images of |∂ℓ/∂θ_j|, labels at random.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.errors import InputError
+from adadpigu.core.gradients import Loss
+from adadpigu.errors import require
 
 _LEAST_SIDE = 16
 _WIDTH = 32
@@ -35,10 +38,9 @@ class Processes:
     """shapes painted onto an image, those that others hide included"""
 
     def __post_init__(self) -> None:
-        if self.side < _LEAST_SIDE or self.side % 16:
-            raise InputError(f"side={self.side} is not a multiple of 16, {_LEAST_SIDE} at least")
-        if self.leaves < 0:
-            raise InputError(f"leaves={self.leaves} is not 0 or more")
+        fits = self.side >= _LEAST_SIDE and self.side % 16 == 0
+        require(fits, f"side={self.side} is not a multiple of 16, {_LEAST_SIDE} at least")
+        require(self.leaves >= 0, f"leaves={self.leaves} is not 0 or more")
 
     def __call__(self, count: int, chance: torch.Generator) -> Tensor:
         """Fresh images, on the generator's device."""
@@ -56,12 +58,10 @@ class Processes:
 
 
 def uniform(count: int, chance: torch.Generator, low: float, high: float) -> Tensor:
-    """Numbers [n] from low to high."""
     return low + (high - low) * torch.rand(count, generator=chance, device=chance.device)
 
 
 def normal(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
-    """Normal numbers of a shape."""
     return torch.randn(shape, generator=chance, device=chance.device)
 
 
@@ -177,3 +177,39 @@ def _exposed(images: Tensor, chance: torch.Generator) -> Tensor:
     level = uniform(count, chance, 0.3, 0.65)[:, None, None, None]
     contrast = uniform(count, chance, 0.12, 0.32)[:, None, None, None]
     return (level + contrast * _standard(images)).clamp_(0, 1)
+
+
+_IMAGES = 256
+
+
+def takes_images(record: Tensor) -> bool:
+    """Whether a record [1, ...] is an image of one or three channels."""
+    return record.ndim == 4 and record.shape[1] in (1, 3)
+
+
+def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, loss: Loss, seed: int) -> Tensor:
+    """s at the model's weights of now, [d] in float64; images and labels follow from the run's public seed."""
+    model = copy.deepcopy(model).eval()  # hooks and modes of the one in training stay as they are
+    chance = torch.Generator().manual_seed(seed % 2**63)
+    images = _images(record, chance)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=record.device)
+    with torch.enable_grad():
+        for image in torch.split(images, 1):
+            outputs = model(image if front is None else front(image))
+            label = torch.randint(outputs.shape[1], (1,), generator=chance).to(record.device)
+            found = torch.autograd.grad(loss(outputs, label), parameters, allow_unused=True)
+            flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+            total += torch.cat([g.reshape(-1) for g in flat]).abs() / len(images)
+    return total
+
+
+def _images(record: Tensor, chance: torch.Generator) -> Tensor:
+    """Images of the record's shape, type and place."""
+    _, channels, height, width = record.shape
+    side = 16 * -(-max(height, width) // 16)
+    made = Processes(side=side)(_IMAGES, chance)
+    made = made if channels == 3 else made.mean(dim=1, keepdim=True)
+    made = F.interpolate(made, size=(height, width), mode="bilinear", align_corners=False)
+    made = made if record.is_floating_point() else 255 * made
+    return made.to(record)

@@ -11,14 +11,11 @@ from pathlib import Path
 
 from adadpigu.audit.result import AuditResult
 from adadpigu.errors import InputError
-from adadpigu.report.checking import Fields, fields_of
 from adadpigu.report.embedding import listed, name
-from adadpigu.report.loading import text_of
+from adadpigu.runs.reading import Fields, fields_of, text_of
 
 FOLDER = "audits"
 """of a run folder"""
-MOST_AUDITS = 500
-"""files of one folder"""
 _LARGEST = 1e30
 
 
@@ -66,39 +63,32 @@ def is_audit(stored: Fields) -> bool:
 def audit_of(stored: Fields, file: str) -> StoredAudit:
     """A stored audit; refused where it contradicts itself."""
     delta, confidence = stored.number("delta", 0, 1), stored.number("confidence", 0, 1)
-    if delta is None or confidence is None:
-        raise InputError(f"{stored.where} has no delta or no confidence; allowed: as `adadpigu audit` wrote it")
+    stored.check(
+        delta is not None and confidence is not None, "delta", "with a confidence, as `adadpigu audit` wrote it"
+    )
     found = AuditResult(
         audit=stored.text("audit"),
         subject=stored.text("subject"),
         epsilon_claimed=_or_infinite(stored, "epsilon_claimed"),
-        delta=delta,
+        delta=delta or 0.0,
         epsilon_lower=_or_infinite(stored, "epsilon_lower"),
         epsilon_certain=_or_infinite(stored, "epsilon_lower_certain"),
-        confidence=confidence,
+        confidence=confidence or 0.0,
         observations=stored.count("observations"),
         assumed=stored.texts("assumed"),
         reach=stored.number("epsilon_reach", 0, _LARGEST),
         findings=stored.texts("findings"),
         exposed=stored.flag("diagnostics_exposed"),
     )
-    if stored.flag("passed") != found.passed:
-        raise InputError(f"{stored.where}: its verdict does not follow from its numbers; allowed: as `audit` wrote it")
+    stored.check(stored.flag("passed") == found.passed, "passed", "the verdict that follows from its numbers")
     return StoredAudit(file=file, result=found)
 
 
 def audits_of_run(folder: Path) -> tuple[tuple[StoredAudit, ...], tuple[str, ...]]:
     """What is in a run's folder of audits, and a line for each file that cannot be shown."""
-    within = folder / FOLDER
-    if within.is_symlink():
-        return (), (f"run={str(folder)!r}: {FOLDER} is a link, which is not followed; allowed: a folder of audits",)
-    if not within.is_dir():
-        return (), ()
     found: list[StoredAudit] = []
-    paths = sorted(within.glob("*.json"))
-    most = f"run={str(folder)!r}: {FOLDER} has {len(paths)} files, of which {MOST_AUDITS} are shown"
-    odd = [f"{most}; what the others tell is not known"] if len(paths) > MOST_AUDITS else []
-    for path in paths[:MOST_AUDITS]:
+    odd: list[str] = []
+    for path in sorted((folder / FOLDER).glob("*.json")):
         where = f"{FOLDER}/{path.name}"
         try:
             found.append(audit_of(fields_of(text_of(folder, where), f"run={str(folder)!r}: {where}"), path.name))

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.report.audits import StoredAudit, audit_of, is_audit
-from adadpigu.report.checking import Fields, fields_of
 from adadpigu.report.embedding import listed
-from adadpigu.report.loading import text_of
-from adadpigu.report.results import MOST_RESULTS, read_results
+from adadpigu.report.results import MOST_RESULTS, OtherTable, is_own, read_results, refuse_unnoised, table_of
 from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
-from adadpigu.report.tables import OtherTable, is_own, refuse_unnoised, table_of
+from adadpigu.runs.reading import Fields, fields_of, text_of
 
 MOST_RUNS = 5000
 """on one page"""
@@ -65,15 +63,14 @@ class Collection:
 def collect(paths: Sequence[Path]) -> Collection:
     """All that the given folders and files hold. Refused where one is not there, or where nothing can be shown."""
     for path in paths:
-        if not path.exists():
-            raise InputError(
-                f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/ "
-                "(`adadpigu train --out FOLDER` makes a run)"
-            )
+        require(
+            path.exists(),
+            f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/ "
+            "(`adadpigu train --out FOLDER` makes a run)",
+        )
     found = gather(paths)
-    if found.empty:
-        none = f"{', '.join(map(str, paths))}: no run, result or audit there; `adadpigu train --out FOLDER` makes a run"
-        raise InputError(f"{found.left_out[0] if found.left_out else none} (nothing can be shown)")
+    none = f"{', '.join(map(str, paths))}: no run, result or audit there; `adadpigu train --out FOLDER` makes a run"
+    require(not found.empty, f"{found.left_out[0] if found.left_out else none} (nothing can be shown)")
     return found
 
 
@@ -135,24 +132,20 @@ def _add(found: Collection, path: Path, *, named: bool) -> None:
 
 def _add_json(found: Collection, path: Path, *, named: bool) -> None:
     """An audit, a list of them, or another object's first list of rows, such as a benchmark's."""
-    refusal = f"file={str(path)!r}"
-    try:
-        stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), refusal)
-        rows = _rows(stored)
-        if is_audit(stored):
-            found.audits.append(audit_of(stored, path.name))
-        elif rows and all(map(is_audit, rows)):
-            found.audits += [audit_of(row, path.name) for row in rows]
-        elif rows and (named or all(map(is_own, rows))):
-            for row in rows:
-                refuse_unnoised(row)
-            found.tables.append(table_of(path.stem, rows))
-        elif named:
-            raise InputError(f"{refusal} cannot be shown; allowed: audits, or an object with a list of rows")
-        else:
-            found.passed_over += 1
-    except RecursionError:
-        raise InputError(f"{refusal} cannot be read: it nests too deep") from None
+    stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), f"file={str(path)!r}")
+    rows = _rows(stored)
+    if is_audit(stored):
+        found.audits.append(audit_of(stored, path.name))
+    elif rows and all(map(is_audit, rows)):
+        found.audits += [audit_of(row, path.name) for row in rows]
+    elif rows and (named or all(map(is_own, rows))):
+        for row in rows:
+            refuse_unnoised(row)
+        found.tables.append(table_of(path.stem, rows))
+    elif named:
+        raise InputError(f"{stored.where} cannot be shown; allowed: audits, or an object with a list of rows")
+    else:
+        found.passed_over += 1
 
 
 def _rows(stored: Fields) -> list[Fields]:

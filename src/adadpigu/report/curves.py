@@ -6,15 +6,80 @@ may end amid a line, which is then left for the next look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from adadpigu.errors import InputError
-from adadpigu.report.checking import Fields, fields_of
 from adadpigu.report.embedding import MOST_LISTED, name
-from adadpigu.report.loading import text_of
-from adadpigu.report.series import Point, thinned, to_nearest, upwards
+from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
+from adadpigu.runs.run import MODEL
+from adadpigu.tensors import read_header
+
+DIGITS = 5
+"""significant ones of a value that is drawn"""
+
+LEAST = 1e-12
+"""to which a smaller ε above 0 is rounded up"""
+
+Point = tuple[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one line, in the order of their steps, and how many there were before any was left out."""
+
+    points: tuple[Point, ...]
+    recorded: int
+
+    def to_json(self, rounded: Callable[[float], float]) -> dict[str, object]:
+        """Steps as differences, which are short; values as `rounded` says."""
+        steps = [step for step, _ in self.points]
+        differences = [step - before for before, step in zip([0, *steps], steps, strict=False)]
+        return {"n": self.recorded, "x": differences, "y": [rounded(value) for _, value in self.points]}
+
+
+def downsample(points: Sequence[Point], most: int) -> Series:
+    """At most `most` points (at least four): the first, the last, and of each stretch the lowest and the highest.
+
+    >>> [step for step, _ in downsample([(i, float(i == 7)) for i in range(100)], 6).points]
+    [0, 1, 7, 50, 99]
+    """
+    if len(points) <= max(most, 4):
+        return Series(points=tuple(points), recorded=len(points))
+    inner, stretches = points[1:-1], max(1, (most - 2) // 2)
+    kept: list[Point] = [points[0]]
+    for number in range(stretches):
+        part = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+        lowest = min(part, key=lambda point: point[1])
+        highest = max(part, key=lambda point: point[1])
+        kept += sorted({lowest, highest})
+    return Series(points=(*kept, points[-1]), recorded=len(points))
+
+
+def round_to_nearest(value: float) -> float:
+    """A value with the digits that are drawn.
+
+    >>> round_to_nearest(0.123456789)
+    0.12346
+    """
+    return float(f"{value:.{DIGITS}g}")
+
+
+def round_up(value: float) -> float:
+    """An ε with the digits that are drawn, never below what was spent.
+
+    >>> round_up(1.000001), round_up(0.0), round_up(2.5)
+    (1.0001, 0.0, 2.5)
+    """
+    if value <= 0:
+        return 0.0
+    value = max(value, LEAST)
+    unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
+    return float(f"{math.ceil(value / unit - 1e-9) * unit:.{DIGITS}g}")
+
 
 METRICS = "metrics.jsonl"
 MOST_METRICS = 1 << 27
@@ -27,18 +92,26 @@ BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
 """what is recorded for each layer, and within which bounds"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Curves:
     """Lines of one run; each may be empty."""
 
-    single: Mapping[str, list[Point]]
+    single: dict[str, list[Point]] = field(default_factory=lambda: {key: [] for key in SINGLE})
     """accuracy, epsilon, active"""
-    layered: Mapping[str, Mapping[str, list[Point]]]
+    layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
     """of what `BY_LAYER` names, a line for each layer"""
-    stages: tuple[tuple[int, str], ...] = ()
+    layer_names: Mapping[str, str] = field(default_factory=dict)
+    """layer -> how people call it"""
+    stages: list[tuple[int, str]] = field(default_factory=list)
     """each stage with the first step that was recorded in it"""
-    last_step: int = 0
+    step: int = -1
+    """the last that was recorded"""
     planned: int | None = None
+
+    @property
+    def last_step(self) -> int:
+        """How far the lines go."""
+        return max(self.step, 0)
 
     @property
     def count(self) -> int:
@@ -53,65 +126,82 @@ class Curves:
     def to_json(self, most: int) -> dict[str, object]:
         """At most so many points a line."""
         drawn: dict[str, object] = {
-            key: thinned(points, most).to_json(_rounding(key)) for key, points in self.single.items() if points
+            key: downsample(points, most).to_json(_rounding(key)) for key, points in self.single.items() if points
         }
         for key, lines in self.layered.items():
             if lines:
-                drawn[key] = [[name(to), thinned(at, most).to_json(to_nearest)] for to, at in lines.items()]
+                drawn[key] = [
+                    [name(self.layer_names.get(layer, layer)), downsample(points, most).to_json(round_to_nearest)]
+                    for layer, points in lines.items()
+                ]
         stages = [[step, name(stage)] for step, stage in self.stages[:MOST_LISTED]]
         return {**drawn, "stages": stages, "more_stages": len(self.stages) - len(stages)}
 
-
-def _rounding(key: str) -> Callable[[float], float]:
-    return upwards if key == "epsilon" else to_nearest
-
-
-@dataclass
-class _Growing:
-    """Curves while lines are read."""
-
-    single: dict[str, list[Point]] = field(default_factory=lambda: {key: [] for key in SINGLE})
-    layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
-    stages: list[tuple[int, str]] = field(default_factory=list)
-    step: int = -1
-    planned: int | None = None
-
     def add(self, line: Fields) -> None:
-        """One line of the file: all of it, or nothing where any of it is odd."""
-        step, stage, planned = line.count("step"), line.text("stage"), line.count("steps")
-        if step <= self.step:
-            raise InputError(f"{line.where}: step is odd; allowed: more than in the line before")
-        singles = {key: line.number(stored, 0, high) for key, (stored, high) in SINGLE.items()}
-        layers = {key: line.shares(key, MOST_LAYERS, low, high) for key, (low, high) in BY_LAYER.items()}
-        for key, shares in layers.items():
-            if len(self.layered[key].keys() | shares.keys()) > MOST_LAYERS:
-                raise InputError(f"{line.where}: {key} is odd; allowed: at most {MOST_LAYERS} names in all lines")
-        self.step, self.planned = step, planned
+        """One line of `metrics.jsonl`: all of it, or nothing where any of it is odd."""
+        stage, planned = line.text("stage"), line.count("steps")
+        layers = {key: line.numbers(key, MOST_LAYERS, low, high) for key, (low, high) in BY_LAYER.items()}
+        step = self.add_single(line, {key: stored for key, (stored, _) in SINGLE.items()})
+        self.planned = planned
         if not self.stages or self.stages[-1][1] != stage:
             self.stages.append((step, stage))
-        for key, single in singles.items():
-            if single is not None:
-                self.single[key].append((step, single))
         for key, shares in layers.items():
             for layer, value in shares.items():
                 self.layered[key].setdefault(layer, []).append((step, value))
+
+    def add_single(self, line: Fields, stored: Mapping[str, str]) -> int:
+        """The values of a line that are recorded once, each under its `stored` key; returns their step."""
+        step = line.count("step")
+        line.check(step > self.step, "step", "more than in the line before")
+        found = {key: line.number(stored[key], 0, high) for key, (_, high) in SINGLE.items()}
+        for key, value in found.items():
+            if value is not None:
+                self.single[key].append((step, value))
+        self.step = step
+        return step
+
+
+def _rounding(key: str) -> Callable[[float], float]:
+    return round_up if key == "epsilon" else round_to_nearest
 
 
 def read_curves(folder: Path) -> tuple[Curves, str]:
     """The curves of a run folder, until the first line that cannot be read, and why that one cannot."""
     lines = text_of(folder, METRICS, MOST_METRICS).split("\n")
-    found, odd = _Growing(), ""
+    found, odd = Curves(), ""
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last line's end is not yet whole
         try:
             found.add(fields_of(line, f"run={str(folder)!r}: {METRICS}, line {number}"))
         except InputError as error:
             odd = f"{error} (curves end before it)"
             break
-    curves = Curves(
-        single=found.single,
-        layered=found.layered,
-        stages=tuple(found.stages),
-        last_step=max(found.step, 0),
-        planned=found.planned,
-    )
-    return curves, odd
+    found.layer_names = layer_names(folder, {layer for lines in found.layered.values() for layer in lines})
+    return found, odd
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def layer_names(folder: Path, layers: Iterable[str]) -> dict[str, str]:
+    """The name of each layer; without a shape while the run has not written its model."""
+    shapes = _shapes(folder)
+    return {layer: layer_name(layer, shapes) for layer in layers}
+
+
+def layer_name(layer: str, shapes: Shapes) -> str:
+    """A layer by its path and by the shape of its largest parameter.
+
+    >>> layer_name("2", {"2.weight": (64, 32), "2.bias": (64,)}), layer_name("encoder.fc", {}), layer_name("4", {})
+    ('layer 2 (64×32)', 'encoder.fc', 'layer 4')
+    """
+    called = f"layer {layer}" if layer.isdecimal() else layer
+    largest = max((shape for key, shape in shapes.items() if key.rpartition(".")[0] == layer), key=prod, default=())
+    return f"{called} ({'×'.join(map(str, largest))})" if largest else called
+
+
+def _shapes(folder: Path) -> Shapes:
+    try:
+        stored = read_header(file_of(folder, MODEL), "model").tensors
+    except InputError:  # a run under way; what is odd about a finished one's file is said where it is loaded
+        return {}
+    return {key: entry.shape for key, entry in stored.items()}

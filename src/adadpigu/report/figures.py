@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from adadpigu.features import Fronted
-from adadpigu.training.run import Metrics, Run
+from adadpigu.runs.run import Metrics, Run
 
 _ACCURACY, _EPSILON, _GRID = "#1b6ca8", "#c8553d", "#d9d9d9"
 

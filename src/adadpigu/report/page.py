@@ -14,8 +14,8 @@ from functools import cache
 from importlib import metadata, resources
 from pathlib import Path
 
-from adadpigu.durable import write_text
-from adadpigu.errors import InputError
+from adadpigu.durable import check_place, write_text, writing
+from adadpigu.errors import check
 from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import script_json
 
@@ -73,27 +73,29 @@ def write_page(found: Collection, out: Path) -> int:
     """Writes a page and returns its size in bytes; only a page of ours is written over."""
     check_out(out)
     text = page(found)
-    try:
+    with writing(out):
         write_text(out, text)
-    except OSError as error:
-        raise InputError(f"out={str(out)!r} cannot be written: {error.strerror}") from None
     return len(text.encode("utf-8"))
 
 
 def check_out(out: Path) -> None:
     """Refuses a place where a page cannot stand, or where something else does."""
-    if out.is_dir():
-        raise InputError(f"out={str(out)!r} is a folder; allowed: a new file, or an earlier report")
-    if out.suffix != ".html":
-        raise InputError(f"out={str(out)!r} is not the name of a page; allowed: one that ends in .html")
-    if not out.parent.is_dir():
-        raise InputError(f"out={str(out)!r} cannot be written: {str(out.parent)!r} is no folder")
-    if out.exists():
-        if not out.is_file():  # to open a pipe would wait for ever
-            raise InputError(f"out={str(out)!r} is there and no file; allowed: a new file, or an earlier report")
-        with out.open("rb") as file:
-            if file.read(len(MARK)) != MARK.encode():
-                raise InputError(f"out={str(out)!r} is there and no report; allowed: a new file, or an earlier report")
+    ours = "a new file, or an earlier report"
+    check_place(
+        out,
+        {
+            f"is a folder; allowed: {ours}": out.is_dir(),
+            "is not the name of a page; allowed: one that ends in .html": out.suffix != ".html",
+            f"cannot be written: {str(out.parent)!r} is no folder": not out.parent.is_dir(),
+            f"is there and no file; allowed: {ours}": out.exists() and not out.is_file(),
+            f"is there and no report; allowed: {ours}": out.is_file() and not _is_page(out),
+        },
+    )
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MARK)) == MARK.encode()
 
 
 def write_run_page(folder: Path) -> Path:
@@ -112,8 +114,8 @@ def _library() -> str:
     """uPlot as it was published, under its licence."""
     for name, digest in UPLOT.items():
         found = (resources.files("adadpigu.report") / "assets" / "uplot" / name).read_bytes()
-        if hashlib.sha256(found).hexdigest() != digest:
-            raise InputError(f"asset={name!r} is not the file of uPlot that was published; install adadpigu again")
+        published = hashlib.sha256(found).hexdigest() == digest
+        check("asset", name, published, "is not the file of uPlot that was published; install adadpigu again")
     return f"/*\n{_asset('uplot/LICENSE')}*/\n{_asset('uplot/uPlot.iife.min.js')}"
 
 

@@ -5,18 +5,87 @@ A row is a run where it tells a method and an accuracy.
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from adadpigu.config import to_toml
 from adadpigu.errors import InputError
 from adadpigu.report.cautions import DIAGNOSTICS, UNPROTECTED, unprotected
-from adadpigu.report.checking import Fields, fields_of
-from adadpigu.report.curves import Curves
-from adadpigu.report.loading import text_of
-from adadpigu.report.series import Point, upwards
+from adadpigu.report.curves import SINGLE, Curves, round_up
+from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import ShownRun
-from adadpigu.report.tables import OtherTable, is_own, refuse_unnoised, table_of
+from adadpigu.runs.reading import Fields, fields_of, text_of
+
+MOST_COLUMNS = 24
+"""of a table"""
+MOST_ROWS = 5000
+"""of a table"""
+UNNOISED = {"batch_size", "loss_mean", "norm_median", "norm_max", "non_finite"}
+"""keys of which any is enough to know a row of Diagnostics by, under whatever name its file was put away"""
+OWN: tuple[frozenset[str], ...] = (
+    frozenset({"net", "batch", "method", "ms", "peak_mib"}),
+    frozenset({"against", "points", "worst", "linear"}),
+    frozenset({"net", "batch", "ms_step", "ms_record"}),
+    frozenset({"sigma_printed", "sigma_pld", "sigma_rdp"}),
+    frozenset({"claim", "problem", "measured", "printed"}),
+    frozenset({"round", "features", "epsilon", "score", "accuracy"}),
+    frozenset({"score", "normalisation", "noise_multiplier", "percent"}),
+)
+"""columns by which a table of benchmarks, of the paper's figures or of a search for settings is known"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherTable:
+    """Rows that are no runs."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+
+    def to_json(self) -> dict[str, object]:
+        """For the page."""
+        return {"name": name(self.name), "columns": [name(c) for c in self.columns], "rows": [*map(list, self.rows)]}
+
+
+def is_own(row: Fields) -> bool:
+    """Whether a row has the columns of a table that adadpigu or its experiments write."""
+    return any(columns <= row.values.keys() for columns in OWN)
+
+
+def refuse_unnoised(row: Fields, setting: str = "") -> None:
+    """Refuses a row that has, or whose settings have, a value of Diagnostics; in a table of ours B is a setting."""
+    config = row.values.get("config")
+    keys = {str(key).strip().lower() for key in [*row.values, *(config if isinstance(config, dict) else ())]}
+    found = UNNOISED & keys - ({setting, "batch_size"} if is_own(row) else {setting})
+    if found:
+        raise InputError(
+            f"{row.where} has {min(found)}, which Diagnostics record: un-noised values, which no page shows; "
+            "allowed: rows without it (call a planned size expected_batch_size)"
+        )
+
+
+def table_of(stem: str, rows: Sequence[Fields]) -> OtherTable:
+    """Rows of any kind as a table, in the order of their keys, as far as there is room."""
+    columns = tuple(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
+    shown = rows[:MOST_ROWS]
+    cells = tuple(tuple(_cell(row.values.get(column)) for column in columns) for row in shown)
+    cut = f" (the first {len(shown):,} of {len(rows):,} rows)" if len(rows) > len(shown) else ""
+    return OtherTable(name=f"{stem}{cut}", columns=columns, rows=cells)
+
+
+def _cell(value: object) -> object:
+    """Finite numbers as they are, anything else as words."""
+    if value is None or type(value) is bool:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if type(value) is int and abs(value) < 2**53:
+        return value
+    return name(value if isinstance(value, str) else json.dumps(value))
+
 
 MOST_RESULTS = 1 << 25
 """bytes of a file"""
@@ -56,8 +125,8 @@ def read_results(path: Path, *, named: bool, most: int) -> Results | None:
                     runs.append(_run(row, path, number))
                 else:
                     beyond += 1
-            except (InputError, RecursionError) as error:
-                odd.append(_told(error, path, number))
+            except InputError as error:
+                odd.append(str(error))
     if not (named or runs or others or beyond or any("un-noised" in line for line in odd)):
         return None
     if strange:
@@ -65,11 +134,6 @@ def read_results(path: Path, *, named: bool, most: int) -> Results | None:
     if beyond:
         odd.append(f"results={str(path)!r}: {beyond:,} runs more than a page has room for; ask for fewer files")
     return Results(runs=tuple(runs), table=table_of(path.stem, others) if others else None, odd=tuple(odd))
-
-
-def _told(error: Exception, path: Path, number: int) -> str:
-    deep = f"results={str(path)!r}, line {number} cannot be read: it nests too deep"
-    return deep if isinstance(error, RecursionError) else str(error)
 
 
 def _is_run(row: Fields) -> bool:
@@ -103,7 +167,7 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         curves=_curves(row),
         accuracy=row.number("accuracy" if "accuracy" in row.values else "test_accuracy", 0, 1),
         score=row.text("score") if "score" in row.values else "test",
-        epsilon=None if epsilon is None or not private else upwards(epsilon),
+        epsilon=None if epsilon is None or not private else round_up(epsilon),
         delta=row.number("delta", 0, 1) if "delta" in row.values else config.number("delta", 0, 1),
         noise_multiplier=row.number("noise_multiplier", 0, 1e30),
         steps=steps if type(steps) is int and 0 <= steps < 2**53 else None,
@@ -127,27 +191,16 @@ def _toml(config: Fields) -> str:
     values = {key: value for key, value in config.values.items() if value is not None}
     options = values.pop("method_options", {})
     method = {"name": values.pop("method", "adadpigu"), **(options if isinstance(options, dict) else {})}
-    if not all(key.isidentifier() for key in [*values, *method]):  # one could hold a line end, and a setting after it
-        raise InputError(f"{config.where} is odd; allowed: settings as `adadpigu train` names them")
+    named = all(key.isidentifier() for key in [*values, *method])  # one could hold a line end, and a setting after it
+    config.check(named, "settings", "as `adadpigu train` names them")
     return to_toml({**values, "method": method}) if config.values else ""
 
 
 def _curves(row: Fields) -> Curves:
-    single: dict[str, list[Point]] = {"accuracy": [], "epsilon": [], "active": []}
     stored = row.values.get("curve", [])
-    if not isinstance(stored, list):
-        raise InputError(f"{row.where}: curve is odd; allowed: a list")
-    last = -1
+    objects = isinstance(stored, list) and all(isinstance(entry, dict) for entry in stored)
+    row.check(objects, "curve", "a list of objects")
+    found = Curves()
     for entry in stored:
-        if not isinstance(entry, dict):
-            raise InputError(f"{row.where}: curve is odd; allowed: a list of objects")
-        at = Fields(entry, f"{row.where}: curve")
-        step = at.count("step")
-        if step <= last:
-            raise InputError(f"{row.where}: curve is odd; allowed: rising steps")
-        last = step
-        for key, high in (("accuracy", 1.0), ("epsilon", 1e30), ("active", 1.0)):
-            value = at.number(key, 0, high)
-            if value is not None:
-                single[key].append((step, value))
-    return Curves(single=single, layered={}, last_step=max(last, 0))
+        found.add_single(Fields(entry, f"{row.where}: curve"), {key: key for key in SINGLE})
+    return found

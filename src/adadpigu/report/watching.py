@@ -20,7 +20,6 @@ from threading import Lock
 
 from adadpigu.errors import InputError
 from adadpigu.report.audits import FOLDER as AUDITS
-from adadpigu.report.audits import MOST_AUDITS
 from adadpigu.report.collecting import Collection, entries, gather
 from adadpigu.report.embedding import script_json
 from adadpigu.report.page import data_of, page, policy
@@ -38,7 +37,7 @@ class Watched:
         self._stamp = self._now()  # before the look: what changes amid it is seen at the next one
         self._found = gather(paths)
 
-    def look(self) -> tuple[str, Collection]:
+    def refresh(self) -> tuple[str, Collection]:
         """What there is now, and a mark that is another one when that has changed."""
         with self._lock:
             stamp = self._now()
@@ -52,17 +51,11 @@ class Watched:
         """Of all that a page would be made from now: a run that begins while others are watched is found too."""
         found = entries(self._paths)
         folders = [place for place in found if place.is_dir()]
-        audits = [path for folder in folders for path in _audits(folder)]
-        return mark_of([*found, *(f / name for f in folders for name in LEFT), *audits])
+        audits = [path for folder in folders for path in sorted((folder / AUDITS).glob("*.json"))]
+        return fingerprint([*found, *(f / name for f in folders for name in LEFT), *audits])
 
 
-def _audits(folder: Path) -> list[Path]:
-    """The folder of audits of a run, and each of them: one that is written over is another one."""
-    within = folder / AUDITS
-    return [within, *([] if within.is_symlink() else sorted(within.glob("*.json"))[: MOST_AUDITS + 1])]
-
-
-def mark_of(places: Sequence[Path]) -> str:
+def fingerprint(places: Sequence[Path]) -> str:
     """A short mark of when each place has changed last, and how long it is."""
     marks = []
     for place in places:
@@ -128,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _made(self, *, data: bool) -> tuple[int, bytes, str, str]:
         """Status, body, kind and stamp of the page, or of what it shows now."""
-        stamp, found = self.server.watched.look()
+        stamp, found = self.server.watched.refresh()
         if not data:
             return 200, page(found, live=True).encode(), "text/html; charset=utf-8", ""
         if self.headers.get("If-None-Match") == f'"{stamp}"':

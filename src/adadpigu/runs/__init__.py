@@ -1,1 +1,1 @@
-"""Run folders: what binds the files of one together."""
+"""A run folder: written (`run`), read (`reading`), verified (`verifying`), loaded (`loading`)."""

@@ -1,35 +1,38 @@
-"""Whether the files of a run folder belong together: weights, config, claim and statement are those that its ledger
-closed with. The folder may be a stranger's; all that is read is public.
+"""Whether the files of a run folder belong together: they say what they said when its ledger was closed. The folder
+may be a stranger's; all that is read is public.
 
-The last record of a ledger has the SHA-256 of each file that the run left, and the model's metadata names the run. So
-mix-ups and edits of single files are found; whoever rewrites all files together, ledger included, is not.
+The last record of a ledger has the SHA-256 of what each file says (`contents`), and the model's metadata names the
+run. So mix-ups and edits of single files are found; whoever rewrites all files together, ledger included, is not.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, inspect_ledger
-from adadpigu.errors import AdaDPIGUError, InputError, first_line
-from adadpigu.report.ledger_file import ledger_of
-from adadpigu.report.loading import file_of, text_of
+from adadpigu.accounting import PrivacyReport, epsilon
+from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
+from adadpigu.errors import InputError
+from adadpigu.runs.reading import file_of, ledger_of, privacy_of
+from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS, says
 from adadpigu.tensors import digest, read_header, read_tensors
-from adadpigu.training.run import MODEL, RUN, TEXTS
 
-State = Literal["bound", "differs", "open", "older"]
+State = Literal["bound", "partly", "differs", "open", "older"]
+"""partly: weights and claim are the run's, and a file beside them is not"""
 _OPEN = (
     f"{NAME} has no closing record: the run is at work, or was cut off before its end, and nothing binds its files; "
     "`adadpigu train --resume RUN` brings it to its end"
 )
 _OLDER = (
-    f"{NAME} was written before weights were bound to the ledger, so nothing says that this model is the run's; train "
-    "again, or trust whoever kept the folder"
+    f"{NAME} was written before weights were bound to the ledger, so nothing says that this model is the run's; "
+    "`adadpigu export RUN --unbound` hands it out with that sentence in the file, or train again"
 )
+UNBOUND = (
+    "nothing binds this model to the ledger of its run, which was written before weights were bound to ledgers; that "
+    "the epsilon is this model's is the word of whoever kept the run folder"
+)
+"""a warning in the report of such a run"""
 _REMEDY = "put the run's own file back, or train again"
 
 
@@ -42,11 +45,23 @@ class Binding:
     """which one differs, or has nothing to be compared with"""
     why: str = ""
     """and what to do, in one line"""
+    files: tuple[str, ...] = ()
+    """that were compared, where all are as the run left them"""
 
     @property
     def bound(self) -> bool:
         """Whether every file is as the run left it."""
         return self.state == "bound"
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the claim is of these weights, whatever other files say."""
+        return self.state in ("bound", "partly")
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether the ledger names no file, so that nothing can be compared."""
+        return self.state in ("open", "older")
 
     def to_json(self) -> dict[str, object]:
         """For `--json`."""
@@ -56,7 +71,7 @@ class Binding:
 def verify(folder: Path) -> Binding:
     """Compares a folder with the ledger in it; one that cannot be read differs."""
     try:
-        return compare(folder, ledger_of(folder, inspect_ledger))
+        return compare(folder, ledger_of(folder))
     except InputError as error:
         return Binding(state="differs", file=NAME, why=str(error))
 
@@ -71,52 +86,55 @@ def compare(folder: Path, record: LedgerRecord) -> Binding:
         state: State = "older" if record.older else "open"
         return Binding(state=state, file=NAME, why=f"{where}: {_OLDER if record.older else _OPEN}")
     run = str(record.header["facts"].get("run"))
-    ends = [life.end for life in record.lives()]
+    ends = [session.end for session in record.sessions()]
     for name in (*TEXTS, *(() if ends[-1:] == ["failed"] else (MODEL,))):
         if name not in record.closing:
             why = f"{where}: the last record of {NAME} does not name {name}, so nothing binds it; {_REMEDY}"
             return Binding(state="differs", file=name, why=why)
-    for name in (MODEL, *(name for name in record.closing if name != MODEL)):
+    for name in (MODEL, *TEXTS, *(name for name in record.closing if name not in (MODEL, *TEXTS))):
         try:
             odd = _difference(folder, name, record.closing.get(name), run)
         except InputError as error:
-            return Binding(state="differs", file=name, why=str(error))
+            odd = str(error)
         if odd:
-            return Binding(state="differs", file=name, why=f"{where}: {odd}; {_REMEDY}")
-    return Binding(state="bound")
+            why = odd if odd.startswith(where) else f"{where}: {odd}; {_REMEDY}"
+            return Binding(state="partly" if name in FURTHER else "differs", file=name, why=why)
+    return Binding(state="bound", files=tuple(record.closing))
 
 
-def verified(folder: Path) -> tuple[PrivacyReport, LedgerRecord]:
-    """The privacy report of a folder and its ledger; refuses a folder whose files do not belong together."""
+def verified(folder: Path, *, unbound: bool = False) -> tuple[PrivacyReport, LedgerRecord]:
+    """The privacy report of a folder and its ledger; refuses a folder whose files do not belong together.
+
+    With `unbound` it takes one from before ledgers were closed, if its plan bears the claim out; the report then says
+    so among its warnings (`UNBOUND`).
+    """
     binding = verify(folder)
-    if not binding.bound:
+    if binding.bound:
+        return privacy_of(folder), ledger_of(folder)
+    if binding.state != "older" or not unbound:
         raise InputError(binding.why)
-    return read_privacy(folder), ledger_of(folder, inspect_ledger)
-
-
-def read_privacy(folder: Path) -> PrivacyReport:
-    """The privacy report in a folder, as it stands there."""
-    try:
-        report = PrivacyReport.from_json(json.loads(text_of(folder, "privacy.json")))
-        report.statement()
-    except RecursionError:
-        raise InputError(f"run={str(folder)!r}: privacy.json cannot be read: it nests too deep") from None
-    except (AdaDPIGUError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"run={str(folder)!r}: privacy.json cannot be read: {first_line(error)}") from None
-    return report
+    report, record = privacy_of(folder), ledger_of(folder)
+    cost = epsilon(record.plan.event(), record.delta)
+    if record.delta != report.delta or cost > report.epsilon_pld * (1 + 1e-6):
+        raise InputError(
+            f"run={str(folder)!r}: the plan in {NAME} costs epsilon={cost:.6g} at delta={record.delta:g}, and "
+            f"privacy.json claims {report.epsilon_pld:.6g} at {report.delta:g}; {_REMEDY}"
+        )
+    return replace(report, warnings=(UNBOUND, *report.warnings)), record
 
 
 def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
     """What is wrong with a file; empty where nothing is."""
     if wanted is None:
         return f"{name} is not the run's, which left none by its {NAME}" if (folder / name).exists() else ""
+    if name in FURTHER and not (folder / name).is_symlink() and not (folder / name).exists():
+        return ""  # a file that is gone claims nothing
     path = file_of(folder, name)
-    if name != MODEL:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    else:
+    if name == MODEL:
         named = read_header(path, "model").metadata.get(RUN, run)
         if named != run:
             return f"{name} is of run {named[:8]!r} and {NAME} of run {run[:8]!r}: one of them is from another folder"
-        found = digest(sorted(read_tensors(path, "model").items()))
-    return "" if found == wanted else f"{name} is not as the run left it, by the SHA-256 in the last record of {NAME}"
+        same = digest(sorted(read_tensors(path, "model").items())) == wanted
+    else:
+        same = says(path, wanted)
+    return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {NAME}"

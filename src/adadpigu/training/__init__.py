@@ -1,14 +1,15 @@
 """Training, in the order of a run: configured (config -> everything it names), preparation (checks, σ), placement
-(features, devices), loop, draws and view (the sensitive side of a step), optimiser and averaging (the public side),
-reporting, run (the folder that stays).
+(features, devices), loop, step (one step on one page), micro_batches (its sensitive side), optimiser and averaging
+(its public side), reporting.
 """
 
 from __future__ import annotations
 
+from adadpigu.runs.run import Facts, Metrics, Observer, Run
+from adadpigu.training.guarding import public
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation, prepare
-from adadpigu.training.run import Facts, Metrics, Observer, Run
 from adadpigu.training.train import train, train_prepared
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Run",
     "TrainingOptions",
     "prepare",
+    "public",
     "train",
     "train_prepared",
 ]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adadpigu.core.state import State
 from adadpigu.durable import sync_folder, write_text
 from adadpigu.errors import InputError
-from adadpigu.state import State
+from adadpigu.runs.run import Metrics
 from adadpigu.tensors import read_tensors, write_tensors
-from adadpigu.training.run import Metrics
 
 FORMAT = "adadpigu-checkpoint-1"
 FOLDER = "checkpoints"

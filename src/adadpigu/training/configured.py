@@ -4,69 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
-from typing import Protocol
-
-from torch import nn
 
 from adadpigu.accounting import Budget
 from adadpigu.config import RunConfig
-from adadpigu.data import DataSet, is_named, load_dataset
-from adadpigu.data.description import Description
-from adadpigu.data.own import find_description
+from adadpigu.data import DataSet
 from adadpigu.errors import InputError
-from adadpigu.features.front import Front, make_front
 from adadpigu.methods import make_method
-from adadpigu.models import make_model
+from adadpigu.runs.loading import front_and_body, load_data
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation, prepare
 
 DEFAULT_EPOCHS = 20.0
 """where neither steps nor epochs are given"""
-
-
-def load_data(config: RunConfig) -> DataSet:
-    """The data set that a config names."""
-    describe = None if config.describe is None else Path(config.describe)
-    return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
-
-
-def described(config: RunConfig) -> Description | None:
-    """The description of own data that a config goes by; None where there is none."""
-    describe = None if config.describe is None else Path(config.describe)
-    return None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
-
-
-class Shaped(Protocol):
-    """Public facts that a model is built from."""
-
-    @property
-    def shape(self) -> tuple[int, ...] | None: ...
-
-    @property
-    def classes(self) -> int | None: ...
-
-
-def front_and_body(config: RunConfig, data: Shaped, seed: int | None = None) -> tuple[Front | None, nn.Module]:
-    """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
-    front, shape = None, data.shape
-    if shape is not None:
-        front, shape = make_front(
-            config.features,
-            config.normalisation,
-            shape,
-            normalisation_clip=config.normalisation_clip,
-            normalisation_noise=config.normalisation_noise,
-        )
-    body = make_model(
-        config.model or "mlp",
-        shape=shape,
-        classes=data.classes or 10,
-        seed=seed,
-        activation=config.activation,
-        initialisation=config.initialisation,
-    )
-    return front, body
 
 
 def configured(

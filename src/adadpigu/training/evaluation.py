@@ -5,23 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adadpigu.sampling import Population
+from adadpigu.core.gradients.norms import train_mode
+from adadpigu.core.sampling import Population
+from adadpigu.core.trees import Tree, call, count_rows, select, to_device
 from adadpigu.training.memory import runs_out
 
 
 @torch.no_grad()
-def predict(model: nn.Module, inputs: Tensor, *, device: torch.device, chunk: int = 1024) -> Tensor:
+def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int = 1024) -> Tensor:
     """The model's outputs for a batch of inputs, in evaluation mode; fewer at once where a GPU is short of memory."""
     training = model.training
     model.eval()
     outputs: list[Tensor] = []
 
     def next_part() -> None:
-        outputs.append(model(inputs[done : done + chunk].to(device)).cpu())
+        part = select(inputs, slice(done, done + chunk))
+        outputs.append(call(model, to_device(part, device)).cpu())
 
-    done = 0
+    done, count = 0, count_rows(inputs)
     try:
-        while done < max(len(inputs), 1):
+        while done < max(count, 1):
             if chunk > 1 and runs_out(next_part):
                 chunk //= 2
                 continue
@@ -30,13 +33,18 @@ def predict(model: nn.Module, inputs: Tensor, *, device: torch.device, chunk: in
             done += chunk
         return torch.cat(outputs)
     finally:
-        model.train(training)
+        train_mode(model, training)
 
 
 def accuracy(model: nn.Module, population: Population, *, device: torch.device, chunk: int = 1024) -> float:
-    """The share of records whose largest output is their label."""
-    correct = 0
+    """The share of records whose largest output is their label; of several labels, the share of them."""
+    correct = 0.0
     for start in range(0, len(population), chunk):
         inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
-        correct += int((predict(model, inputs, device=device).argmax(dim=1) == targets.cpu()).sum())
+        if getattr(population, "whole", False):
+            inputs, targets = inputs
+        labels = targets.cpu().reshape(len(targets), targets[:1].numel())
+        right = predict(model, inputs, device=device).argmax(dim=1).reshape(labels.shape) == labels
+        known = (labels >= 0).sum(dim=1).clamp(min=1)
+        correct += float((right.sum(dim=1).double() / known).sum())
     return correct / max(len(population), 1)

@@ -5,16 +5,73 @@ It comes back from a checkpoint in the same parts. Weights come first, because t
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
+from adadpigu.core.mechanism import Release, look
+from adadpigu.core.state import State, named, number, part
 from adadpigu.errors import InputError, first_line
-from adadpigu.state import State, named, part
-from adadpigu.training.averaging import ExponentialAverage, TailAverage, WeightAverage
+from adadpigu.runs.run import stored_tensors
 from adadpigu.training.normalising import STAGE
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import stored_tensors
+
+
+class WeightAverage(ABC):
+    """θ̄ ← θ̄ + w_t (θ − θ̄) over the steps of a run. The weight w_t lies beside θ̄, where a recorded step finds it."""
+
+    def __init__(self, start: Tensor) -> None:
+        self._steps = 0
+        self._filled = 1.0
+        self._weight = torch.ones((), dtype=start.dtype, device=start.device)
+        self.value = start.clone()
+
+    def begin_step(self) -> None:
+        """Counts a step; called before each."""
+        self._steps += 1
+        if (share := self._share()) != self._filled:
+            self._weight.fill_(share)
+            self._filled = share
+
+    def update(self, weights: Release) -> None:
+        """Takes the weights after a step: a function of releases, and accepted as such only."""
+        self.value.lerp_(look(weights)[0], self._weight)
+
+    def state(self) -> State:
+        return {"value": self.value, "steps": number(self._steps)}
+
+    def load(self, state: State) -> None:
+        self.value.copy_(state["value"])
+        self._steps = int(state["steps"])
+
+    @abstractmethod
+    def _share(self) -> float:
+        """w_t."""
+
+
+class ExponentialAverage(WeightAverage):
+    """θ̄ ← θ̄ + (1 − d_t)(θ − θ̄), d_t = min(decay, (1 + t)/(10 + t)), so that early weights are forgotten fast."""
+
+    def __init__(self, decay: float, start: Tensor) -> None:
+        self._decay = decay
+        super().__init__(start)
+
+    def _share(self) -> float:
+        return 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
+
+
+class TailAverage(WeightAverage):
+    """The plain mean of the weights of the last `share` of the steps; before those begin, the weights themselves."""
+
+    def __init__(self, share: float, steps: int, start: Tensor) -> None:
+        self._first = steps - max(1, math.ceil(share * steps - 1e-9))
+        super().__init__(start)
+
+    def _share(self) -> float:
+        return 1 / max(1, self._steps - self._first)
 
 
 class Learned:
@@ -28,9 +85,6 @@ class Learned:
         if state is not None:
             for name, module in self._modules.items():
                 _put_back(module, part(name, state))
-        self._untrained = {
-            name: _copies_of_untrained(module) for name, module in self._modules.items() if name != "normaliser"
-        }
         self.optimiser = MaskedOptimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
         self.running = prepared.method.begin(prepared.setting(self.optimiser))
         self.average = _average(prepared, self.optimiser.weights)
@@ -47,17 +101,11 @@ class Learned:
             self.average.load(part("average", state))
 
     def state(self) -> State:
-        """What a checkpoint keeps; of a model, what is not trained as it was before the first record was seen."""
+        """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""
         found = named("optimiser", self.optimiser.state()) | named("method", self.running.state())
         for name, module in self._modules.items():
-            found |= named(name, stored_tensors(module) | self._untrained.get(name, {}))
+            found |= named(name, stored_tensors(module))
         return found if self.average is None else found | named("average", self.average.state())
-
-
-def _copies_of_untrained(module: nn.Module) -> State:
-    """Buffers and frozen parameters: a forward that wrote a record into one must not get it into a file."""
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return {name: tensor.detach().clone() for name, tensor in stored_tensors(module).items() if name not in trained}
 
 
 @torch.no_grad()

@@ -14,36 +14,36 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from adadpigu.accounting import Ledger, PrivacyReport
 from adadpigu.accounting.shared import SharedTotal
-from adadpigu.bounding import Query
-from adadpigu.diagnostics import Diagnostics
-from adadpigu.distributed.meeting import check_alike
-from adadpigu.distributed.processes import Alone, Processes
+from adadpigu.core.bounding import Query
+from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.gradients.norms import train_mode
+from adadpigu.core.gradients.state import Untrained
+from adadpigu.core.mechanism import GaussianMechanism, MakeMechanism, Release
+from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import Recorder
+from adadpigu.core.sensitive import Records
 from adadpigu.errors import BudgetError, InputError, LedgerError
-from adadpigu.gradients.state import Untrained
-from adadpigu.mechanism import GaussianMechanism, MakeMechanism, Release
 from adadpigu.methods.base import Stage
-from adadpigu.randomness import Randomness
-from adadpigu.recorder import Recorder
-from adadpigu.records import Records
+from adadpigu.runs.run import Metrics, Observer, Run, RunFolder
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
-from adadpigu.training.draws import Draws
+from adadpigu.training.distributed.meeting import check_alike
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
+from adadpigu.training.observers import ObserverHub
+from adadpigu.training.options import lr_factor
 from adadpigu.training.preparation import Preparation, trained_models
-from adadpigu.training.recording import RecordedSteps, recorded_steps
+from adadpigu.training.recording import RecordedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.reporting import RAN_OUT, report_on
-from adadpigu.training.run import Metrics, Observer, Run, RunFolder
-from adadpigu.training.schedules import lr_factor
+from adadpigu.training.step import Draws, Step, Steps, Watch
 from adadpigu.training.stopping import StopRequest, undisturbed
-from adadpigu.training.telling import Telling
-from adadpigu.training.updating import Step, Updates
-from adadpigu.training.watched import Watch, WatchedDraws
+from adadpigu.training.threads import using
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -87,44 +87,47 @@ class Session:
         self._randomness = randomness
         self._store = store
         self._layout = prepared.engine.layout
-        self._diagnostics = _diagnostics(prepared, None if store is None else store.path)
+        self._diagnostics: Diagnostics | None = None
+        if prepared.options.diagnostics:
+            self._diagnostics = Diagnostics(None if store is None else store.path / "diagnostics.jsonl")
         self._exposed = self._diagnostics is not None or mechanism is not None
-        self._draws = Draws(
-            population=prepared.data.train,
-            model=prepared.model,
-            engine=prepared.engine,
-            mechanism=(mechanism or GaussianMechanism)(ledger, randomness, self._processes),
-            randomness=randomness,
-            view=prepared.view,
-            batch_size=prepared.options.batch_size,
-            at_once=prepared.options.at_once,
-            stability=prepared.options.stability,
-            diagnostics=self._diagnostics,
-            processes=self._processes,
-        )
-        self._batches = self._draws if watch is None else WatchedDraws(self._draws, watch)
         self._learned = Learned(prepared, None if checkpoint is None else checkpoint.state)
         self._optimiser, self._running = self._learned.optimiser, self._learned.running
+        if self._processes.size > 1:
+            used, self._eager = None, "several processes add up their sums at every step"
+        else:
+            used, self._eager = choose_recorder(
+                prepared, self._learned, randomness, exposed=self._exposed, recorder=recorder
+            )
+        options = prepared.options
+        self._draws = (Draws if used is None else ReplayedDraws)(
+            prepared,
+            (mechanism or GaussianMechanism)(ledger, randomness, self._processes),
+            randomness,
+            diagnostics=self._diagnostics,
+            processes=self._processes,
+            watch=watch,
+        )
+        self._recorded: RecordedSteps | None = None
+        if used is not None and isinstance(self._draws, ReplayedDraws):
+            self._recorded = RecordedSteps(self._draws, used)
         watching = observers if store is None else [*observers, store]
-        self._telling = Telling(prepared, ledger, randomness, self._running, watching)
+        self._telling = ObserverHub(prepared, ledger, randomness, self._running, watching)
         self._parameters = self._optimiser.weights
         self._average = self._learned.average
-        self._updates = Updates(prepared, self._batches, self._learned)
+        self._steps = Steps(prepared, self._draws, self._learned)
         self._start = self._parameters.clone()
         self._untrained = Untrained(prepared.model)
-        if self._processes.size > 1:
-            self._steps = RecordedSteps(self._draws, None, "several processes add up their sums at every step")
-        else:
-            self._steps = recorded_steps(
-                prepared, self._draws, self._learned, randomness, exposed=self._exposed, recorder=recorder
-            )
+        self._planned_steps = prepared.plan.steps
+        self._schedules = (options.lr_schedule, options.warmup) != ("constant", 0)
         self._done, self._started = 0, 0.0
         self.reported: PrivacyReport | None = None
         """of a run that has failed: what is claimed for it"""
         self._end: End = "interrupted"
-        self._resumed = len(ledger.lives()) > 1
-        self._stop = StopRequest()
-        self._confessed = False
+        self._resumed = len(ledger.sessions()) > 1
+        self.stop = StopRequest()
+        self._threads: int | None = None
+        self._memory_noted = False
         self._checkpoints = None if store is None else Checkpoints(store.path)
         if self._checkpoints is not None and (name := self._running.unstated()) is not None:
             self._checkpoints = None
@@ -132,8 +135,9 @@ class Session:
             warnings.warn(told, stacklevel=2)
         self._saved = time.monotonic()
         self._kept = -1 if checkpoint is None else checkpoint.step
-        if checkpoint is not None:
-            self._go_on(checkpoint)
+        if checkpoint is not None:  # what it had learned is there already
+            self._telling.metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
+            self._done = checkpoint.step
 
     def run(self) -> Run:
         """Trains to the end of the plan, or until interrupted; either way what was spent is reported.
@@ -141,9 +145,11 @@ class Session:
         After any other error too; then the weights go back to where they started, and the error is raised again.
         """
         self.begin()
+        self._threads = self._p.threads
         try:
-            with self._stop:
-                self._train()
+            with self.stop, using(self._threads):
+                for step in self.steps():
+                    self._take(step)
         except KeyboardInterrupt:
             self._end = "interrupted"
         except BaseException as error:
@@ -156,9 +162,9 @@ class Session:
         """Steps that were taken."""
         return self._done
 
-    def confess(self, text: str) -> None:
+    def add_caveat(self, text: str) -> None:
         """Has every statement of the run name something that the guarantee does not cover."""
-        self._ledger.confess(text)
+        self._ledger.add_caveat(text)
 
     def refresh(self) -> None:
         """Takes the weights as they are in the model, where others than the optimiser may have written to them."""
@@ -168,7 +174,7 @@ class Session:
         """Tells observers, before the first step."""
         self._started = time.perf_counter()
         self._telling.begin(self._done)
-        self._p.model.train()
+        train_mode(self._p.model)
 
     def fail(self, error: BaseException) -> None:
         """Reports what was spent until an error, and puts the weights back to where they started."""
@@ -190,12 +196,14 @@ class Session:
             return self._finish()
 
     def _finish(self) -> Run:
+        how = f"eager: {self._eager}" if self._recorded is None else self._recorded.description
         interrupted = self._end == "interrupted"
         self._note(self._end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
         refusal = self._untrained.put_back()
         if refusal is not None:
+            self.reported = privacy
             self._layout.write(self._p.model, self._start)
             raise refusal
         self._keep_weights()
@@ -210,7 +218,8 @@ class Session:
             seconds=time.perf_counter() - self._started,
             metrics=tuple(self._telling.metrics),
             interrupted=interrupted,
-            execution=self._steps.description,
+            execution=how + ("" if self._threads is None else f", {self._threads} CPU thread(s)"),
+            gradients=self._p.engine.reason,
             folder=None if self._store is None else self._store.path,
             outputs={name: found.detach().cpu() for name, found in self._running.outputs().items()},
         )
@@ -236,13 +245,13 @@ class Session:
         with contextlib.suppress(BudgetError):  # stopped in the middle of a line: the ledger takes no more
             self._ledger.note(kind, steps_done=self._done, **facts)
 
+    def probe(self) -> None:
+        """Refuses a model in which records have come to mix, by synthetic records."""
+        self._draws.micro_batches.probe()
+
     def process_at_once(self, records: int) -> None:
         """Differentiates so many records at a time from here on; it changes nothing but memory."""
-        self._draws.process_at_once(records)
-
-    def _train(self) -> None:
-        for step in self.steps():
-            self._take(step)
+        self._draws.micro_batches.process_at_once(records)
 
     def steps(self) -> Iterator[Step]:
         """Each step that is left of the plan, covered by the ledger and free to draw; it is taken before the next.
@@ -258,48 +267,50 @@ class Session:
                 if refused is None and not self._affordable(stage, events, left=stage.steps - index):
                     refused = "exhausted"
                 if refused is not None:
-                    self._save()
+                    self.save()
                     self._end = refused
                     return
                 self._draws.begin_step(stage.name, self._done, planned)
-                if number == 0 and self._p.released_norm is not None:
-                    self._normalise()
+                if number == 0 and (norm := self._p.released_norm) is not None:
+                    release_normalisation(norm, self._draws, self._p.data.records)
                 else:
                     self._running.begin_step(stage, index, self._parameters)
                     yield Step(stage=number, index=index, count=self._done)
-                self.took(number)
+                self.after_step(number)
             before += stage.steps
-            if self._last_of_its_kind(number):
-                self._save()
+            kinds = [stage.draws for stage in self._p.plan.stages]
+            if kinds[number] not in kinds[number + 1 :]:  # no later stage could pay for repeated steps of this one
+                self.save()
         self._agreed_to_stop()
         check_alike(self._parameters, self._processes)
         self._end = "finished"
 
     def _agreed_to_stop(self) -> bool:
         """Whether any process was asked to stop; and if one has run out of memory, the ledger says so."""
-        stopped, ran_out = self._processes.any(self._stop.asked, self._draws.ran_out)
-        self._confess(ran_out)
+        if self._processes.size == 1:
+            return self.stop.asked
+        stopped, ran_out = self._processes.any(self.stop.asked, self._draws.micro_batches.ran_out)
+        if ran_out:
+            self._note_memory()
         return stopped
 
-    def took(self, stage: int) -> None:
+    def after_step(self, stage: int) -> None:
         """What follows each step."""
         self._done += 1
-        self._confess(self._draws.ran_out)
-        if self._done % _COMPARED_EVERY == 0:
+        if self._draws.micro_batches.ran_out:
+            self._note_memory()
+        if self._processes.size > 1 and self._done % _COMPARED_EVERY == 0:
             check_alike(self._parameters, self._processes)
-        self._telling.step(self._done, self._p.stages[stage].name, self._look)
-        self._save_if_due()
+        if self._telling.observers or self._done in self._telling.looks:
+            self._telling.step(self._done, self._p.stages[stage].name, self._look)
+        if self._checkpoints is not None:
+            self._save_if_due()
 
-    def _last_of_its_kind(self, number: int) -> bool:
-        """Whether no later stage has the same draws: steps of this one could not be paid for out of it."""
-        kinds = [stage.draws for stage in self._p.plan.stages]
-        return kinds[number] not in kinds[number + 1 :]
-
-    def _confess(self, ran_out: bool) -> None:
+    def _note_memory(self) -> None:
         """What the guarantee does not cover stands on the ledger, so that a later process says it too."""
-        if ran_out and not self._confessed:
-            self._ledger.confess(RAN_OUT)
-            self._confessed = True
+        if not self._memory_noted:
+            self._ledger.add_caveat(RAN_OUT)
+            self._memory_noted = True
 
     def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
         """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
@@ -314,10 +325,10 @@ class Session:
     def _save_if_due(self) -> None:
         every = self._p.options.checkpoint_every
         due = time.monotonic() - self._saved >= _CHECKPOINT_SECONDS if every is None else self._done % every == 0
-        if due and self._done < self._p.plan.steps:
-            self._save()
+        if due and self._done < self._planned_steps:
+            self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
         """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
         if self._checkpoints is None or self._done == self._kept:
             return
@@ -334,28 +345,21 @@ class Session:
         )
         self._saved, self._kept = time.monotonic(), self._done
 
-    def _go_on(self, checkpoint: Checkpoint) -> None:
-        """Takes how far the run was; what it had learned is there already."""
-        self._telling.metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
-        self._done = checkpoint.step
-
-    def _normalise(self) -> None:
-        """The stage before the method's: the front's constants are released."""
-        norm = self._p.released_norm
-        assert norm is not None
-        release_normalisation(norm, self._batches, self._p.data.records)
-
     def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
-        options = self._p.options
-        self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._p.plan.steps, options.warmup))
+        if self._schedules:
+            options = self._p.options
+            self._optimiser.scale_lr(lr_factor(options.lr_schedule, self._done, self._planned_steps, options.warmup))
         if self._average is not None:
             self._average.begin_step()
-        self._steps.take(self._running.record(self._p.stages[step.stage]), lambda: self._updates.take(step))
+        if self._recorded is None:
+            self._steps.take(step)
+        else:
+            self._recorded.take(self._running.record(self._p.stages[step.stage]), partial(self._steps.take, step))
 
     def update(self, step: Step) -> AbstractContextManager[Release]:
         """For a loop of the user's own: ĝ in `p.grad` while it lasts, in which their optimiser makes its step."""
-        return self._updates.shown(step)
+        return self._steps.shown(step)
 
     @property
     def spent(self) -> DpEvent:
@@ -364,7 +368,7 @@ class Session:
 
     def ahead(self, *queries: Query) -> Records:
         """Charges for the draw of the step that was yielded last, and makes it: for a script that sees its records."""
-        return self._batches.ahead(*queries)
+        return self._draws.ahead(*queries)
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
@@ -383,9 +387,3 @@ class Session:
         found = self._accuracy()
         self._layout.write(self._p.model, self._parameters)
         return found
-
-
-def _diagnostics(prepared: Preparation, folder: Path | None) -> Diagnostics | None:
-    if not prepared.options.diagnostics:
-        return None
-    return Diagnostics(None if folder is None else folder / "diagnostics.jsonl")

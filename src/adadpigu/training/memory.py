@@ -13,27 +13,29 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.bounding import GradientSum
-from adadpigu.errors import InputError
-from adadpigu.gradients.slicing import rounded
-from adadpigu.isolation import isolated
-from adadpigu.randomness import SystemRandomness
-from adadpigu.records import Records
-from adadpigu.sampling import Population
-from adadpigu.training.view import View
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.gradients.norms import train_mode
+from adadpigu.core.gradients.slicing import rounded
+from adadpigu.core.randomness import SystemRandomness, isolated
+from adadpigu.core.sampling import Population
+from adadpigu.core.sensitive import Records
+from adadpigu.core.trees import map_tensors
+from adadpigu.errors import require
 
 if TYPE_CHECKING:
+    from adadpigu.training.micro_batches import View
     from adadpigu.training.preparation import Preparation
 
 _SHARE_OF_FREE = 0.8
@@ -79,13 +81,13 @@ def bytes_of(limit: int | str) -> int:
     (4294967296, 800000000, 1000)
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(limit).lower())
-    plain = isinstance(limit, int | str) and not isinstance(limit, bool)
-    if plain and found and found[2] in _UNITS and (count := int(float(found[1]) * _UNITS[found[2]])) >= 1:
-        return count
-    raise InputError(
+    count = int(float(found[1]) * _UNITS.get(found[2], 0)) if found and not isinstance(limit, float) else 0
+    require(
+        count >= 1,
         f"memory_limit={limit!r} is not an amount of memory; allowed: bytes, at least 1, or a number with kB, MB, GB, "
-        "TB, KiB, MiB, GiB or TiB, such as '4GiB'"
+        "TB, KiB, MiB, GiB or TiB, such as '4GiB'",
     )
+    return count
 
 
 def in_words(count: float) -> str:
@@ -201,7 +203,7 @@ class Rehearsal:
         inputs, targets = self._population.take(torch.arange(0))
         blank = torch.zeros((size, *targets.shape[1:]), dtype=targets.dtype, device=device)
         if view.variants is None:
-            return view(Records((_random(inputs, size), blank)))
+            return view(Records((map_tensors(partial(_random, size=size), inputs), blank)))
         copies = view.augmentation.copies  # positions would name private features: these are made up instead
         with torch.no_grad():
             shown = _random(view.variants[:0, 0], size * copies)
@@ -215,8 +217,7 @@ class Rehearsal:
         """
         limit = self._limit(choice)
         size, peak = 1, self._peak(work, 1)
-        if peak > limit:
-            raise InputError(_too_small(choice, limit, peak))
+        require(peak <= limit, _too_small(choice, limit, peak))
         slope, over = peak, choice.most + 1
         most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, choice.most), choice.most)
         while True:
@@ -274,13 +275,20 @@ def records_at_once(prepared: Preparation) -> int | None:
     if not isinstance(choice, Auto):
         return None
     query = GradientSum(clip_norm=1.0)
-    modes = {module: module.training for module in model.modules()}
-    model.train()  # as it will be: dropout takes memory too
-    try:
+    with in_training(model):  # as it will be: dropout takes memory too
         rehearsal, copies = Rehearsal(prepared.data.train, prepared.view), prepared.view.augmentation.copies
         most = prepared.engine.slice_length(prepared.options.batch_size, copies)
         choice = replace(choice, most=min(most, choice.most))
         return rounded(rehearsal.largest(lambda records: prepared.engine.clipped_sum(records, query), choice))
+
+
+@contextmanager
+def in_training(model: nn.Module) -> Iterator[None]:
+    """Within, the model is in training mode; every module is then as it was."""
+    modes = {module: module.training for module in model.modules()}
+    train_mode(model)
+    try:
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import random
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
-from adadpigu.diagnostics import Diagnostics
-from adadpigu.distributed.processes import Alone, Processes
-from adadpigu.errors import InputError
-from adadpigu.gradients import GradientEngine
-from adadpigu.gradients.slicing import BLOCK, computes_rows_alike, rounded
-from adadpigu.isolation import host_state, isolated
-from adadpigu.randomness import Randomness
-from adadpigu.records import (
+from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
+from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.gradients.choice import inspect_again
+from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
+from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.randomness import Randomness, host_state, isolated
+from adadpigu.core.sampling import Drawn, bytes_of, gather
+from adadpigu.core.sensitive import (
     GradientBatch,
     PerRecordLosses,
     PerSampleGradients,
@@ -34,14 +35,58 @@ from adadpigu.records import (
     Records,
     losses_of,
     padded,
+    unseal,
 )
-from adadpigu.sampling import Drawn, Population, gather
-from adadpigu.sensitive import unseal
-from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, runs_out
-from adadpigu.training.view import View
+from adadpigu.core.trees import Tree, to_device
+from adadpigu.data.augmentation import Augmentation
+from adadpigu.errors import require
+from adadpigu.features.front import apply_front
+from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal
+
+if TYPE_CHECKING:
+    from adadpigu.training.preparation import Preparation
 
 _PLACED = 2 * BLOCK
 """rows at most of a micro-batch in which each record has its own place: of more, most would stay empty"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Turns drawn records into what the trained net takes.
+
+    Where the features of every variant of every record were computed beforehand (`variants`, [n, v, ...]), the drawn
+    inputs are positions in them; what is shown is the same, at a fraction of the time.
+    """
+
+    augmentation: Augmentation
+    front: nn.Module | None
+    device: torch.device
+    variants: Tensor | None = None
+
+    def __call__(self, records: Records) -> Records:
+        inputs, targets = unseal(records)
+        shown = self._shown(inputs.to(self.device) if isinstance(inputs, Tensor) else to_device(inputs, self.device))
+        return Records((shown, targets.to(self.device)), copies=self.augmentation.copies, present=records.present)
+
+    @torch.no_grad()
+    def _shown(self, inputs: Tree) -> Tree:
+        if self.variants is not None:
+            which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
+            inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
+        elif self._augments:
+            inputs = self._augmented(inputs)
+        return inputs if self.front is None else apply_front(self.front, inputs)
+
+    @cached_property
+    def _augments(self) -> bool:
+        return bool(self.augmentation)
+
+    def _augmented(self, inputs: Tree) -> Tree:
+        """Of records (image, label) the images are augmented, and labels repeated."""
+        if isinstance(inputs, Tensor):
+            return self.augmentation(inputs)
+        images, labels = inputs
+        return self.augmentation(images), labels.repeat_interleave(self.augmentation.copies, dim=0)
 
 
 class MicroBatches:
@@ -59,58 +104,44 @@ class MicroBatches:
 
     Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
     each row is computed alike (`rows_alike`). Where a CPU was not seen to compute rows alike at any place, a record's
-    place is its position in the population modulo the size, which no draw changes. Rows without a record are absent
+    place is a checksum of its input modulo the size, which no other record changes. Rows without a record are absent
     and add zero, whatever they hold. So what a record adds depends on no other record, bit for bit; sums are float64,
     and one record moves them by at most C, up to n·2⁻⁵² of it.
     """
 
     def __init__(
         self,
-        *,
-        population: Population,
-        model: nn.Module,
-        engine: GradientEngine,
+        prepared: Preparation,
         randomness: Randomness,
-        view: View,
-        at_once: int | Auto | None,
-        expected: float,
-        diagnostics: Diagnostics | None,
+        *,
+        diagnostics: Diagnostics | None = None,
         processes: Processes | None = None,
     ) -> None:
         self._processes: Processes = Alone() if processes is None else processes
-        self._population = population
-        self._model = model
-        self._engine = engine
+        self._population, self._view = prepared.data.train, prepared.view
+        self._model, self._engine = prepared.model, prepared.engine
         self._randomness = randomness
-        self._view = view
-        self._at_once = at_once
-        self._expected = expected / self._processes.size
-        self._rehearsal = Rehearsal(population, view)
+        self._at_once = prepared.options.at_once
+        self._expected = prepared.options.batch_size / self._processes.size
+        self._rehearsal = Rehearsal(self._population, self._view)
         self._sizes: dict[object, int] = {}
         self._most: int | None = None
         self._told: int | None = None
         self._seen: list[PerSampleGradients] = []
+        self._known: dict[int, int] = {}
         self._diagnostics = diagnostics
-        self._host_chance = False
-        self._relieved = False
+        self.draws_on_host = False
+        """whether the forward of a draw of fixed shape has used a generator of the CPU"""
+        self.ran_out = False
+        """whether a GPU has run out of memory over drawn records"""
         self.relief: Callable[[], bool] = lambda: False
         """frees memory that can be done without, and says whether there was any"""
 
-    @property
-    def ran_out(self) -> bool:
-        """Whether a GPU has run out of memory over drawn records."""
-        return self._most is not None or self._relieved
-
-    @property
-    def draws_on_host(self) -> bool:
-        """Whether the forward of a draw of fixed shape has used a generator of the CPU."""
-        return self._host_chance
-
-    def tell(self) -> None:
+    def warn_of_memory(self) -> None:
         """Warns where a GPU has run out of memory over drawn records since this was called last."""
         if self._most != self._told:
             self._told = self._most
-            _tell(self._most)
+            _warn(self._most)
 
     def clipped_by_engine(self, queries: tuple[Query, ...]) -> bool:
         """Whether nobody but the engine looks at single records: for one sum of gradients, without diagnostics."""
@@ -123,6 +154,10 @@ class MicroBatches:
             self._sizes[kind] = self._first_size(queries)
         return self._sizes[kind] if self._most is None else min(self._sizes[kind], self._most)
 
+    def probe(self) -> None:
+        """Refuses a model in which records have come to mix, or that layer rules no longer fit."""
+        inspect_again(self._engine, *unseal(self._rehearsal.records(4)))
+
     def process_at_once(self, records: int) -> None:
         """From here on so many: it changes nothing but memory."""
         self._at_once = records
@@ -130,33 +165,45 @@ class MicroBatches:
 
     def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
-        rows = self._in_step(*self._placed(drawn, present, size), size)
+        fixed_shape = present is not None
+        placed = not fixed_shape and self._places_matter(size)
+        rows = self._placed(drawn, size) if placed else (drawn, present)
+        if self._processes.size > 1:
+            rows = self._in_step(*rows, size)
         with isolated(self._randomness, self._view.device):
-            start = host_state()
+            start = host_state() if fixed_shape else None
             while True:
-                bounders, self._seen = self._bounders(queries), []
+                self._seen = []
                 with _streams_put_back(self._view.device):
-                    process = partial(self._process, *rows, queries, bounders, size)
-                    out_of_memory = runs_out(process)
-                    self._host_chance = self._host_chance or (present is not None and host_state() != start)
-                if not out_of_memory:
+                    bounders = self._attempt(rows, queries, size)
+                    self.draws_on_host = self.draws_on_host or (fixed_shape and host_state() != start)
+                if bounders is not None:
                     break
-                if self.relief():
-                    self._relieved = True
-                else:
+                self.ran_out = True
+                if not self.relief():
                     size = self._most = _smaller(size)
-                    if self._places_matter(size):
-                        rows = self._placed(drawn, present, size)
+                    if not fixed_shape and self._places_matter(size):
+                        rows = self._placed(drawn, size)
         if self._diagnostics is not None:
             for part in self._seen:
                 self._diagnostics.observe(part)
         return [bounder.result() for bounder in bounders]
 
+    def _attempt(
+        self, rows: tuple[Drawn, Presence | None], queries: tuple[Query, ...], size: int
+    ) -> list[Bounder] | None:
+        """None where a GPU runs out of memory; what the attempt held is free again then."""
+        try:
+            return self._process(*rows, queries, size)
+        except torch.cuda.OutOfMemoryError:
+            pass  # its traceback, and with it every tensor of the attempt, goes before the cache is emptied
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
+
     def recorded_sums(self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """What `sums` does, once and in the stream that is there: for a device that records it."""
-        bounders = self._bounders(queries)
-        self._process(drawn, present, queries, bounders, size)
-        return [bounder.result() for bounder in bounders]
+        return [bounder.result() for bounder in self._process(drawn, present, queries, size)]
 
     def _in_step(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:
         """Rows that are no records, where processes must run the model equally often."""
@@ -167,17 +214,24 @@ class MicroBatches:
         here = torch.ones_like(positions, dtype=torch.bool) if present is None else unseal(present)
         return Drawn(F.pad(positions, (0, added))), Presence(F.pad(here, (0, added)))
 
-    def _placed(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:
+    def _placed(self, drawn: Drawn, size: int) -> tuple[Drawn, Presence]:
         """Each record at its own place, the k-th of those drawn for a place in the k-th micro-batch."""
-        if present is not None or not self._places_matter(size):
-            return drawn, present
         positions = unseal(drawn)
-        place, order = torch.sort(positions % size, stable=True)
+        place, order = torch.sort(self._checksums(positions) % size, stable=True)
         first = torch.searchsorted(place, place)
         turn = torch.arange(len(place), device=place.device) - first
         table = positions.new_full((int(turn.max()) + 1 if len(turn) else 0, size), -1)
         table[turn, place] = positions[order]
         return Drawn(table.flatten().clamp(min=0)), Presence(table.flatten() >= 0)
+
+    def _checksums(self, positions: Tensor) -> Tensor:
+        """One for each record, of its input alone; it is read for that when it is drawn first."""
+        wanted = positions.tolist()
+        unknown = [position for position in wanted if position not in self._known]
+        with _streams_put_back(self._view.device):
+            inputs = self._population.take(torch.tensor(unknown, dtype=torch.long))[0]
+        self._known.update(zip(unknown, map(zlib.crc32, bytes_of(inputs)), strict=True))
+        return positions.new_tensor([self._known[position] for position in wanted])
 
     def _places_matter(self, size: int) -> bool:
         """Whether a CPU may round a row by its place: unless it was rehearsed that it does not."""
@@ -194,7 +248,8 @@ class MicroBatches:
             return self._engine.rows_alike
         variants = self._view.variants
         example = self._population.take(torch.arange(0))[0] if variants is None else variants[:0, 0]
-        if self._view.device.type != "cpu" or not example.is_floating_point():
+        plain = isinstance(example, Tensor) and example.is_floating_point()
+        if self._view.device.type != "cpu" or not plain:
             return False
         rows, copies = torch.zeros(3, *example.shape[1:], dtype=example.dtype), self._view.augmentation.copies
         with torch.no_grad():
@@ -222,21 +277,15 @@ class MicroBatches:
         size = rounded(min(size, most))
         passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
         if passing < size:
-            _tell(passing)
+            _warn(passing)
         return passing
 
     def _bounders(self, queries: tuple[Query, ...]) -> list[Bounder]:
         return [Bounder(query, self._engine.layout.size) for query in queries]
 
-    def _process(
-        self,
-        drawn: Drawn,
-        present: Presence | None,
-        queries: tuple[Query, ...],
-        bounders: list[Bounder],
-        size: int,
-    ) -> None:
+    def _process(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[Bounder]:
         """Gathers and bounds a draw in micro-batches of `size` rows; an empty one is one empty micro-batch."""
+        bounders = self._bounders(queries)
         parts = torch.split(unseal(drawn), size)
         here: list[Presence | None] = [None] * len(parts)
         if present is not None:
@@ -245,11 +294,11 @@ class MicroBatches:
             for part, presence in zip(parts, here, strict=True):
                 records = padded(gather(self._population, Drawn(part), presence), self._rows(len(part), size))
                 self._bound(self._view(records), queries, bounders)
+        return bounders
 
     def _rows(self, records: int, size: int) -> int:
         """How many rows a micro-batch of so many records gets."""
-        alike = self._alike
-        return min(size, -(-records // BLOCK) * BLOCK) if alike else size
+        return min(size, -(-records // BLOCK) * BLOCK) if self._alike else size
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
@@ -297,15 +346,15 @@ def _kind(query: Query) -> object:
 
 def _smaller(size: int) -> int:
     """The size after one that did not fit."""
-    if size == 1:
-        raise InputError(
-            "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
-            "another engine or device"
-        )
+    require(
+        size > 1,
+        "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
+        "another engine or device",
+    )
     return rounded(size // 2)
 
 
-def _tell(size: int | None) -> None:
+def _warn(size: int | None) -> None:
     warnings.warn(f"the GPU ran out of memory; physical_batch_size is {size} from here on", MemoryWarning, stacklevel=3)
 
 

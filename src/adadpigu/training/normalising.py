@@ -15,9 +15,9 @@ import math
 import torch
 from torch import Tensor
 
-from adadpigu.bounding import Part, Record, RecordSum
+from adadpigu.core.bounding import Part, Record, RecordSum
+from adadpigu.core.mechanism import Release, require_release
 from adadpigu.features.front import ReleasedNorm
-from adadpigu.mechanism import Release, require_release
 from adadpigu.methods.base import Batches, Draw, Stage
 
 STAGE = "normalisation"

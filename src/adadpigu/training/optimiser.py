@@ -7,16 +7,16 @@ if the optimiser had never seen it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from adadpigu.errors import InputError, unknown
-from adadpigu.layout import Layout
-from adadpigu.mechanism import Release, look
-from adadpigu.state import State, number
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import Release, look
+from adadpigu.core.state import State, number
+from adadpigu.errors import InputError, check_range, require, unknown
 
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -34,12 +34,9 @@ def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_dec
     }
     if name.lower() not in known:
         raise unknown("optimizer", name, known)
-    if not (lr > 0 and lr < float("inf")):
-        raise InputError(f"lr={lr} is not a finite number above 0")
-    if not 0 <= momentum < 1:
-        raise InputError(f"momentum={momentum} is not in [0, 1)")
-    if not 0 <= weight_decay < float("inf"):
-        raise InputError(f"weight_decay={weight_decay} is not a finite number of at least 0")
+    check_range("lr", lr, "a finite number above 0")
+    check_range("momentum", momentum, "in [0, 1)")
+    check_range("weight_decay", weight_decay, "a finite number of at least 0")
     kind = known[name.lower()]
     options: dict[str, Any] = {"lr": lr}
     if name.lower() in ("sgd", "rmsprop"):
@@ -76,10 +73,8 @@ class MaskedOptimiser:
         self._active: Tensor | None = None
         self._before: dict[tuple[str, int], Tensor] = {}
         self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        if isinstance(self._optimiser, _UNFIT[1:]):
-            raise InputError(
-                f"optimizer={type(self._optimiser).__name__} cannot be fed one noisy gradient a step; use another"
-            )
+        fits, name = not isinstance(self._optimiser, _UNFIT[1:]), type(self._optimiser).__name__
+        require(fits, f"optimizer={name} cannot be fed one noisy gradient a step; use another")
 
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to this share of the one it was made with."""
@@ -122,7 +117,7 @@ class MaskedOptimiser:
         gradients = value if type(self._optimiser) is torch.optim.SGD else value.clone()
         self._active = active
         self._before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
-        for parameter, (_, gradient) in zip(self._parameters, self._layout.split(gradients), strict=True):
+        for parameter, gradient in zip(self._parameters, _split(gradients, self._parameters), strict=True):
             parameter.grad = gradient.to(parameter)
 
     @torch.no_grad()
@@ -136,7 +131,7 @@ class MaskedOptimiser:
         weights = [parameter.detach() for parameter in self._parameters]
         torch.where(active, _flat(weights), self.weights, out=self.weights)
         written, kept = weights, _split(self.weights, weights)
-        masks = [mask for _, mask in self._layout.split(active)]
+        masks = _split(active, weights)
         for key, (owners, kind) in self._states().items():
             mask = active if len(owners) == len(masks) else _flat([masks[owner] for owner in owners])
             # state that this step has made starts at zero where frozen
@@ -208,7 +203,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _split(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+def _split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import torch
 
+from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
-from adadpigu.errors import InputError, unknown
-from adadpigu.gradients import ENGINES, Precision
+from adadpigu.errors import InputError, check_range, require, unknown
+from adadpigu.methods.base import registered
 from adadpigu.training.memory import Auto
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
-from adadpigu.training.schedules import LearningRateSchedule
 
 Clipping = Literal["flat", "automatic"]
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
 Execution = Literal["auto", "eager"]
+_SAID_OTHERWISE = {
+    **dict.fromkeys(("epsilon", "eps", "target_epsilon"), "privacy=Budget(epsilon={value}, delta=1e-5)"),
+    **dict.fromkeys(("sigma", "noise"), "noise_multiplier={value}"),
+    **dict.fromkeys(("learning_rate",), "lr={value}"),
+    **dict.fromkeys(("max_grad_norm", "clip"), "clip_norm of the method, e.g. method=DPSGD(clip_norm={value})"),
+    "physical_batch": "physical_batch_size={value}",
+}
+"""names that others give to what is said otherwise here"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +72,7 @@ class TrainingOptions:
     """`bf16`: products within the net are computed in bfloat16; norms, sums and noise are not"""
     execution: Execution = "auto"
     """`auto`: a GPU records a step once and replays it, where model and method allow; `eager`: never"""
-    device: str = "cpu"
+    device: str = "auto"
     """`auto` takes a GPU where there is one"""
     evaluate_every: int | None = None
     """steps between looks at the test set; None: twenty looks a run"""
@@ -76,22 +87,15 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps", "evaluate_every", "checkpoint_every", "reserve"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name}={value} is not at least 1")
-        if self.spare_steps < 0:
-            raise InputError(f"spare_steps={self.spare_steps} is not at least 0")
+            check_range(name, value, "at least 1")
+        check_range("spare_steps", self.spare_steps, "at least 0")
         self._settle_memory()
-        if self.steps is None and self.epochs is None:
-            raise InputError("steps=None and epochs=None: give one of them")
-        if self.steps is not None and self.epochs is not None:
-            raise InputError(f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise InputError(f"epochs={self.epochs} is not a finite number above 0")
-        if self.noise_multiplier is not None and not 0 < self.noise_multiplier < math.inf:
-            raise InputError(f"noise_multiplier={self.noise_multiplier} is not a finite number above 0")
+        one = (self.steps is None) != (self.epochs is None)
+        require(one, f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
+        check_range("epochs", self.epochs, "a finite number above 0")
+        check_range("noise_multiplier", self.noise_multiplier, "a finite number above 0")
         self._check_averages()
-        if not 0 <= self.warmup < 1:
-            raise InputError(f"warmup={self.warmup} is not in [0, 1)")
+        check_range("warmup", self.warmup, "in [0, 1)")
         for name, kinds in (
             ("lr_schedule", get_args(LearningRateSchedule)),
             ("clipping", get_args(Clipping)),
@@ -101,8 +105,8 @@ class TrainingOptions:
         ):
             if getattr(self, name) not in kinds:
                 raise unknown(name, str(getattr(self, name)), kinds)
-        if not 1e-12 <= self.clip_stability < math.inf:
-            raise InputError(f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
+        stable = 1e-12 <= self.clip_stability < math.inf
+        require(stable, f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
         self.augmentation()
         self.factory()
 
@@ -114,18 +118,18 @@ class TrainingOptions:
             object.__setattr__(self, "physical_batch_size", size)
         if size == "auto":
             Auto.within(limit, batch_size=self.batch_size)  # checks the limit
-        elif limit is not None:
-            raise InputError(f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'")
-        elif size is not None and (isinstance(size, str) or size < 1):
-            raise InputError(f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
+        else:
+            idle = f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'"
+            require(limit is None, idle)
+            fits = size is None or (not isinstance(size, str) and size >= 1)
+            require(fits, f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
 
     def _check_averages(self) -> None:
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise InputError(f"ema={self.ema} is not in (0, 1)")
-        if self.tail is not None and not 0 < self.tail <= 1:
-            raise InputError(f"tail={self.tail} is not in (0, 1]")
-        if self.ema is not None and self.tail is not None:
-            raise InputError(f"ema={self.ema} and tail={self.tail}: give one of them, not both")
+        check_range("ema", self.ema, "in (0, 1)")
+        check_range("tail", self.tail, "in (0, 1]")
+        require(
+            self.ema is None or self.tail is None, f"ema={self.ema} and tail={self.tail}: give one of them, not both"
+        )
 
     def augmentation(self) -> Augmentation:
         """How records are augmented."""
@@ -159,16 +163,46 @@ class TrainingOptions:
         """The device, checked to be there."""
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(self.device)
-        except RuntimeError:
-            raise InputError(f"device={self.device!r} is not a device; allowed: auto, cpu, cuda, cuda:0, …") from None
-        if device.type not in ("cpu", "cuda"):
-            raise InputError(f"device={self.device!r} is not supported; allowed: auto, cpu, cuda, cuda:0, …")
-        count = torch.cuda.device_count() if device.type == "cuda" else 1
-        if (device.index or 0) >= count:
-            allowed = "cpu" if count == 0 else f"cpu, cuda:0 to cuda:{count - 1}"
-            raise InputError(
-                f"device={self.device!r} is not here: {count} CUDA GPU(s) are available; allowed: {allowed}"
-            )
+        known = re.fullmatch(r"(cpu|cuda)(:\d+)?", self.device)
+        require(known, f"device={self.device!r} is not supported; allowed: auto, cpu, cuda, cuda:0, …")
+        device, count = torch.device(self.device), torch.cuda.device_count()
+        allowed = (
+            f"{count} CUDA GPU(s) are available; allowed: {f'cpu, cuda:0 to cuda:{count - 1}' if count else 'cpu'}"
+        )
+        require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
+
+
+def check_names(owner: str, options: Mapping[str, Any], elsewhere: Collection[str] = ()) -> None:
+    """Refuses a name that is no option, with what it may stand for; `elsewhere` are those settled otherwise."""
+    known = {field.name for field in fields(TrainingOptions)}.difference(elsewhere)
+    for name in options.keys() - known:
+        if name in _SAID_OTHERWISE:
+            meant = _SAID_OTHERWISE[name].format(value=options[name])
+        else:
+            of = [kind.__name__ for kind in registered().values() if name in {field.name for field in fields(kind)}]
+            if not of:
+                raise unknown(f"option of {owner}", name, known)
+            meant = f"it is an option of the method, e.g. method={of[0]}({name}={options[name]!r})"
+        raise InputError(f"unknown option of {owner} {name!r}; allowed: {meant}")
+
+
+def lr_factor(kind: LearningRateSchedule, step: int, steps: int, warmup: float = 0.0) -> float:
+    """The share of the learning rate used in a step (counted from 0 of `steps`).
+
+    It rises linearly over the first `warmup` share of the steps, then stays (`constant`) or falls towards 0.
+
+    >>> [lr_factor("linear", step, 4) for step in range(4)]
+    [1.0, 0.75, 0.5, 0.25]
+    >>> [round(lr_factor("cosine", step, 10, warmup=0.2), 2) for step in (0, 1, 2, 6, 9)]
+    [0.5, 1.0, 1.0, 0.5, 0.04]
+    """
+    rising = round(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    done = (step - rising) / max(1, steps - rising)
+    if kind == "linear":
+        return 1.0 - done
+    if kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * done))
+    return 1.0

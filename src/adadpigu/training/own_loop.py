@@ -4,8 +4,9 @@
         batch.backward()          charged, bounded, noised: p.grad now holds a release
         optimizer.step()          the user's own optimiser, scheduler, logging
 
-`p.grad` holds releases and nothing else: a step on anything else, a second step on one release, and a release that was
-never used are refused by name. Weights are functions of releases, so the user may look at them at any moment.
+`p.grad` holds releases and nothing else, which the user may clip, scale or zero. A backward pass of their own, a second
+step on one release, and a release that was never used are refused by name. Weights are functions of releases, so the
+user may look at them at any moment.
 """
 
 from __future__ import annotations
@@ -19,84 +20,95 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.bounding import GradientSum
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.gradients import Loss, Losses
+from adadpigu.core.gradients.norms import keep_norms_frozen
+from adadpigu.core.randomness import Randomness, Tier
+from adadpigu.core.sensitive import Records
 from adadpigu.data.datasets import Source
-from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.features.front import Front
-from adadpigu.gradients import Loss
-from adadpigu.mechanism import MakeMechanism
+from adadpigu.errors import InputError, PrivacyLineError, check_range
 from adadpigu.methods import Method
-from adadpigu.randomness import Randomness, Tier
-from adadpigu.records import Records
+from adadpigu.runs.run import Observer, Run
+from adadpigu.training.distributed.job import current
 from adadpigu.training.guarding import Guard
-from adadpigu.training.hooked import in_words
+from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import Observer, Run
-from adadpigu.training.train import prepared_for, session
-from adadpigu.training.updating import Step
-from adadpigu.training.watched import Watch
+from adadpigu.training.step import Step
+from adadpigu.training.threads import using
+from adadpigu.training.train import device_of, prepared_for, session
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-State = Literal["drawn", "released", "used", "failed"]
+State = Literal["drawn", "part", "released", "used", "failed"]
 _OWN_CODE = "what the training code around this run does with private records besides it: the loop was the user's own"
 _OWNED = ("lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup", "execution")
 """options that the user's own optimiser and scheduler decide, or that need the package's loop"""
 
 
-class PrivateBatch:
-    """One Poisson batch of records that nobody sees. `backward` may be called once."""
+class WithheldLoss:
+    """What `backward` returns in the place of a loss, which is private."""
 
-    def __init__(self, loop: PrivateLoop, step: Step) -> None:
+    def __float__(self) -> NoReturn:
+        raise PrivacyLineError(
+            "batch.backward() gives no loss: it is private; allowed for ReduceLROnPlateau, early stopping and logs: "
+            "a public metric, such as the accuracy on public records; other schedulers: scheduler.step()"
+        )
+
+    item = __float__
+
+    def __repr__(self) -> str:
+        return "<the loss is private>"
+
+
+class PrivateBatch:
+    """One Poisson batch of records that nobody sees, or a part of one. `backward` may be called once."""
+
+    def __init__(self, loop: PrivateLoop, step: Step, *, last_part: bool = True) -> None:
         self._loop = loop
         self._step = step
+        self._last_part = last_part
         self._update = contextlib.ExitStack()
         self._state: State = "drawn"
 
     @property
     def state(self) -> State:
-        """drawn, released (p.grad is set), used (the optimiser has made its step) or failed."""
+        """drawn, part (others follow), released (p.grad is set), used (the optimiser has made its step) or failed."""
         return self._state
 
-    def backward(self) -> None:
-        """Charges the draw, and puts the private mean gradient into every parameter's `grad`."""
+    def backward(self) -> WithheldLoss:
+        """Charges the draw, and puts the private mean gradient into `p.grad`; of parts, the last does."""
         if self._state != "drawn":
             raise PrivacyLineError(f"backward() on a batch that was {self._state}: a batch is charged for one release")
         if self._loop.ended:
             raise PrivacyLineError("backward() on a batch of a run that has ended; allowed: within its loop")
+        if not self._last_part:
+            self._state = "part"
+            return WithheldLoss()
         self._state = "failed"
+        self._loop._busy = True
         try:
-            self._loop._guard.check_model()
-            with self._loop._guard.thawed():
+            keep_norms_frozen(self._loop._prepared.model)
+            with self._loop._guard.as_begun(self._loop._session.probe), using(self._loop._prepared.threads):
                 self._update.enter_context(self._loop._session.update(self._step))
             self._loop._guard.released(self._settle)
         except BaseException as error:
-            self._loop._fail(error)
+            self._loop._end_by(error)
             raise
+        finally:
+            self._loop._busy = False
         self._state = "released"
+        return WithheldLoss()
 
-    def __iter__(self) -> NoReturn:
-        self._unseen()
-
-    def __getitem__(self, _: object) -> NoReturn:
-        self._unseen()
-
-    def __len__(self) -> NoReturn:
-        self._unseen()
-
-    def to(self, *_: object, **__: object) -> NoReturn:
-        """Refused: there is nothing to be moved."""
-        self._unseen()
-
-    def _unseen(self) -> NoReturn:
+    def _unseen(self, *_: object, **__: object) -> NoReturn:
         raise PrivacyLineError(
             "nobody sees the records of a private batch, nor how many they are; allowed: batch.backward(), with the "
-            "loss that the loop was made with (loss=)"
+            "loss that the loop was made with (loss= or losses=)"
         )
+
+    __iter__ = __getitem__ = __len__ = to = _unseen
 
     def ahead(self, query: GradientSum) -> Records:
         """Charges for the draw and makes it before `backward`: for integrations whose scripts see their records."""
@@ -108,11 +120,6 @@ class PrivateBatch:
             self._state = "failed"
             self._loop._fail(error)
             raise
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the run by an error of what was to be released: the weights go back to where they started."""
-        self._state = "failed"
-        self._loop._fail(error)
 
     def drop(self) -> bool:
         """Gives up a batch of which nothing was released: it stays charged. False where something was, or it failed."""
@@ -131,7 +138,9 @@ class PrivateLoop:
     """Yields the batches of one private run, for a loop of the user's own.
 
     Arguments are those of `train`, but learning rate and optimiser, which the loop never touches. As a context manager
-    it reports what was spent also after an error; without, when its batches are used up or left by `break`.
+    it reports what was spent also after an error; without, when its batches are used up or left by `break`. Ctrl-C
+    lets the step that is being made end, keeps the weights, claims the whole plan and then interrupts the program.
+    `accumulate=k` is for a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
 
     Formal guarantee: as for `train`, of everything that follows from the model's weights and from `p.grad`, provided
     the user's code looks at private records only through this loop.
@@ -148,16 +157,22 @@ class PrivateLoop:
         method: Method | str | None = None,
         privacy: Budget | None = None,
         delta: float = 1e-5,
-        loss: Loss = F.cross_entropy,
-        front: Front | None = None,
+        loss: Loss | None = None,
+        losses: Losses | None = None,
+        front: nn.Module | None = None,
         seed: int | None = None,
         out: Path | str | None = None,
         observers: Sequence[Observer] = (),
         randomness: Randomness | Tier | None = None,
         resume: bool = False,
         ledger: Path | str | None = None,
+        accumulate: int = 1,
         **options: Any,
     ) -> None:
+        check_range("accumulate", accumulate, "at least 1")
+        if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
+            options["physical_batch_size"] = -(-options.get("batch_size", TrainingOptions.batch_size) // accumulate)
+        self._parts = accumulate
         for name in _OWNED:
             if name in options:
                 raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
@@ -170,15 +185,16 @@ class PrivateLoop:
             privacy=privacy,
             delta=delta,
             loss=loss,
+            losses=losses,
             front=front,
             seed=seed,
             out=out,
             resume=resume,
-            options={**options, "optimizer": lambda _: optimizer, "execution": "eager"},
+            options={"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
         self._start(
             optimizer,
-            loss,
+            losses if loss is None else loss,
             out=None if out is None else Path(out),
             observers=observers,
             randomness=randomness,
@@ -190,21 +206,11 @@ class PrivateLoop:
             warnings.warn(told, stacklevel=2)
 
     @classmethod
-    def of(
-        cls,
-        prepared: Preparation,
-        optimizer: torch.optim.Optimizer,
-        *,
-        out: Path | None = None,
-        observers: Sequence[Observer] = (),
-        randomness: Randomness | Tier | None = None,
-        mechanism: MakeMechanism | None = None,
-        watch: Watch | None = None,
-    ) -> Self:
-        """The loop of a run that is ready to start: for integrations, which prepare once and check more than once."""
+    def of(cls, prepared: Preparation, optimizer: torch.optim.Optimizer, **how: Any) -> Self:
+        """The loop of a run that is ready to start: for integrations. `how` are the arguments of `session`."""
         loop = cls.__new__(cls)
-        loop._prepared = prepared
-        loop._start(optimizer, out=out, observers=observers, randomness=randomness, mechanism=mechanism, watch=watch)
+        loop._prepared, loop._parts = prepared, 1
+        loop._start(optimizer, **how)
         return loop
 
     def _start(self, optimizer: torch.optim.Optimizer, loss: object = None, **how: Any) -> None:
@@ -212,20 +218,20 @@ class PrivateLoop:
         self._batch: PrivateBatch | None = None
         self._run: Run | None = None
         self._begun = self._entered = self._over = False
+        self._busy = False
+        """whether the package's own code runs, which a first Ctrl-C does not interrupt"""
         with contextlib.ExitStack() as opening:
             trained = {slot.name for slot in self._prepared.engine.layout.slots}
-            self._guard = Guard(self._prepared.model, optimizer, trained, loss)
+            self._guard = Guard(self._prepared.model, optimizer, trained, loss, self.add_caveat)
             opening.callback(self._guard.take_off)
             self._session = opening.enter_context(session(self._prepared, **how))
-            self._session.confess(_OWN_CODE)
-            if hooks := self._guard.hooks:
-                warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=3)
-                self._session.confess(in_words(hooks))
+            self._session.add_caveat(_OWN_CODE)
+            self._guard.name_hooks()
             self._ending = opening.pop_all()
 
     def __len__(self) -> int:
-        """How many steps the plan has."""
-        return self._prepared.plan.steps
+        """How many batches there are, or parts of them."""
+        return self._prepared.plan.steps * self._parts
 
     @property
     def epsilon(self) -> float:
@@ -233,9 +239,19 @@ class PrivateLoop:
         return self._prepared.epsilons["pld"]
 
     @property
+    def delta(self) -> float:
+        """The δ to cite."""
+        return self._prepared.delta
+
+    @property
     def noise_multiplier(self) -> float:
         """σ, fixed before the first step."""
         return self._prepared.noise_multiplier
+
+    @property
+    def gradients(self) -> str:
+        """How per-record gradients are computed, and why."""
+        return self._prepared.engine.reason
 
     @property
     def ended(self) -> bool:
@@ -276,9 +292,9 @@ class PrivateLoop:
         """All that was charged so far, for any accountant."""
         return self._session.spent
 
-    def confess(self, text: str) -> None:
+    def add_caveat(self, text: str) -> None:
         """Has the statement name something that the guarantee does not cover."""
-        self._session.confess(text)
+        self._session.add_caveat(text)
 
     def process_at_once(self, records: int) -> None:
         """Differentiates so many records at a time from here on; it changes nothing but memory."""
@@ -298,30 +314,48 @@ class PrivateLoop:
                 "a private loop is gone through once: all its epochs are in one pass; leave out the loop over epochs "
                 "around it (a further loop is a further run, whose epsilon adds up)"
             )
-        self._begun = True
+        self._begun = self._busy = True
+        stop = self._session.stop
+        stop.end = self._end_unless_halfway
+        self._ending.enter_context(stop)
         try:
             self._session.begin()
             self._guard.begin()
             for step in self._session.steps():
                 self._guard.await_release()
-                self._batch = PrivateBatch(self, step)
-                yield self._batch
-                self._require_used(self._batch)
+                for part in range(1, self._parts + 1):
+                    self._batch = PrivateBatch(self, step, last_part=part == self._parts)
+                    self._busy = False
+                    yield self._batch
+                    if self._run is not None:  # interrupted, and the user's code went on
+                        return
+                    self._busy = True
+                    self._require_used(self._batch)
                 self._session.refresh()
         except GeneratorExit:  # left early: a `with` around it will know why
             if not (self._entered or self._over):
                 self.finish()
             raise
         except BaseException as error:
-            self._fail(error)
+            self._end_by(error)
             raise
         self.finish()
+        if stop.asked:  # the step that Ctrl-C came amid was finished first
+            raise KeyboardInterrupt
+
+    def _end_unless_halfway(self) -> bool:
+        """For Ctrl-C: ends the run where no step is half made, and says whether it is over."""
+        halfway = self._busy or (self._batch is not None and self._batch.state == "released")
+        if halfway or current().size > 1:  # several processes agree before the next step
+            return False
+        self.finish()
+        return True
 
     def _require_used(self, batch: PrivateBatch) -> None:
         missing = {
             "drawn": "batch.backward() was not called: its draw is part of the plan, and of what is claimed",
-            "released": "optimizer.step() was not called: its release is paid for and would be lost (for batches that "
-            "do not fit in memory: physical_batch_size, in place of accumulating)",
+            "released": "optimizer.step() was not called: its release is paid for and would be lost (to make a step "
+            "every k batches: accumulate=k, or BatchMemoryManager in an Opacus script)",
             "failed": "batch.backward() has failed, and the run with it: nothing more is released",
         }
         if batch.state in missing:
@@ -331,16 +365,22 @@ class PrivateLoop:
         """Ends the run: what was spent is reported, and the weights that are kept are in the model."""
         if not self._over:
             self._begun = True
-            if (
-                self._batch is not None
-                and self._batch.state == "used"
-                and self._session.done == self._batch._step.count
-            ):
+            batch = self._batch
+            if batch is not None and batch.state == "used" and self._session.done == batch._step.count:
                 self._session.refresh()
-                self._session.took(self._batch._step.stage)  # the loop was left after its step
+                self._session.after_step(batch._step.stage)  # the loop was left after its step
+            if batch is not None and batch.state != "released" and self._session.done < self._prepared.plan.steps:
+                self._session.save()  # what a release that no step followed has taught the method is not a step
             with self._last():
                 self._run = self._session.finish()
         return self.run
+
+    def _end_by(self, error: BaseException) -> None:
+        """Ends the run: with the weights of its last step where the user stopped it, else with none."""
+        if isinstance(error, KeyboardInterrupt):
+            self.finish()
+        else:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._over:
@@ -361,7 +401,7 @@ class PrivateLoop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, KeyboardInterrupt):
-            self._fail(error)
+        if error is not None:
+            self._end_by(error)
         elif not self._over:
             self.finish()

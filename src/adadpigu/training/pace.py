@@ -14,10 +14,9 @@ from pathlib import Path
 import torch
 
 from adadpigu.accounting.journal import Journal, head_path
-from adadpigu.bounding import GradientSum
-from adadpigu.isolation import isolated
-from adadpigu.randomness import SystemRandomness
-from adadpigu.training.memory import Rehearsal, runs_out
+from adadpigu.core.bounding import GradientSum
+from adadpigu.core.randomness import SystemRandomness, isolated
+from adadpigu.training.memory import Rehearsal, in_training, runs_out
 from adadpigu.training.preparation import Preparation
 
 SHARE = 0.02
@@ -60,7 +59,7 @@ def append_seconds(folder: Path, times: int = 5) -> float:
 
 def step_seconds(prepared: Preparation) -> float:
     """About the least that a step takes, from the gradients of synthetic records."""
-    batch, model, on_gpu = prepared.options.batch_size, prepared.model, prepared.device.type == "cuda"
+    batch, on_gpu = prepared.options.batch_size, prepared.device.type == "cuda"
     size = batch if on_gpu else min(batch, _RECORDS)
     if (at_once := prepared.options.at_once) is not None:
         size = min(size, at_once if isinstance(at_once, int) else _FEW)
@@ -71,19 +70,13 @@ def step_seconds(prepared: Preparation) -> float:
         if on_gpu:
             torch.cuda.synchronize(prepared.device)
 
-    modes = {module: module.training for module in model.modules()}
-    model.train()
     taken: list[float] = []
-    try:
-        with isolated(SystemRandomness(), prepared.device):
-            while len(taken) < (8 if on_gpu else 3):  # a GPU compiles and chooses kernels first
-                start = time.perf_counter()
-                if runs_out(once):
-                    return math.inf  # a step of many small parts is slow beside any disk
-                taken.append(time.perf_counter() - start)
-                if taken[-1] > 1.0 and not on_gpu:
-                    break
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with in_training(prepared.model), isolated(SystemRandomness(), prepared.device):
+        while len(taken) < (8 if on_gpu else 3):  # a GPU compiles and chooses kernels first
+            start = time.perf_counter()
+            if runs_out(once):
+                return math.inf  # a step of many small parts is slow beside any disk
+            taken.append(time.perf_counter() - start)
+            if taken[-1] > 1.0 and not on_gpu:
+                break
     return min(taken) * batch / size / (_FASTER if on_gpu else 1.0)

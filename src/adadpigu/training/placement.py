@@ -7,33 +7,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
+from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike
+from adadpigu.core.randomness import SystemRandomness, isolated
+from adadpigu.core.sampling import Population
+from adadpigu.core.trees import Tree, count_rows, select, to_device
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.cache import cache_folder
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.features.front import Front
-from adadpigu.sampling import Population
+from adadpigu.features.front import Front, apply_front
 from adadpigu.training.memory import free_memory
+from adadpigu.training.micro_batches import View
 
 _SHARE_OF_MEMORY = 0.6
 """of a device's free memory that records and features may take"""
 
+_READ_TWICE = 32
+"""records that are read twice, to see whether they change"""
+
 Progress = Callable[[float | None], None]
 """told the share of features that are computed; None where the number of records, hence any share, is private"""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """The data set as it is drawn from, and what is left to do for each drawn record."""
-
-    data: DataSet
-    front: nn.Module | None
-    variants: Tensor | None = None
-    """the features of every variant of every record, where records are augmented and these fit"""
 
 
 def settle(
@@ -43,24 +41,106 @@ def settle(
     *,
     augmentation: Augmentation,
     progress: Progress | None = None,
-) -> Placement:
+) -> tuple[DataSet, View]:
     """Computes features beforehand where that is possible, and moves records to the device where they fit.
 
-    Without augmentation a record has one set of features. With it, a record has as many as there are variants of it;
-    where they do not all fit, features are computed for each drawn copy.
+    Returns the data set as it is drawn from, and what is left to do for each drawn record. Without augmentation a
+    record has one set of features. With it, a record has as many as there are variants of it; where they do not all
+    fit, features are computed for each drawn copy.
     """
-    features = None if front is None else front.features
-    if front is None or features is None or not isinstance(data.train, TensorRecords):
-        return Placement(_on_device(data, device), front)
-    if not augmentation:
-        return Placement(_on_device(_featurised(data, features, device, progress), device), front.normaliser)
-    shape = features(data.train.inputs[:0].to(device)).shape[1:]
-    if 4 * data.records * augmentation.variants * math.prod(shape) > _SHARE_OF_MEMORY * free_memory(device):
-        return Placement(_on_device(data, device), front)
-    variants = _variants(data.train, features, augmentation, device, progress)
-    positions = TensorRecords(torch.arange(len(data.train)), data.train.targets)
-    test = _featurised(replace(data, train=positions), features, device, progress, parts=("test",)).test
-    return Placement(_on_device(replace(data, train=positions, test=test), device), front.normaliser, variants)
+    features, records = None if front is None else front.features, data.train
+    left: nn.Module | None = front
+    variants: Tensor | None = None
+    if front is None or features is None:
+        pass
+    elif not front.is_known or not isinstance(records, TensorRecords):
+        kept = None if augmentation else _kept_in_memory(data, features, device, progress)
+        data, left = (data, front) if kept is None else (kept, front.normaliser)
+    elif not augmentation:
+        data, left = _featurised(data, features, device, progress), front.normaliser
+    else:
+        shape = features(records.inputs[:0].to(device)).shape[1:]
+        size = 4 * data.records * augmentation.variants * math.prod(shape)
+        if size <= _SHARE_OF_MEMORY * free_memory(device):
+            variants, left = _variants(records, features, augmentation, device, progress), front.normaliser
+            positions = TensorRecords(torch.arange(len(records)), records.targets)
+            data = _featurised(replace(data, train=positions), features, device, progress, parts=("test",))
+    return _on_device(data, device), View(augmentation=augmentation, front=left, device=device, variants=variants)
+
+
+def _kept_in_memory(
+    data: DataSet, features: nn.Module, device: torch.device, progress: Progress | None
+) -> DataSet | None:
+    """The features that any front makes of any records; None where items change at every reading, or do not fit."""
+    parts = {name: found for name in ("train", "test") if (found := getattr(data, name)) is not None}
+    if not all(_reads_alike(records) for records in parts.values()):
+        return None
+    with torch.no_grad():
+        row = apply_front(features, to_device(data.train.take(torch.zeros(1, dtype=torch.long))[0], device))
+    size = sum(leaf.nbytes for leaf in tree_leaves(row)) * sum(map(len, parts.values()))
+    if size > _SHARE_OF_MEMORY * free_memory(torch.device("cpu")):
+        return None
+    with isolated(SystemRandomness(), device):  # items that are augmented now and then
+        made = {name: _made_of(records, features, device, progress) for name, records in parts.items()}
+    return replace(data, **made)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def _made_of(
+    records: Population, features: nn.Module, device: torch.device, progress: Progress | None
+) -> TensorRecords:
+    from adadpigu.features.cache import at_once
+
+    parts = []
+    alike = device.type == "cpu" and _computes_alike(features, records.take(torch.arange(0))[0])
+    for places in torch.split(torch.arange(len(records)), at_once(device)):
+        inputs, targets = records.take(places)
+        made = _features_of(to_device(inputs, device), features, device, alike)
+        parts.append(to_device((made, targets), torch.device("cpu")))
+        if progress is not None:
+            progress(None)
+    inputs, targets = tree_map(lambda *leaves: torch.cat(leaves), *parts)
+    made = TensorRecords(inputs, targets, name=getattr(records, "name", "data"))
+    made.whole = getattr(records, "whole", False)
+    return made
+
+
+def _features_of(inputs: Tree, features: nn.Module, device: torch.device, alike: bool) -> Tree:
+    """The features of some records, each of which depends on no other record.
+
+    A CPU may round a row by its place and by how many there are. Where a rehearsal has not shown that it does not
+    (`alike`), records go one at a time; else in whole blocks, whose last rows repeat the first record.
+    """
+    count = count_rows(inputs)
+    if device.type != "cpu" or count == 0:
+        return apply_front(features, inputs)
+    if alike:
+        filled = torch.arange(-(-count // BLOCK) * BLOCK)
+        return select(apply_front(features, select(inputs, torch.where(filled < count, filled, 0))), slice(count))
+    made = [apply_front(features, select(inputs, slice(row, row + 1))) for row in range(count)]
+    return tree_map(lambda *leaves: torch.cat(leaves), *made)
+
+
+def _computes_alike(features: nn.Module, inputs: Tree) -> bool:
+    """Whether a front computes a row alike wherever it lies among whole blocks: tried on synthetic rows."""
+    example = inputs[0] if isinstance(inputs, tuple | list) else inputs
+    if not (isinstance(example, Tensor) and example.is_floating_point()):
+        return False
+    rows = torch.zeros(3, *example.shape[1:], dtype=example.dtype)
+    try:
+        return computes_rows_alike(lambda x, y: features(x).reshape(len(y), -1), rows, torch.zeros(3), 512, 1)
+    except Exception:  # a front that takes other numbers than these
+        return False
+
+
+def _reads_alike(records: Population) -> bool:
+    """Whether records are the same at every reading: not if a data set augments them at random."""
+    if isinstance(records, TensorRecords):
+        return True
+    places = torch.arange(min(len(records), _READ_TWICE))
+    with isolated(SystemRandomness(), torch.device("cpu")):
+        once, again = (tree_leaves(records.take(places)) for _ in range(2))
+    return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 def _featurised(
@@ -129,6 +209,6 @@ def _on_device(data: DataSet, device: torch.device) -> DataSet:
         return data
     sets = {name: getattr(data, name) for name in ("train", "test")}
     held = {name: records for name, records in sets.items() if isinstance(records, TensorRecords)}
-    if sum(records.inputs.nbytes for records in held.values()) > _SHARE_OF_MEMORY * free_memory(device):
+    if sum(records.nbytes for records in held.values()) > _SHARE_OF_MEMORY * free_memory(device):
         return data
     return replace(data, **{name: records.to(device) for name, records in held.items()})  # type: ignore[arg-type]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import secrets
 import weakref
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from adadpigu.accounting import (
     Budget,
@@ -27,23 +25,26 @@ from adadpigu.accounting import (
     epsilon,
     epsilons,
 )
+from adadpigu.core.gradients import GradientEngine, Loss, choose_engine
+from adadpigu.core.gradients.losses import Losses
+from adadpigu.core.layout import Layout
+from adadpigu.core.randomness import SystemRandomness, isolated
+from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.trees import Tree, describe_tree, select
+from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.checking import check_data
 from adadpigu.data.datasets import DataSet
-from adadpigu.errors import BudgetError, InputError, ModelError, first_line
+from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
-from adadpigu.gradients import GradientEngine, Loss, choose_engine
-from adadpigu.gradients.state import untouched
-from adadpigu.isolation import isolated
-from adadpigu.layout import Layout
-from adadpigu.methods.base import Method, Setting, Stage
-from adadpigu.priors.scores import process_scores, takes_images
-from adadpigu.randomness import SystemRandomness
-from adadpigu.sampling import PoissonSampler, Population
+from adadpigu.methods.base import Draw, Method, RunContext, Stage
+from adadpigu.priors.processes import process_scores, takes_images
+from adadpigu.training.micro_batches import View
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.placement import settle
-from adadpigu.training.view import View
+from adadpigu.training.task import Task, uncompiled
+from adadpigu.training.threads import threads_for, using
 
 trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """models that a run of this process has trained: their weights have seen records already"""
@@ -76,11 +77,14 @@ class Preparation:
     epsilons: dict[str, float]
     """ε of the whole plan, by accountant"""
     warnings: tuple[str, ...]
-    record: Tensor
+    record: Tree
     """a synthetic record, [1, ...], as it comes to the front"""
-    loss: Loss
+    loss: Loss | None
+    """of outputs and targets; None where `losses(model, batch)` was given"""
     told: tuple[str, ...] = ()
     """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
+    threads: int | None = None
+    """CPU threads that it trains with, and that the engine was tried with; None: as many as there are"""
     identity: object = field(default_factory=object)
     """the same in all copies of this preparation: what is trained with it is one run"""
 
@@ -89,11 +93,13 @@ class Preparation:
         """q = B/N."""
         return self.options.batch_size / self.data.records
 
-    def setting(self, optimiser: MaskedOptimiser | None = None) -> Setting:
+    def setting(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
         """The public facts that a method starts from."""
         layout = self.engine.layout
-        scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
-        return Setting(
+        scores = None
+        if self.loss is not None and isinstance(self.record, Tensor) and takes_images(self.record):
+            scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
+        return RunContext(
             layout=layout,
             batch_size=self.options.batch_size,
             records=self.data.records,
@@ -102,7 +108,7 @@ class Preparation:
             seed=self.seed,
             device=self.device,
             second_moment=None if optimiser is None else optimiser.second_moment,
-            public_scores=scores if takes_images(self.record) else None,
+            public_scores=scores,
         )
 
     @property
@@ -112,7 +118,7 @@ class Preparation:
 
     def shown_model(self) -> nn.Module:
         """The model as it takes the records of `data`, whose features may have been computed already."""
-        return self.model if self.view.front is None else nn.Sequential(self.view.front, self.model)
+        return self.model if self.view.front is None else Fronted(self.view.front, self.model)
 
     def whole_model(self) -> nn.Module:
         """The model as it takes the user's records: what is kept."""
@@ -132,41 +138,49 @@ def prepare(
     budget: Budget | None,
     delta: float,
     options: TrainingOptions,
-    loss: Loss = F.cross_entropy,
-    front: Front | None = None,
+    loss: Loss | None = None,
+    losses: Losses | None = None,
+    front: nn.Module | None = None,
     seed: int | None = None,
     progress: Callable[[float | None], None] | None = None,
 ) -> Preparation:
     """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
 
-    A copy of `front` comes before the model; its features are computed here, once, where that is possible, and
-    `progress` is told how far that is.
+    The loss is `loss(outputs, targets)`, cross entropy by default, or `losses(model, batch) -> [n]`. A copy of `front`
+    comes before the model; its features are computed here, once, where that is possible, and `progress` is told how
+    far that is.
     """
     device = options.torch_device()
-    front = copy.deepcopy(front)  # constants that this run releases are this run's
-    if options.stability is not None and not method.private:
-        raise InputError(f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
+    model = uncompiled(model).to(device)
+    clips = options.stability is None or method.private
+    require(clips, f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
+    task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
+    front = task.front
     stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
-    inputs, targets = synthetic_records(data.train, device)
-    options.augmentation().check(tuple(inputs.shape[1:]))
-    model.to(device)
-    example = (inputs if front is None else front.to(device)(inputs)), targets
-    output = _output(model, example[0])
-    labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    classes = _classes(output, data) if labels else None
-    engine = choose_engine(
-        model, loss, example, engine=options.engine, precision=options.precision, copies=options.copies
-    )
+    _check_augmentation(options.augmentation(), task.example[0])
+    threads = threads_for(device, options.batch_size * Layout.of(model).size)
+    with using(threads):  # a row may be rounded otherwise with another number of them
+        engine = choose_engine(
+            model,
+            task.loss,
+            task.shown(),
+            losses=task.losses,
+            engine=options.engine,
+            precision=options.precision,
+            copies=options.copies,
+        )
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        told = check_data(data, classes)
+        told = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
-    placed = settle(data, front, device, augmentation=options.augmentation(), progress=progress)
+    claim = epsilons(plan.event(), delta)
+    cost = f"no budget was set: noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
+    placed, view = settle(task.data, front, device, augmentation=options.augmentation(), progress=progress)
     ready = Preparation(
         model=model,
-        data=placed.data,
+        data=placed,
         method=method,
         options=options,
         budget=budget if method.private else None,
@@ -175,19 +189,18 @@ def prepare(
         plan=plan,
         noise_multiplier=sigma,
         engine=engine,
-        view=View(augmentation=options.augmentation(), front=placed.front, device=device, variants=placed.variants),
+        view=view,
         front=front,
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
-        epsilons=epsilons(plan.event(), delta),
-        told=(*told, *weights_of(loss), *_soft(loss, targets)),
-        warnings=_warnings(model, data, method, delta) + _unbudgeted(method, budget, sigma, plan, delta),
-        record=inputs[:1],
-        loss=loss,
+        epsilons=claim,
+        told=(*told, *task.declared()),
+        warnings=_warnings(model, data, method, delta, cost if budget is None else ""),
+        record=select(task.example[0], slice(1)),
+        loss=task.loss,
+        threads=threads,
     )
-    method.begin(
-        ready.setting(optimiser)
-    )  # what a method refuses of σ or of the model, it refuses before anything is written
+    method.begin(ready.setting(optimiser))  # what a method refuses, it refuses before anything is written
     return ready
 
 
@@ -195,73 +208,25 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
     """The method's stages, after the one that releases normalisation constants where there is one."""
     stages = method.stages(options.step_count(data.records))
     for draw in (draw for stage in stages for draw in stage.draws):
-        if draw.batch_size is not None and not 1 <= draw.batch_size <= data.records:
-            raise InputError(
-                f"batch_size={draw.batch_size} of the draw {draw.name!r} is not between 1 and the declared record "
-                f"count {data.records}"
-            )
+        allowed = f"is not between 1 and the declared record count {data.records}"
+        fits = draw.batch_size is None or 1 <= draw.batch_size <= data.records
+        require(fits, f"batch_size={draw.batch_size} of the draw {draw.name!r} {allowed}")
     if front is None or front.released is None:
         return stages
     return (normalisation_stage(front.released, data.records), *stages)
 
 
-def synthetic_records(population: Population, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Four synthetic records of the right shape and type: they look at no private value."""
-    inputs, targets = population.take(torch.arange(0))
-    generator = torch.Generator().manual_seed(0)
-    shape = (4, *inputs.shape[1:])
-    if inputs.is_floating_point():
-        blank = torch.randn(shape, generator=generator, dtype=inputs.dtype)
-    elif inputs.dtype == torch.uint8:
-        blank = torch.randint(256, shape, generator=generator, dtype=inputs.dtype)
-    else:
-        blank = torch.zeros(shape, dtype=inputs.dtype)
-    return blank.to(device), torch.zeros((4, *targets.shape[1:]), dtype=targets.dtype, device=device)
-
-
-def _output(model: nn.Module, inputs: Tensor) -> Tensor:
-    """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
-    try:
-        with untouched(model), torch.no_grad():
-            output = model.eval()(inputs)
-    except Exception as error:
-        what = f"records of shape {tuple(inputs.shape[1:])} and {inputs.dtype}"
-        raise ModelError(f"the model does not take {what}: {first_line(error)}; match data and model") from error
-    if not isinstance(output, Tensor):
-        raise ModelError(f"the model's output is a {type(output).__name__}; allowed: one tensor")
-    return output
-
-
-def _classes(output: Tensor, data: DataSet) -> int:
-    """The number of classes, from a model whose outputs are class scores."""
-    if output.ndim != 2:
-        raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: (records, classes)")
-    if data.classes is not None and output.shape[1] != data.classes:
-        raise ModelError(
-            f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes: one output a class"
-        )
-    return output.shape[1]
-
-
-def _plan(stages: tuple[Stage, ...], records: int, options: TrainingOptions, sigma: float) -> Plan:
-    return Plan(
-        spare=options.spare_steps,
-        stages=tuple(
-            PlannedStage(
-                name=stage.name,
-                steps=stage.steps,
-                draws=tuple(
-                    PlannedDraw(
-                        name=draw.name,
-                        sample_rate=(draw.batch_size or options.batch_size) / records,
-                        noise_multiplier=sigma if draw.noise_multiplier is None else draw.noise_multiplier,
-                    )
-                    for draw in stage.draws
-                ),
-            )
-            for stage in stages
-        ),
+def _check_augmentation(augmentation: Augmentation, inputs: Tree) -> None:
+    """Augmented copies are of images alone, or of (image, label)."""
+    pair = isinstance(inputs, tuple | list) and len(inputs) == 2 and all(isinstance(t, Tensor) for t in inputs)
+    images = inputs if isinstance(inputs, Tensor) else inputs[0] if pair and inputs[1].dim() == 1 else None
+    require(
+        images is not None or not augmentation,
+        f"augmentation of records {describe_tree(inputs)}: it is not known which parts go together; allowed: records "
+        "(image, label), or augmenting in losses(model, batch)",
     )
+    if images is not None:
+        augmentation.check(tuple(images.shape[1:]))
 
 
 def _fix_noise(
@@ -272,13 +237,21 @@ def _fix_noise(
     delta: float,
     options: TrainingOptions,
 ) -> tuple[float, Plan]:
+    def planned(draw: Draw, sigma: float) -> PlannedDraw:
+        return PlannedDraw(
+            name=draw.name,
+            sample_rate=(draw.batch_size or options.batch_size) / data.records,
+            noise_multiplier=sigma if draw.noise_multiplier is None else draw.noise_multiplier,
+        )
+
     def plan_at(sigma: float) -> Plan:
-        return _plan(stages, data.records, options, sigma)
+        every = [(stage, tuple(planned(draw, sigma) for draw in stage.draws)) for stage in stages]
+        made = (PlannedStage(name=stage.name, steps=stage.steps, draws=draws) for stage, draws in every)
+        return Plan(spare=options.spare_steps, stages=tuple(made))
 
     fixed = options.noise_multiplier
     if not method.private:
-        if fixed is not None:
-            raise InputError(f"noise_multiplier={fixed}: method {method.name!r} adds no noise; leave it out")
+        require(fixed is None, f"noise_multiplier={fixed}: method {method.name!r} adds no noise; leave it out")
         return 0.0, plan_at(0.0)
     if fixed is None:
         if budget is None:
@@ -296,46 +269,11 @@ def _fix_noise(
     return fixed, plan
 
 
-def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float) -> tuple[str, ...]:
-    found = delta_warnings(delta, data.records) if method.private else ()
-    return found + trained_before(model)
+def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float, cost: str) -> tuple[str, ...]:
+    private = (*delta_warnings(delta, data.records), *([cost] if cost else [])) if method.private else ()
+    return (*private, *trained_before(model))
 
 
 def trained_before(model: nn.Module) -> tuple[str, ...]:
     """The warning that a model deserves of which a part has been trained in this process."""
-    if not any(module in trained_models for module in model.modules()):
-        return ()
-    return (TRAINED_BEFORE,)
-
-
-def weights_of(loss: object) -> tuple[str, ...]:
-    """Names the weights that a loss was given: class frequencies of the records, more often than not.
-
-    >>> weights_of(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])))[0][:53]
-    'declared public: weight of CrossEntropyLoss; computed'
-    """
-    parts = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
-    found = [(type(part).__name__, vars(part).get("_buffers", {})) for part in parts if isinstance(part, nn.Module)]
-    if isinstance(loss, partial):
-        found.append((getattr(loss.func, "__name__", "the loss"), loss.keywords))
-    return tuple(
-        f"declared public: {name} of {where}; computed from these records, it would tell of them without noise"
-        for where, given in found
-        for name in ("weight", "pos_weight")
-        if isinstance(given.get(name), Tensor)
-    )
-
-
-def _soft(loss: object, targets: Tensor) -> tuple[str, ...]:
-    """Targets that are shares of classes come from mixup, or from labellers who disagree: nobody sees which."""
-    labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
-    if not (labels and targets.is_floating_point()):
-        return ()
-    return ("targets that are shares of classes, if they come of mixing records (mixup): each must be of one alone",)
-
-
-def _unbudgeted(method: Method, budget: Budget | None, sigma: float, plan: Plan, delta: float) -> tuple[str, ...]:
-    if budget is not None or not method.private:
-        return ()
-    cost = epsilon(plan.event(), delta)
-    return (f"no budget was set: noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={cost:.4g}",)
+    return (TRAINED_BEFORE,) if any(module in trained_models for module in model.modules()) else ()

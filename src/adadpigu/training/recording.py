@@ -10,20 +10,23 @@ eagerly, and the run says why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from adadpigu.core.bounding import BoundedSum, Query
+from adadpigu.core.mechanism import Recorded, Release
+from adadpigu.core.randomness import DeviceRandomness, Randomness, SystemRandomness, default_generator, fill, isolated
+from adadpigu.core.sampling import Coins, FixedBatch, PoissonSampler, Recorder, Recording
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
-from adadpigu.isolation import default_generator
-from adadpigu.methods.base import Running
-from adadpigu.randomness import DeviceRandomness, Randomness, SystemRandomness, fill
-from adadpigu.recorder import Recorder, Recording
-from adadpigu.training.draws import Draws, RecordedDraw
+from adadpigu.methods.base import MethodState
 from adadpigu.training.learned import Learned
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.step import Draws
 
 _WARM_STEPS = 2
 """run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep"""
@@ -72,18 +75,95 @@ def _renew(generator: torch.Generator) -> None:
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
+@dataclass(frozen=True)
+class RecordedDraw:
+    """A draw within a recorded step: what is paid for before each replay."""
+
+    draw: str
+    recorded: Recorded
+    kept: object
+    """vectors that the recording reads and nobody else may hold"""
+
+
+class ReplayedDraws(Draws):
+    """Draws in a shape that does not depend on them, whose computation a device records once and replays."""
+
+    _fixed: FixedBatch | None = None
+    _made: list[RecordedDraw] | None = None
+
+    def fix_shape(self, recorder: Recorder) -> None:
+        """From here on a draw is processed in a shape that does not depend on it, where the queries allow it."""
+        if self._fixed is None and len(self._population) > 0:
+            sampler, _ = next(iter(self._planned.values()))
+            size = FixedBatch.size_for(self._batch_size, sampler.sample_rate)
+            self._fixed = FixedBatch(size, self._view.device, recorder.apart())
+
+    @contextmanager
+    def recording(self) -> Iterator[list[RecordedDraw]]:
+        """Within, the device records: `release` looks at no record, and says here what a replay will release."""
+        self._made = []
+        try:
+            yield self._made
+        finally:
+            self._made = None
+
+    def replay(self, drawn: RecordedDraw, run: Callable[[], None]) -> bool:
+        """Pays for a step that was recorded, draws its batch and runs it; False where the batch does not fit.
+
+        What was paid and drawn is then what the next `release` answers with.
+        """
+        assert self._fixed is not None
+        paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
+        if not self._fixed.load():
+            self._pending = paid
+            return False
+        drawn.recorded.pay(paid.receipt)
+        with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
+            self._withholding(run)
+        return True
+
+    def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
+        if self._made is None:
+            return super()._answer(queries, draw)
+        # for the recording device: nothing is looked at, drawn or released
+        fixed = self._fixed
+        if fixed is None or self._made or not self._fits_shape(queries):
+            raise RuntimeError("it makes more than one draw, or other sums than one of gradients")
+        size, (_, noise_multiplier) = self.micro_batches.size(queries), self._planned[draw]
+        sums = self.micro_batches.recorded_sums(*fixed.drawn(), queries, min(size, fixed.size))
+        recorded = self._mechanism.record(sums, noise_multiplier)
+        self._made.append(RecordedDraw(draw, recorded, self._engine.keepsake()))
+        return recorded.releases
+
+    def _toss(self, sampler: PoissonSampler) -> Coins:
+        if self._fixed is None:
+            return super()._toss(sampler)
+        return self._fixed.toss(sampler, self._population, self._randomness)
+
+    def _sums(self, coins: Coins, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
+        fixed = self._fixed
+        if fixed is not None and self._fits_shape(queries):
+            drawn, present = fixed.drawn() if fixed.load() else fixed.several(coins)
+            return self.micro_batches.sums(drawn, present, queries, min(size, fixed.size))
+        if fixed is not None:
+            fixed.wait()
+        return super()._sums(coins, queries, size)
+
+    def _fits_shape(self, queries: tuple[Query, ...]) -> bool:
+        return self._fixed is not None and self.micro_batches.clipped_by_engine(queries)
+
+
 class RecordedSteps:
     """Takes the steps of a run, replaying those that were recorded."""
 
-    def __init__(self, draws: Draws, recorder: Recorder | None, reason: str = "") -> None:
-        """Without a recorder all steps are eager, for the `reason` given."""
+    def __init__(self, draws: ReplayedDraws, recorder: Recorder) -> None:
         self._draws = draws
-        self._recorder = recorder
-        self._reason = reason
+        self._recorder: Recorder | None = recorder
+        self._reason = ""
         self._seen: dict[Hashable, int] = {}
         self._recordings: dict[Hashable, tuple[Recording, RecordedDraw]] = {}
         self._replayed = self._taken = 0
-        draws.relieve_with(self._free)
+        draws.micro_batches.relief = self._free
 
     @property
     def description(self) -> str:
@@ -107,7 +187,7 @@ class RecordedSteps:
             self._seen[key] = self._seen.get(key, 0) + 1
             self._draws.fix_shape(self._recorder)
             step()
-            if self._draws.draws_on_host:
+            if self._draws.micro_batches.draws_on_host:
                 self._give_up("the model draws from a generator of the CPU")
         else:
             self._record(key, step)
@@ -151,32 +231,29 @@ class RecordedSteps:
         self._recordings.clear()
 
 
-def recorded_steps(
-    prepared: Preparation,
-    draws: Draws,
-    learned: Learned,
-    randomness: Randomness,
-    *,
-    exposed: bool,
-    recorder: Recorder | None = None,
-) -> RecordedSteps:
-    """Where a GPU may record steps: numbers drawn there, records there, nothing that looks at every sum (`exposed`)."""
+def choose_recorder(
+    prepared: Preparation, learned: Learned, randomness: Randomness, *, exposed: bool, recorder: Recorder | None = None
+) -> tuple[Recorder | None, str]:
+    """What records the steps of a run, or None and why none does.
+
+    A GPU does: where numbers and records are there, and nothing looks at every sum (`exposed`).
+    """
     options, train = prepared.options, prepared.data.train
-    if recorder is None and prepared.device.type != "cuda":
-        return RecordedSteps(draws, None, "CUDA graphs need a GPU")
     reason = ""
-    if options.execution == "eager":
+    if recorder is None and prepared.device.type != "cuda":
+        reason = "CUDA graphs need a GPU"
+    elif options.execution == "eager":
         reason = "execution='eager' was asked for"
     elif exposed:
         reason = "diagnostics or an audit of sums look at every step"
     elif not isinstance(randomness, DeviceRandomness):
         reason = "noise is drawn on the CPU"
-    elif not isinstance(train, TensorRecords) or train.inputs.device.type != prepared.device.type:
+    elif not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
         reason = "records do not lie on the GPU"
-    elif type(learned.running).accept is not Running.accept:
+    elif type(learned.running).accept is not MethodState.accept:
         reason = f"{prepared.method.name} decides about each step after it"
     elif not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
         reason = "this optimiser takes a changing learning rate from the CPU"
-    if reason or not isinstance(randomness, DeviceRandomness):
-        return RecordedSteps(draws, None, reason)
-    return RecordedSteps(draws, recorder or CudaGraphs(randomness.noise, randomness.coins))
+    else:
+        return recorder or CudaGraphs(randomness.noise, randomness.coins), ""
+    return None, reason

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from adadpigu.accounting import Ledger, PrivacyReport, ReleaseSummary, privacy_report
+from adadpigu.accounting import Ledger, PrivacyReport, privacy_report
 from adadpigu.accounting.shared import SharedTotal
-from adadpigu.randomness import Randomness
+from adadpigu.core.randomness import Randomness
 from adadpigu.training.preparation import Preparation
 
 RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
@@ -25,7 +25,7 @@ def report_on(
     shared: SharedTotal | None = None,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
-    lives = ledger.lives()
+    lives = ledger.sessions()
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
     return privacy_report(
         plan=prepared.plan,
@@ -38,7 +38,7 @@ def report_on(
         noise_multiplier=prepared.noise_multiplier,
         clip_norm=max((bound for bound in bounds if math.isfinite(bound)), default=None),
         steps_done=_steps_done(prepared, done),
-        releases=_released(ledger),
+        releases=ledger.released,
         randomness="; ".join(dict.fromkeys([*(life.randomness for life in lives), randomness.description])),
         randomness_private=randomness.private and all(life.secret for life in lives),
         diagnostics_exposed=exposed,
@@ -48,7 +48,7 @@ def report_on(
         not_covered=[
             *([COMPARED] if shared is not None else []),
             *([FAILED] if any(life.end == "failed" for life in lives) else []),
-            *ledger.record.confessed,
+            *ledger.record.caveats,
             *declared_by(prepared),
         ],
         warnings=[*ledger.record.warnings, *prepared.warnings],
@@ -60,13 +60,6 @@ def declared_by(prepared: Preparation) -> list[str]:
     facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
     front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
     return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared()), *prepared.told]
-
-
-def _released(ledger: Ledger) -> list[ReleaseSummary]:
-    return [
-        ReleaseSummary(name=r.name, dimension=r.size, sensitivity=r.sensitivity, noise_multiplier=r.noise_multiplier)
-        for r in ledger.released
-    ]
 
 
 def _steps_done(prepared: Preparation, done: int) -> dict[str, int]:

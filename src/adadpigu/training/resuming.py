@@ -8,7 +8,7 @@ checkpoint of the same run, a ledger that is not older than it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,23 +17,14 @@ from typing import cast
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
+from adadpigu.runs.run import SUMMARY, RunFolder, says
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.run import SUMMARY, RunFolder
 
 FREE = frozenset(
-    {
-        "device",
-        "physical_batch_size",
-        "memory_limit",
-        "engine",
-        "execution",
-        "evaluate_every",
-        "checkpoint_every",
-        "ledger",
-    }
-)
+    ("device", "physical_batch_size", "memory_limit", "engine", "execution", "evaluate_every", "checkpoint_every")
+) | {"ledger"}
 """options that change neither the guarantee nor what is computed, so that a run may go on with others"""
 _ENDS = {"finished": "it is finished", "exhausted": "its budget is spent"}
 
@@ -78,7 +69,8 @@ def refuse_unfit(folder: Path) -> None:
     """Refuses, before any data is loaded, a run that has ended, is damaged, or that another process works on."""
     path = _ledger_path(folder)
     Journal(path, new=False).close()
-    _refuse_ended(read_ledger(path), folder)
+    for text in _ended(read_ledger(path), folder):
+        raise InputError(text)
 
 
 def noise_of(folder: Path) -> float | None:
@@ -100,13 +92,9 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
     ledger = Ledger.resume(_ledger_path(out))
     try:
-        _refuse_odd(ledger, out)
-        _refuse_ended(ledger.record, out)
         checkpoint, problems = Checkpoints(out).newest()
-        if checkpoint is not None:
-            _refuse_foreign(checkpoint, ledger, out)
-        _refuse_changed(prepared, ledger)
-        _refuse_edited(ledger, out)
+        for text in _objections(prepared, ledger, checkpoint, out):
+            raise InputError(text)
         prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
         folder = RunFolder.reopen(out, ledger)
     except BaseException:
@@ -115,54 +103,41 @@ def resume(prepared: Preparation, out: Path) -> Begun:
     return Begun(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
 
 
-def _refuse_odd(ledger: Ledger, out: Path) -> None:
-    """The facts that a run needs to go on; a stranger's ledger may have others."""
-    facts, kinds = ledger.facts, {"run": str, "settings": dict, "seed": int, "shared": bool, "config": str}
-    odd = next((key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)), None)
-    if odd is not None:
-        raise InputError(f"resume={str(out)!r}: the ledger's {odd}={facts.get(odd)!r} is not what a run writes")
+def _objections(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoint | None, out: Path) -> Iterator[str]:
+    """Why a run cannot go on: a stranger's ledger, an end, a checkpoint of another run, other settings."""
+    where, facts = f"resume={str(out)!r}", ledger.facts
+    kinds = {"run": str, "settings": dict, "seed": int, "shared": bool, "config": str}
+    for odd in (key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)):
+        yield f"{where}: the ledger's {odd}={facts.get(odd)!r} is not what a run writes"
+    yield from _ended(ledger.record, out)
+    if checkpoint is not None:
+        if checkpoint.run != facts["run"]:
+            yield f"{where}: the ledger belongs to another run than the checkpoint"
+        if not ledger.holds(*checkpoint.ledger):
+            yield f"{where}: the ledger is older than the checkpoint, or another copy of it"
+        if not 0 <= checkpoint.step <= ledger.plan.steps:
+            yield f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have"
+    before, now = cast(Mapping[str, object], facts["settings"]), settings_of(prepared)
+    for key in [*before, *now]:
+        if before.get(key) != now.get(key):
+            yield f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}"
+    if ledger.plan != prepared.plan:
+        yield "the plan is not the one that the run began with: its stages or draws have changed"
+    try:  # what settings do not tell apart, such as a front, stands in the config as it was written
+        if not says(out / "config.toml", facts["config"]):
+            yield f"{where}: its config.toml was edited; allowed: as the run began"
+    except OSError as error:
+        yield f"{where}: config.toml cannot be read: {error.strerror}"
+
+
+def _ended(record: LedgerRecord, out: Path) -> Iterator[str]:
+    end = record.sessions()[-1].end
+    closed = record.closing is not None or (record.older and (out / SUMMARY).exists())
+    if end in _ENDS and closed:  # else it was killed while its end was written: that can be repeated
+        yield f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed"
 
 
 def _ledger_path(folder: Path) -> Path:
-    if not (folder / NAME).is_file():
-        raise InputError(
-            f"resume={str(folder)!r} has no {NAME}, so nothing was charged; allowed: the folder of a run that has begun"
-        )
+    allowed = "so nothing was charged; allowed: the folder of a run that has begun"
+    require((folder / NAME).is_file(), f"resume={str(folder)!r} has no {NAME}, {allowed}")
     return folder / NAME
-
-
-def _refuse_ended(record: LedgerRecord, out: Path) -> None:
-    end = record.lives()[-1].end
-    closed = record.closing is not None or (record.older and (out / SUMMARY).exists())
-    if end in _ENDS and closed:  # else it was killed while its end was written: that can be repeated
-        raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
-
-
-def _refuse_changed(prepared: Preparation, ledger: Ledger) -> None:
-    before, now = cast(Mapping[str, object], ledger.facts["settings"]), settings_of(prepared)
-    for key in [*before, *now]:
-        if before.get(key) != now.get(key):
-            raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
-    if ledger.plan != prepared.plan:
-        raise InputError("the plan is not the one that the run began with: its stages or draws have changed")
-
-
-def _refuse_edited(ledger: Ledger, out: Path) -> None:
-    """What `settings_of` does not tell apart, such as a front, stands in the config as it was written."""
-    try:
-        found = sha256((out / "config.toml").read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"resume={str(out)!r}: config.toml cannot be read: {error.strerror}") from None
-    if found != ledger.facts["config"]:
-        raise InputError(f"resume={str(out)!r}: its config.toml was edited; allowed: as the run began")
-
-
-def _refuse_foreign(checkpoint: Checkpoint, ledger: Ledger, out: Path) -> None:
-    if checkpoint.run != ledger.facts["run"]:
-        raise InputError(f"resume={str(out)!r}: the ledger belongs to another run than the checkpoint")
-    if not ledger.holds(*checkpoint.ledger):
-        raise InputError(f"resume={str(out)!r}: the ledger is older than the checkpoint, or another copy of it")
-    if not 0 <= checkpoint.step <= ledger.plan.steps:
-        raise InputError(
-            f"resume={str(out)!r}: the checkpoint is of step {checkpoint.step}, which the run does not have"
-        )

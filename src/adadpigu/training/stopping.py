@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -17,21 +17,26 @@ _REPLACED: dict[int, tuple[Any, ...]] = {
 
 
 class StopRequest:
-    """Within it a first signal is only noted (`asked`); a second one interrupts wherever the program is."""
+    """Within it a first signal is only noted (`asked`); a second one interrupts wherever the program is.
+
+    For a loop of the user's own, `end` is asked first at every signal: it ends the run where no step is half made, and
+    says whether it is over, so that the program is interrupted at once. SIGTERM is then the user's.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.end: Callable[[], bool] | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
             for number, replaced in _REPLACED.items():
-                if signal.getsignal(number) in replaced:
+                if signal.getsignal(number) in replaced and (self.end is None or number == signal.SIGINT):
                     self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if (self.end is not None and self.end()) or self.asked:
             raise KeyboardInterrupt
         self.asked = True
 

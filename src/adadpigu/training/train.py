@@ -8,40 +8,37 @@ import math
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from torch.nn import functional as F
 
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
+from adadpigu.core.gradients import Loss, Losses
+from adadpigu.core.mechanism import MakeMechanism
+from adadpigu.core.processes import Processes
+from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import DataSet, Source, declare
-from adadpigu.distributed.job import current, refuse_wrapped
-from adadpigu.distributed.meeting import met
-from adadpigu.distributed.mirror import MirrorLedger
-from adadpigu.distributed.processes import Processes
-from adadpigu.errors import InputError, LedgerError, unknown
-from adadpigu.features.front import Front
-from adadpigu.gradients import Loss
-from adadpigu.mechanism import MakeMechanism
+from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.randomness import Randomness, Tier, choose_randomness
+from adadpigu.models import made_as
+from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers, text_digest
 from adadpigu.training.checkpoints import Checkpoint
+from adadpigu.training.distributed.job import current, refuse_wrapped
+from adadpigu.training.distributed.meeting import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
-from adadpigu.training.hooked import hooks_of, in_words
+from adadpigu.training.guarding import hooks_of, in_words
 from adadpigu.training.loop import Session
-from adadpigu.training.options import TrainingOptions
+from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by
 from adadpigu.training.resuming import Begun, noise_of, settings_of
 from adadpigu.training.resuming import resume as resume_run
-from adadpigu.training.run import Observer, Run, RunFolder, check_free, check_observers
-from adadpigu.training.watched import Watch
+from adadpigu.training.step import Watch
 
 
 def train(
@@ -53,8 +50,9 @@ def train(
     method: Method | str | None = None,
     privacy: Budget | None = None,
     delta: float = 1e-5,
-    loss: Loss = F.cross_entropy,
-    front: Front | None = None,
+    loss: Loss | None = None,
+    losses: Losses | None = None,
+    front: nn.Module | None = None,
     seed: int | None = None,
     out: Path | str | None = None,
     observers: Sequence[Observer] = (),
@@ -65,11 +63,13 @@ def train(
 ) -> Run:
     """Trains `model` in place on private records and reports what that leaks.
 
-    `dataset` is a `DataSet`, two tensors (inputs, targets) or a map-style `torch.utils.data.Dataset`; own data needs
-    `records`, its *public* record count N. `test` gives test records to data that has none. `method` defaults to
-    AdaDPIGU, `privacy` to `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields
-    of `TrainingOptions`: batch_size, steps or epochs, lr, momentum, … `loss` takes outputs and targets with a batch
-    dimension. `front` (`make_front`) puts fixed features or a normaliser before the model; `run.model` then is both.
+    `dataset` is a `DataSet`, a map-style `torch.utils.data.Dataset`, a list of records, or tensors or arrays (inputs,
+    targets); records may also be tuples or dicts of tensors. Own data needs `records`, its *public* record count N.
+    `test` gives test records to data that has none. `method` defaults to AdaDPIGU, `privacy` to
+    `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields of `TrainingOptions`:
+    batch_size, steps or epochs, lr, momentum, … The loss is `loss(outputs, targets)`, cross entropy by default, with
+    `model(*inputs)` or `model(**inputs)` where inputs are several; or `losses(model, batch)`, one loss a record, [n].
+    `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
     tests, a source of one's own. `ledger` is a file that several runs on one data set share (`create_shared`).
@@ -87,6 +87,7 @@ def train(
         privacy=privacy,
         delta=delta,
         loss=loss,
+        losses=losses,
         front=front,
         seed=seed,
         out=out,
@@ -103,38 +104,37 @@ def prepared_for(
     model: nn.Module,
     dataset: Source,
     *,
+    options: Mapping[str, Any],
     records: int | None,
-    test: Source | None,
     method: Method | str | None,
     privacy: Budget | None,
     delta: float,
-    loss: Loss,
-    front: Front | None,
-    seed: int | None,
+    loss: Loss | None,
     out: Path | str | None,
-    resume: bool,
-    options: Mapping[str, Any],
+    losses: Losses | None = None,
+    test: Source | None = None,
+    front: nn.Module | None = None,
+    seed: int | None = None,
+    resume: bool = False,
 ) -> Preparation:
     """The arguments of `train`, checked and made ready."""
     refuse_wrapped(model)
     data = declare(dataset, records=records, test=test)
     if isinstance(method, str):
         method = make_method(method)
-    for name in options.keys() - {field.name for field in fields(TrainingOptions)}:
-        raise unknown("option of train", name, [field.name for field in fields(TrainingOptions)])
-    chosen = TrainingOptions(**options)
-    if privacy is not None and delta not in (privacy.delta, 1e-5):
-        raise InputError(f"delta={delta} contradicts the budget's {privacy.delta}; give it once, in the budget")
+    check_names("train", options)
+    placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
+    chosen = TrainingOptions(**{**placed, **options})
+    given = delta if privacy is None else privacy.delta
+    require(delta in (given, 1e-5), f"delta={delta} contradicts the budget's {given}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
     folder = None if out is None else Path(out)
-    if not isinstance(resume, bool):
-        raise InputError(f"resume={resume!r} is not True or False; the folder of the run is given as out")
-    if folder is None and resume:
-        raise InputError("resume=True without out; allowed: with the folder of the run that goes on")
+    fits = resume is False or (resume is True and folder is not None)
+    require(fits, f"resume={resume!r} with out={out!r}; allowed: resume=True, with out the folder that goes on")
     if folder is not None and resume and chosen.noise_multiplier is None:
         ended = current()
-        chosen = replace(chosen, noise_multiplier=ended.told((ended.first(lambda: noise_of(folder)),))[0])
+        chosen = replace(chosen, noise_multiplier=ended.broadcast_object((ended.first(lambda: noise_of(folder)),))[0])
     elif folder is not None and not resume:
         current().first(lambda: check_free(folder))
     return prepare(
@@ -145,45 +145,24 @@ def prepared_for(
         delta=delta,
         options=chosen,
         loss=loss,
+        losses=losses,
         front=front,
         seed=seed,
     )
 
 
-def train_prepared(
-    prepared: Preparation,
-    *,
-    out: Path | None = None,
-    config: str = "",
-    files: Mapping[str, str] | None = None,
-    observers: Sequence[Observer] = (),
-    randomness: Randomness | Tier | None = None,
-    mechanism: MakeMechanism | None = None,
-    watch: Watch | None = None,
-    resuming: bool = False,
-    shared: Path | None = None,
-) -> Run:
-    """Runs what `prepare` has made ready. Until here nothing was written and no record was drawn.
+def device_of(model: object) -> str:
+    """Where the caller has put a model; whether it is one is checked elsewhere."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    return str(next((parameter.device for parameter in parameters), "cpu"))
 
-    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
-    is a ledger that it shares with other runs on the same data. `mechanism` and `watch` are an auditor's (`Session`).
-    Of a job's processes the first tells observers; the watch, if it is one of them, looks on in each.
-    """
-    with session(
-        prepared,
-        out=out,
-        config=config,
-        files=files,
-        observers=observers,
-        randomness=randomness,
-        mechanism=mechanism,
-        watch=watch,
-        resuming=resuming,
-        shared=shared,
-    ) as begun:
-        if hooks := hooks_of(prepared.model):
+
+def train_prepared(prepared: Preparation, **how: Any) -> Run:
+    """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
+    with session(prepared, **how) as begun:
+        if hooks := hooks_of(prepared.whole_model()):
             warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=2)
-            begun.confess(in_words(hooks))
+            begun.add_caveat(in_words(hooks))
         return begun.run()
 
 
@@ -191,35 +170,76 @@ def train_prepared(
 def session(
     prepared: Preparation,
     *,
-    out: Path | None = None,
-    config: str = "",
-    files: Mapping[str, str] | None = None,
     observers: Sequence[Observer] = (),
     randomness: Randomness | Tier | None = None,
     mechanism: MakeMechanism | None = None,
     watch: Watch | None = None,
-    resuming: bool = False,
-    shared: Path | None = None,
+    **place: Any,
 ) -> Iterator[Session]:
-    """What `train_prepared` runs: folder and ledger are there while it lasts, and closed after it."""
+    """A run that is ready for its first step, until this ends. `place` says where it is kept: arguments of `opened`.
+
+    `mechanism` and `watch` are an auditor's (`Session`). Of a job's processes the first tells observers; the watch, if
+    it is one of them, looks on in each.
+    """
     check_observers(observers)
     again = trained_before(prepared.model)
     if not set(again) <= set(prepared.warnings):  # the model was trained since it was made ready
         prepared = replace(prepared, warnings=prepared.warnings + again)
-    if not isinstance(randomness, str | None) and not hasattr(randomness, "normal"):
-        raise InputError(f"randomness={randomness!r}; allowed: 'secure', 'fast', or an object that draws as they do")
-    source = choose_randomness(randomness, prepared.device) if isinstance(randomness, str | None) else randomness
-    if shared is not None and not source.private:
-        raise InputError("reproducible noise on a shared ledger: no total could cover it; allowed: secret noise")
-    if shared is not None and prepared.options.diagnostics:
-        raise InputError("diagnostics=True on a shared ledger: no total could cover them; allowed: one or the other")
     processes, everywhere = current(), cast(object, watch)
-    prepared = met(prepared, processes, source)
+    source = randomness_of(randomness, prepared)
+    with opened(prepared, source, **place) as (begun, total):
+        yield Session(
+            begun.prepared,
+            ledger=begun.ledger,
+            randomness=source,
+            observers=[one for one in observers if processes.rank == 0 or one is everywhere],
+            mechanism=mechanism,
+            watch=watch,
+            store=begun.folder,
+            checkpoint=begun.checkpoint,
+            shared=total,
+            processes=processes,
+        )
+
+
+def randomness_of(given: Randomness | Tier | None, prepared: Preparation) -> Randomness:
+    """The source that a tier names, or the one that was given."""
+    if isinstance(given, str | None):
+        return choose_randomness(given, prepared.device)
+    allowed = f"randomness={given!r}; allowed: 'secure', 'fast', or an object that draws as they do"
+    require(hasattr(given, "normal"), allowed)
+    return given
+
+
+Total = Callable[[], SharedTotal] | None
+"""what a shared ledger says of all its runs"""
+
+
+@contextlib.contextmanager
+def opened(
+    prepared: Preparation,
+    source: Randomness,
+    *,
+    out: Path | None = None,
+    config: str = "",
+    files: Mapping[str, str] | None = None,
+    resuming: bool = False,
+    shared: Path | None = None,
+) -> Iterator[tuple[Begun, Total]]:
+    """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
+
+    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
+    is a ledger that it shares with other runs on the same data.
+    """
+    exposed = "diagnostics=True" if prepared.options.diagnostics else "" if source.private else "reproducible noise"
+    require(not (shared and exposed), f"{exposed} on a shared ledger: no total could cover it; allowed: without it")
+    processes = current()
+    prepared = check_ranks_agree(prepared, processes, source)
     drawn_by: dict[str, object] = {"randomness": source.description, "secret": source.private}
     if processes.size > 1:
         drawn_by["processes"] = processes.size
 
-    def lead() -> tuple[Begun, Callable[[], SharedTotal] | None]:
+    def lead() -> tuple[Begun, Total]:
         if resuming:
             assert out is not None
             begun = resume_run(prepared, out)
@@ -228,8 +248,8 @@ def session(
                 place = SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records)
                 place.check(prepared.plan.event())
             begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
-        opened.enter_context(begun.ledger)
-        total = opened.enter_context(_shared(begun, shared))
+        kept.enter_context(begun.ledger)
+        total = kept.enter_context(_shared(begun, shared))
         if resuming:
             begun = _told_of_processes(begun, processes.size)
             step = 0 if begun.checkpoint is None else begun.checkpoint.step
@@ -239,24 +259,15 @@ def session(
             begun.folder.rewind(() if begun.checkpoint is None else begun.checkpoint.metrics)
         return begun, total
 
-    with contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as kept:
         led = processes.first(lead)
-        begun, total = (_follow(prepared, processes), None) if led is None else led
         if led is not None and processes.size > 1:
-            _lead_on(begun, processes)
+            begun = led[0]
+            facts = begun.ledger.record, begun.prepared.seed, begun.prepared.warnings
+            processes.broadcast_object((facts, begun.checkpoint))
+        begun, total = (_follow(prepared, processes), None) if led is None else led
         _tell_earlier(begun, source, shared)
-        yield Session(
-            begun.prepared,
-            ledger=begun.ledger,
-            randomness=source,
-            observers=[one for one in observers if led is not None or one is everywhere],
-            mechanism=mechanism,
-            watch=watch,
-            store=begun.folder,
-            checkpoint=begun.checkpoint,
-            shared=total,
-            processes=processes,
-        )
+        yield begun, total
 
 
 def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
@@ -273,25 +284,7 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
     )
     told = earlier_runs.add(run)
     if told is not None:
-        begun.ledger.confess(told)
-
-
-@contextlib.contextmanager
-def begun_by_first(
-    prepared: Preparation, processes: Processes, out: Path | None, facts: Mapping[str, object]
-) -> Iterator[Begun]:
-    """A new run whose folder and ledger the first process keeps, for training that is not a `Session`."""
-    with contextlib.ExitStack() as opened:
-
-        def lead() -> Begun:
-            begun = _begin(prepared, out, "", {}, facts)
-            opened.enter_context(begun.ledger)
-            return begun
-
-        led = processes.first(lead)
-        if led is not None:
-            _lead_on(led, processes)
-        yield _follow(prepared, processes) if led is None else led
+        begun.ledger.add_caveat(told)
 
 
 def _told_of_processes(begun: Begun, now: int) -> Begun:
@@ -304,15 +297,19 @@ def _told_of_processes(begun: Begun, now: int) -> Begun:
     return replace(begun, prepared=replace(begun.prepared, warnings=(*begun.prepared.warnings, told)))
 
 
-def _lead_on(begun: Begun, processes: Processes) -> None:
-    """Tells the other processes where the run stands."""
-    facts = begun.ledger.record, begun.prepared.seed, begun.prepared.warnings
-    processes.told((facts, begun.checkpoint))
+class MirrorLedger(Ledger):
+    """The ledger in every process but the first: a copy in memory that takes the same charges and pays for nothing.
+
+    The first process's ledger alone is on disk, and a draw is looked at only once it is charged there.
+    """
+
+    def __init__(self, record: LedgerRecord) -> None:
+        self._begin(record, None)
 
 
 def _follow(prepared: Preparation, processes: Processes) -> Begun:
     """The run as a process has it that is not the first: the ledger mirrored, no folder, the same checkpoint."""
-    said: tuple[tuple[LedgerRecord, int, tuple[str, ...]], Checkpoint | None] = processes.told(None)
+    said: tuple[tuple[LedgerRecord, int, tuple[str, ...]], Checkpoint | None] = processes.broadcast_object(None)
     (record, seed, warned), checkpoint = said
     ready = replace(prepared, seed=seed, warnings=warned)
     return Begun(prepared=ready, folder=None, ledger=MirrorLedger(record), checkpoint=checkpoint)
@@ -322,10 +319,11 @@ def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
     """The folder and the ledger of a new run."""
+    built = {} if config else {"built": _built(prepared)}
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        for name, text in {"data.json": _facts(prepared.data), **files}.items():
+        for name, text in {"data.json": _facts(prepared.data, built), **files}.items():
             folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
@@ -339,7 +337,7 @@ def _begin(
             "dataset": prepared.data.name,
             "settings": settings_of(prepared),
             "seed": prepared.seed,
-            "config": sha256(config.encode()).hexdigest(),
+            "config": text_digest("config.toml", config.encode()),
             "versions": library_versions(),
             "warnings": list(prepared.warnings),
             "declared": declared_by(prepared),
@@ -356,8 +354,8 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
     """Within it the whole plan is reserved on a shared ledger, if any; what was never charged is then given back."""
     ledger, plan, method = begun.ledger, begun.prepared.plan, begun.prepared.method.name
     if path is None:
-        if ledger.facts["shared"]:
-            raise InputError("ledger=None: the run began on a shared ledger; allowed: the file it began with")
+        began = "ledger=None: the run began on a shared ledger; allowed: the file it began with"
+        require(not ledger.facts["shared"], began)
         yield None
         return
     data = begun.prepared.data
@@ -373,10 +371,17 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
             warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
 
 
-def _facts(data: DataSet) -> str:
-    """What is public about the data set, for whoever uses the model without it."""
+def _built(prepared: Preparation) -> dict[str, str | None]:
+    """How the model of a run from Python is built again: by `make_model`, or else by the user, as their class."""
+    model = prepared.model
+    again = {} if prepared.front is not None else made_as(model)
+    return again or {"class": type(model).__qualname__}
+
+
+def _facts(data: DataSet, built: Mapping[str, object]) -> str:
+    """What is public about the data set, for whoever uses the model without it; of a run from Python, the model too."""
     facts = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
-    return json.dumps({**facts, "public": data.public}, indent=2) + "\n"
+    return json.dumps({**facts, "public": data.public, **built}, indent=2) + "\n"
 
 
 def _describe(prepared: Preparation) -> str:

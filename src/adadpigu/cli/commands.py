@@ -1,0 +1,133 @@
+"""How a command is added to the program: one line for the list of commands, options in groups, an example to type."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import Field, fields
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from adadpigu.config import GROUPS, RunConfig, flag_type
+
+
+def _offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
+
+def _data_sets() -> Iterable[str]:
+    from adadpigu.data.published import PUBLISHED
+
+    return "digits", *PUBLISHED
+
+
+def _methods() -> Iterable[str]:
+    from adadpigu.methods import all_methods
+
+    return all_methods()
+
+
+def _models() -> Iterable[str]:
+    from adadpigu.models import all_models
+
+    return all_models()
+
+
+def _presets() -> Iterable[str]:
+    from adadpigu.config import all_presets
+
+    return "none", *all_presets()
+
+
+PRESETS = _offer(_presets)
+COMPLETED = {"dataset": _offer(_data_sets), "method": _offer(_methods), "model": _offer(_models)}
+"""by setting"""
+Command = TypeVar("Command", bound=Callable[..., object])
+
+
+def example(*lines: str) -> str:
+    """The end of a help text; the parser's mark keeps its lines as they are.
+
+    >>> example("adadpigu methods").splitlines()[1:]
+    ['Example:', '  adadpigu methods']
+    """
+    title = "Example:" if len(lines) == 1 else "Examples:"
+    return "\n".join(("\b", title, *(f"  {line}" for line in lines)))
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists each option under its `rich_help_panel`, in plain text that a pipe can take."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes arguments, then each group in the order of its first option, then options without a group."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        loose: list[tuple[str, str]] = []
+        for option in self.get_params(ctx):
+            row = option.get_help_record(ctx)
+            if row is not None:
+                section = getattr(option, "rich_help_panel", None)
+                if option.param_type_name == "argument":
+                    section = "Arguments"
+                (sections.setdefault(section, []) if section else loose).append(row)
+        sections["Other options" if len(sections) > 1 else "Options"] = loose
+        for section, rows in sections.items():
+            if rows:
+                with formatter.section(section):
+                    formatter.write_dl(rows)
+
+
+def with_settings(*keys: str, **changed: Any) -> Callable[[Command], Command]:
+    """Gives a command a flag for each of these settings of `RunConfig` (all, without names), in its `**settings`.
+
+    Help and groups are those of the table; `changed` has another help for single ones.
+    """
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        derived = [
+            _flag(f, changed.get(f.name)) for f in fields(RunConfig) if f.metadata and (not keys or f.name in keys)
+        ]
+        found = [*derived, *(one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.VAR_KEYWORD)]
+        command.__signature__ = inspect.Signature(sorted(found, key=_place))  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def _flag(setting: Field[Any], about: str | None) -> inspect.Parameter:
+    kind, shown = flag_type(setting.name)
+    flag = "--" + setting.name.replace("_", "-")
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=about or setting.metadata["about"],
+        metavar=shown or None,
+        rich_help_panel=setting.metadata["group"],
+        autocompletion=COMPLETED.get(setting.name),
+    )
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _place(parameter: inspect.Parameter) -> int:
+    """Where a parameter stands: arguments and the context first, then flags by group, then those without a group."""
+    if parameter.annotation is typer.Context:
+        return -1
+    panels = [getattr(note, "rich_help_panel", None) for note in getattr(parameter.annotation, "__metadata__", ())]
+    return GROUPS.index(panels[0]) if panels and panels[0] in GROUPS else len(GROUPS)
+
+
+def add(
+    app: typer.Typer, command: Command, about: str, *examples: str, name: str | None = None, extra_flags: bool = False
+) -> Command:
+    """Adds a command: `about` stands in the list of commands, the examples at the end of its help.
+
+    With `extra_flags` the command itself reads those that it does not declare, from its context's `args`.
+    """
+    extra = {"ignore_unknown_options": extra_flags, "allow_extra_args": extra_flags}
+    adding = app.command(name, cls=GroupedCommand, short_help=about, epilog=example(*examples), context_settings=extra)
+    return adding(command)

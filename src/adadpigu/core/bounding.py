@@ -1,0 +1,279 @@
+"""Per-record values -> a bounded sum that knows its own sensitivity. Everything here is before the noise: sensitive.
+
+For gradients (design: stage 2, steps 2 to 4), with mask m, centre α and scale √β + μ, all learned from releases:
+
+    z_i = m ⊙ (g_i − α) / scale,   optionally the top-k of each record,   z̄_i = z_i · min(1, C/‖z_i‖₂),   Σ z̄_i
+
+A sum, never a mean. Norms and sums run in float64, and a record whose norm is not finite contributes exactly zero,
+so no input, however odd, contributes more than C.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final, get_args
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from adadpigu.core import kernels
+from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, Sensitive, unseal
+from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
+from adadpigu.errors import InputError, PrivacyLineError
+
+LEAST_CLIP = 1e-30
+"""below it, rounding would be coarser than the bound, and noise in proportion to it could round to nothing"""
+
+Part = Literal["gradient", "loss", "input"]
+"""what a query may look at of a record"""
+
+
+class BoundedSum(Sensitive[Tensor]):
+    """Σ z̄_i in float64, and what adding or removing one record can change in it (L2). The noise reads it from here."""
+
+    __slots__ = ("dtype", "query", "size")
+
+    def __init__(self, total: Tensor, query: Query, *, size: int, dtype: torch.dtype) -> None:
+        """`dtype` is what the release is rounded to; the sum and the noise are float64."""
+        self._content, self.query, self.size, self.dtype = total, query, size, dtype
+
+    @property
+    def sensitivity(self) -> float:
+        return self.query.clip_norm
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientSum:
+    """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
+
+    `active` is the mask m, [d] of bool (None: all), `center` α and `scale` √β + μ are [d] tensors (None: 0 and 1),
+    `top_k` ρ keeps the ⌊ρ·|m|⌋ largest entries of each record. `share` is this query's part of the draw's privacy cost.
+    """
+
+    clip_norm: float
+    name: str = "gradient"
+    active: Tensor | None = None
+    center: Tensor | None = None
+    scale: Tensor | None = None
+    top_k: float = 1.0
+    stability: float | None = None
+    """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
+    share: float = 1.0
+    trained: frozenset[int] | None = None
+    """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
+    kept: Tensor | None = None
+    """⌊ρ·|m|⌋ as a number that stays on the device, for a mask that grows there; None: the mask is counted"""
+
+    def __post_init__(self) -> None:
+        _check_query(self.name, self.clip_norm, self.share)
+        if not 0 < self.top_k <= 1:
+            raise InputError(f"top_k={self.top_k} is not in (0, 1]")
+        if self.active is not None and self.active.dtype != torch.bool:
+            raise InputError(f"active is a mask of bool, one entry a coordinate, not {self.active.dtype}")
+        if self.stability is not None and not (0 < self.stability < math.inf and math.isfinite(self.clip_norm)):
+            raise InputError(
+                f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
+                "above 0 and finite"
+            )
+
+    @property
+    def needs(self) -> frozenset[Part]:
+        """What an engine must compute for this query."""
+        return frozenset({"gradient"})
+
+    def restore(self, total: Tensor, batch_size: int) -> Tensor:
+        """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
+        scale = None if self.scale is None else self.scale.to(total)
+        if scale is not None and self.center is not None:
+            mean = torch.addcmul(self.center.to(total), total, scale, value=1 / batch_size)
+        else:
+            mean = total / batch_size
+            mean = mean if scale is None else mean * scale
+            mean = mean if self.center is None else mean + self.center.to(mean)
+        return mean if self.active is None else where_or_zero(self.active, mean)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a `RecordSum` may look at of one record; what it did not ask for (`needs`) is an empty tensor."""
+
+    gradient: Tensor
+    loss: Tensor
+    losses_at: Tensor
+    """its losses at other parameters"""
+    input: Tensor
+    """[k, ...]: its k copies as the model takes them; of several parts, the first"""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class RecordSum:
+    """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
+
+    `of` is run by `torch.func.vmap` on one record at a time, so it cannot look at two records at once. `losses_at`
+    names parameter vectors (public ones) at which the record's loss is wanted; `needs` says what else `of` looks at,
+    so that an engine does no work for nothing.
+    """
+
+    name: str
+    of: Callable[[Record], Tensor]
+    clip_norm: float
+    losses_at: tuple[Tensor, ...] = ()
+    needs: frozenset[Part] = frozenset({"gradient", "loss"})
+    share: float = 1.0
+    active: ClassVar[None] = None
+    """all entries are released"""
+
+    def __post_init__(self) -> None:
+        _check_query(self.name, self.clip_norm, self.share)
+        odd = self.needs - frozenset(get_args(Part))
+        if odd:
+            raise InputError(f"needs={sorted(odd)} of {self.name!r}: allowed are {', '.join(get_args(Part))}")
+
+
+Query = GradientSum | RecordSum
+
+
+def _check_query(name: str, clip_norm: float, share: float) -> None:
+    if not clip_norm >= LEAST_CLIP:
+        raise InputError(f"clip_norm={clip_norm} of {name!r} is not at least {LEAST_CLIP:g}")
+    if not 0 < share <= 1:
+        raise InputError(f"share={share} of {name!r} is not in (0, 1]")
+
+
+def aimed_norm(clip_norm: float, length: int) -> float:
+    """What the norm of a row of `length` entries is brought to: C less a margin for the rounding of norm and sum."""
+    return clip_norm * (1 - (16 + length) * torch.finfo(torch.float64).eps)
+
+
+def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None, *, length: int) -> Tensor:
+    """What each row is multiplied with so that its norm is at most `clip_norm`; zero for a norm that is not finite.
+
+    With `stability` γ every row is scaled, to C·‖z‖/(‖z‖ + γ) (automatic clipping), not only those above C. `norms`
+    are float64, of rows of `length` entries.
+
+    >>> clip_factors(torch.tensor([5.0, 0.5, math.inf, 0.0]).double(), 1.0, length=2).round(decimals=6).tolist()
+    [0.2, 1.0, 0.0, 1.0]
+    """
+    aim = aimed_norm(clip_norm, length)
+    if stability is None:
+        factors = (aim / norms).clamp(max=1.0)
+    else:  # a zero row times an infinite factor would be no number
+        factors = (aim / (norms + stability)).clamp(max=torch.finfo(torch.float64).max)
+    # A factor below the normal range would be rounded so coarsely that the norm could pass C.
+    kept = torch.isfinite(norms) & (factors >= torch.finfo(torch.float64).tiny)
+    return where_or_zero(kept, factors)
+
+
+def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tensor | None, *, length: int) -> Tensor:
+    """What each record's gradient is multiplied with, [b]: zero for rows that are no records.
+
+    `squares` add up to the squared norms; each is [b], or [parts, b] whose parts add up to that.
+    """
+    if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
+        from adadpigu.core.kernels.factors import record_factors as at_once
+
+        made: Tensor = at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
+        return made
+    norms = functools.reduce(torch.add, [part if part.dim() == 1 else part.sum(dim=0) for part in squares]).sqrt()
+    factors = clip_factors(norms, query.clip_norm, query.stability, length=length)
+    return factors if present is None else where_or_zero(present, factors)
+
+
+def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:
+    """Σ_i clip(z_i) of float64 rows, each to a norm of at most `clip_norm`. May overwrite z.
+
+    >>> clipped_total(torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.inf, 0.0]]).double(), 1.0).round(decimals=6).tolist()
+    [0.9, 1.2]
+    """
+    norms = torch.linalg.vector_norm(z, dim=1)
+    return weighted_total(z, clip_factors(norms, clip_norm, stability, length=z.shape[1]))
+
+
+class ClippedSum(Sensitive[Tensor]):
+    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, zero where frozen."""
+
+    __slots__ = ("dtype", "query")
+
+    def __init__(self, total: Tensor, query: GradientSum, dtype: torch.dtype) -> None:
+        self._content, self.query, self.dtype = total, query, dtype
+
+
+class Bounder:
+    """Adds up one query's clipped records over the micro-batches of a draw."""
+
+    def __init__(self, query: Query, size: int) -> None:
+        self._query = query
+        self._size = size
+        self._total: Tensor | None = None
+        self._dtype = torch.float32
+
+    def add(self, gradients: PerSampleGradients) -> None:
+        """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
+        assert isinstance(self._query, GradientSum)
+        rows = unseal(gradients, PerSampleGradients).records_only().gradients
+        standardised = Standardiser(self._query, self._size, device=rows.device)
+        self._add(standardised.widened(rows), rows.dtype, self._query.stability)
+
+    def add_clipped(self, total: ClippedSum) -> None:
+        """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
+        if not isinstance(total, ClippedSum) or total.query is not self._query:
+            raise PrivacyLineError(f"expected an engine's ClippedSum for {self._query.name!r}")
+        self._keep(unseal(total), total.dtype)
+
+    def add_records(
+        self,
+        records: Records,
+        *,
+        gradients: PerSampleGradients | None = None,
+        losses: PerRecordLosses | None = None,
+        losses_at: PerRecordLosses | None = None,
+    ) -> None:
+        """Adds one micro-batch to a sum over records; what the query needs of them must be there."""
+        assert isinstance(self._query, RecordSum)
+        inputs, targets = unseal(records)
+        count, blank = len(targets), torch.zeros(len(targets), 0, device=targets.device)
+        parts = {
+            "gradient": blank if gradients is None else unseal(gradients).gradients,
+            "loss": blank if losses is None else unseal(losses),
+            "losses_at": blank if losses_at is None else unseal(losses_at),
+            "input": blank,
+        }
+        if "input" in self._query.needs:
+            first = tree_leaves(inputs)[0]
+            parts["input"] = first.reshape(count, records.copies, *first.shape[1:])
+        values = _per_record(self._query, parts, count)
+        if records.present is not None:
+            values = values[unseal(records.present)]
+        self._add(values.to(torch.float64, copy=True), values.dtype, None)
+
+    def _add(self, rows: Tensor, dtype: torch.dtype, stability: float | None) -> None:
+        self._keep(clipped_total(rows, self._query.clip_norm, stability), dtype)
+
+    def _keep(self, total: Tensor, dtype: torch.dtype) -> None:
+        self._dtype = dtype if dtype.is_floating_point else torch.float32
+        self._total = total if self._total is None else self._total + total
+
+    def result(self) -> BoundedSum:
+        """The bounded sum, with its sensitivity."""
+        if self._total is None:
+            raise PrivacyLineError(f"nothing was added to {self._query.name!r}, not even an empty batch")
+        size = self._size if isinstance(self._query, GradientSum) else len(self._total)
+        return BoundedSum(self._total, self._query, size=size, dtype=self._dtype)
+
+
+def _per_record(query: RecordSum, parts: dict[str, Tensor], count: int) -> Tensor:
+    """[b, k] values of `of` on each record alone; for an empty batch, a blank record gives the shape."""
+    if count == 0:
+        parts = {name: part.new_zeros(1, *part.shape[1:]) for name, part in parts.items()}
+
+    def one(record: dict[str, Tensor]) -> Tensor:
+        return query.of(Record(**record)).reshape(-1)
+
+    values: Tensor = torch.func.vmap(one)(parts)
+    return values[:count]

@@ -1,0 +1,214 @@
+"""The ghost engine: layer rules, but gradients that are outer products g = a bᵀ are never built.
+
+With w = m / scale and centre α, in float64:
+
+    ‖w ⊙ (g − α)‖² = (a²)ᵀ w² (b²) − 2 aᵀ (w² ⊙ α) b + ‖w ⊙ α‖²
+    Σ_i c_i w ⊙ (g_i − α) = w ⊙ (Σ_i c_i a_i b_iᵀ − (Σ_i c_i) α)
+
+two products for the whole batch. Linear layers at many positions, g = Σ_p a_p b_pᵀ, are measured without being kept:
+
+    ‖g‖² = Σ_pq (a_p·a_q)(b_p·b_q)                             where nothing is standardised and positions are few
+    z = w ⊙ (g − α), a few records at a time, then dropped       else
+
+Where a sum is computed in another way than its norm, the norm is raised by what rounding can have hidden from it. Then
+what is added is within the bound, whatever a record holds. Sensitive in, sensitive out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.core import kernels
+from adadpigu.core.gradients.probing import exact_products
+from adadpigu.core.gradients.rule_engine import Call, RuleEngine, Wanted, slice_size
+from adadpigu.core.layout import Slot
+
+_TILED_AT_MOST = 2**18
+"""entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not measured"""
+_PART_BYTES_ELSEWHERE = 2**27
+"""what the gradients of a slice of records may take, of one weight of a large net on a GPU"""
+_WIDE = 2**16
+"""entries of a weight from which its gradients at many positions are not kept"""
+
+Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""from x and dℓ/dy [b, ..., n] to a and b, whose products Σ_p a_p b_pᵀ are the gradient of a layer's `weight`"""
+FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: lambda x, dy: (dy, x)}
+
+
+class GhostEngine(RuleEngine):
+    """Linear layers are bounded without their gradients in memory; all others as in the materialised engine.
+
+    Finding the largest entries of a record needs its whole gradient, so such a query is answered with all layers built.
+    """
+
+    name: ClassVar[str] = "ghost"
+
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+        if wanted.query.top_k < 1 or not pairs:
+            return []
+        dy = pairs[0][1]
+        tiled = (dy.is_cuda or kernels.INTERPRETED) and kernels.usable(dy)
+        uses = Counter([slot.name for call, _ in pairs for slot in self.slots_of[call.module].values()])
+        weight, center = wanted.whole.weight, wanted.whole.center
+        found: list[OuterLayer] = []
+        for call, dy in pairs:
+            slot = self.slots_of[call.module].get("weight") if type(call.module) in FACTORS else None
+            if slot is not None and slot.name in wanted.chosen.names and uses[slot.name] == 1:
+                left, right = FACTORS[type(call.module)](call.x, dy)
+                w, alpha = [v if v is None else v[slot.start : slot.stop].view(slot.shape) for v in (weight, center)]
+                if dy.dim() > 2:
+                    if slot.stop - slot.start >= _WIDE and dy.dtype == torch.float32:
+                        left, right = (_by_record(t, copies) for t in (left, right))
+                        found.append(SequenceLayer(slot, left, right, w, alpha))
+                elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
+                    found.append(TiledOuterLayer(slot, left, right, w, alpha, copies))
+                elif copies == 1:
+                    found.append(OuterLayer(slot, left, right, w, alpha))
+        return found
+
+
+def _by_record(values: Tensor, copies: int) -> Tensor:
+    """[b, p, n]: all positions of all copies of a record."""
+    return values.reshape(len(values) // copies, -1, values.shape[-1])
+
+
+@dataclass(frozen=True)
+class OuterLayer:
+    """One weight [m, n] with left factors a [b, m] and right factors b [b, n]."""
+
+    slot: Slot
+    left: Tensor
+    right: Tensor
+    weight: Tensor | None
+    """w, [m, n]; None: 1"""
+    center: Tensor | None
+    """α, [m, n]; None: 0"""
+
+    def squares(self) -> Tensor:
+        """The squared norm of each record's part in this layer, [b]; where terms cancel, an upper bound of it."""
+        left, right = self.left.double().square(), self.right.double().square()
+        squared = None if self.weight is None else self.weight.double().square()
+        own = left.sum(1) * right.sum(1) if squared is None else (left @ squared * right).sum(1)
+        if self.center is None:
+            return own
+        center = self.center.double()
+        pull = center if squared is None else center * squared
+        crossed = (self.left.double() @ pull * self.right.double()).sum(1)
+        rest = (pull * center).sum()
+        rounding = (16 + self.center.numel()) * torch.finfo(torch.float64).eps * (own + rest)
+        return (own - 2 * crossed + rest).clamp(min=0) + rounding
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, flat; a record whose factor is zero is left out, whatever it holds."""
+        dropped = (factors == 0)[:, None]
+        left = (self.left.double() * factors[:, None]).masked_fill_(dropped, 0.0)
+        total = left.mT @ self.right.double().masked_fill(dropped, 0.0)
+        if self.center is not None:
+            total -= factors.sum() * self.center
+        if self.weight is not None:
+            total *= self.weight
+        return total.flatten()
+
+
+@dataclass(frozen=True)
+class TiledOuterLayer(OuterLayer):
+    """The same in tiles: a kernel makes each entry of each record's gradient twice, to measure it and to add it up."""
+
+    copies: int
+
+    def squares(self) -> Tensor:
+        from adadpigu.core.kernels.outer import partial_norms
+
+        return partial_norms(self.left, self.right, _flat(self.center), _flat(self.weight), copies=self.copies)
+
+    def total(self, factors: Tensor) -> Tensor:
+        from adadpigu.core.kernels.outer import weighted_sum
+
+        center, weight = _flat(self.center), _flat(self.weight)
+        return weighted_sum(self.left, self.right, factors, center, weight, copies=self.copies)
+
+
+def _flat(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.reshape(-1)
+
+
+@dataclass(frozen=True)
+class SequenceLayer(OuterLayer):
+    """The same at many positions: left factors a [b, p, m] and right factors b [b, p, n]."""
+
+    def squares(self) -> Tensor:
+        """The squared norm of each record's part in this layer, [b], raised by what rounding can have hidden."""
+        positions, (rows, columns) = self.left.shape[1], self.slot.shape
+        if self.weight is None and self.center is None and positions * (rows + columns) < rows * columns:
+            return self._by_products()
+        return self._by_parts()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, flat; a record whose factor is zero is left out, whatever it holds."""
+        total = torch.zeros(self.slot.shape, dtype=torch.float64, device=factors.device)
+        for part in self._slices(8 * (self.left[0].numel() + self.right[0].numel())):
+            dropped = (factors[part] == 0)[:, None, None]
+            left = (self.left[part].double() * factors[part][:, None, None]).masked_fill_(dropped, 0.0)
+            right = self.right[part].double().masked_fill_(dropped, 0.0)
+            total.addmm_(left.flatten(0, 1).mT, right.flatten(0, 1))
+        if self.center is not None:
+            total.addcmul_(self.center.double(), factors.sum(), value=-1)
+        if self.weight is not None:
+            total *= self.weight
+        return total.flatten()
+
+    def _by_products(self) -> Tensor:
+        found = []
+        for part in self._slices(8 * (self.left[0].numel() + self.right[0].numel())):
+            left, right = self.left[part].double(), self.right[part].double()
+            own = ((left @ left.mT) * (right @ right.mT)).sum((1, 2))
+            terms = left.shape[1] ** 2 + left.shape[2] + right.shape[2]
+            hidden = (16 + terms) * torch.finfo(torch.float64).eps * _power(left) * _power(right)
+            found.append(own.clamp(min=0) + hidden)
+        return torch.cat(found)
+
+    def _by_parts(self) -> Tensor:
+        center, weight = (None if part is None else part.float().flatten() for part in (self.center, self.weight))
+        found = []
+        for part in self._slices(4 * (self.slot.stop - self.slot.start)):
+            with exact_products():  # what rounding can hide is reckoned for float32, not for TF32
+                rows = torch.bmm(self.left[part].mT, self.right[part]).flatten(1)
+            found.append(_squares(rows, center, weight))
+        norms = torch.cat(found).sqrt()
+        rounding = torch.finfo(torch.float32).eps
+        largest = 1.0 if self.weight is None else self.weight.abs().max()
+        pull = 0.0 if self.center is None else torch.linalg.vector_norm(self.center, dtype=torch.float64)
+        hidden = (self.left.shape[1] + 8) * _power(self.left).sqrt() * _power(self.right).sqrt() + 8 * pull
+        # Products below the normal range of float32 may have vanished, each by as much as its smallest number.
+        vanished = self.left.shape[1] * (self.slot.stop - self.slot.start) ** 0.5 * torch.finfo(torch.float32).tiny
+        raised: Tensor = norms * (1 + 8 * rounding) + largest * (rounding * hidden + vanished)
+        return raised.square()
+
+    def _slices(self, bytes_a_record: int) -> list[slice]:
+        size = slice_size(len(self.left), bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
+        return [slice(start, start + size) for start in range(0, len(self.left), size)]
+
+
+def _power(x: Tensor) -> Tensor:
+    """‖x_i‖² of each record, in float64."""
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+    return norms.square()
+
+
+def _squares(rows: Tensor, center: Tensor | None, weight: Tensor | None) -> Tensor:
+    if kernels.usable(rows):
+        from adadpigu.core.kernels.rows import squared_norms
+
+        found: Tensor = squared_norms(rows, center, weight)
+        return found
+    if center is not None:
+        rows -= center
+    if weight is not None:
+        rows *= weight
+    return _power(rows)

@@ -1,0 +1,239 @@
+"""Finds modules that mix records: the output for one record must not depend on the others in its batch.
+
+Per-sample clipping bounds a record's influence only if g_i depends on record i alone; a batch statistic breaks that.
+One record of a public example is replaced, and the first module whose output for the *others* moves is named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from adadpigu.core.gradients.losses import Objective, is_plain
+from adadpigu.core.gradients.norms import train_mode
+from adadpigu.core.gradients.probing import agree, forward, padding_ids, quiet_mode, removing, seed
+from adadpigu.core.gradients.state import describe
+from adadpigu.core.trees import Tree, count_rows, map_tensors, select
+from adadpigu.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What went into and came out of one module call."""
+
+    path: str
+    module: nn.Module
+    entered: list[Tensor]
+    left: list[Tensor]
+
+
+def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
+    """Raises `ModelError` if records influence each other's output, or if the forward before does.
+
+    Independence is probed, not proved: with ordinary, extreme, non-finite and repeated records, and in a larger batch.
+    """
+    rows = count_rows(inputs)
+    _refuse_mixing(model, inputs, range(0, rows, rows - 1))
+    for number in range(1, _SEEDS) if _draws_randomness(model, inputs) else ():  # what happens now and then
+        _refuse_mixing(model, inputs, range(1), most=1, number=number)
+    _refuse_trimming(model, inputs)
+    if isinstance(model, Objective) and hasattr(model.losses, "why_alone"):
+        return  # called with one record at a time, so a larger batch shows nothing new
+
+    def repeated(leaf: Tensor) -> Tensor:
+        many = leaf.repeat(_LARGE // rows + 1, *[1] * (leaf.dim() - 1))
+        if not leaf.is_floating_point():
+            return many
+        return many + torch.randn_like(many) if is_plain(model, inputs) else torch.rand_like(many)
+
+    with torch.no_grad():  # a graph of so many records would take more memory than training does
+        _refuse_mixing(model, map_tensors(repeated, inputs), range(1), most=_ORDINARY)
+
+
+def _refuse_trimming(model: nn.Module, inputs: Tree) -> None:
+    """Of whole numbers: records that end in padding, beside one that does not, which could make them longer."""
+    leaves, spec = tree_flatten(inputs)
+    ids = padding_ids(model)
+    pairs = [(number, next(each for each in ids if each != number)) for number in ids if len(ids) > 1]
+    sequences = [n for n, x in enumerate(leaves) if not (x.is_floating_point() or x.is_complex() or x.dim() < 2)]
+    for place, (number, other) in itertools.product(sequences, pairs):
+        padded = torch.where(leaves[place] == number, other, leaves[place])
+        padded[..., (padded.shape[-1] + 1) // 2 :] = number
+        batch, longest = leaves.copy(), [leaf[0] for leaf in leaves]
+        batch[place], longest[place] = padded, torch.full_like(padded[0], other)
+        shorter, value = (tree_unflatten(parts, spec) for parts in (batch, longest))
+        # Of a tree it is not known which leaf holds ids: one that refuses them holds none.
+        if is_plain(model, inputs) or all(_takes(model, b) for b in (shorter, *_replaced(shorter, 0, [value]))):
+            _refuse_mixing(model, shorter, range(1), longest=value)
+
+
+def _takes(model: nn.Module, inputs: Tree) -> bool:
+    try:
+        forward(model, inputs)
+    except ModelError:
+        return False
+    return True
+
+
+def _draws_randomness(model: nn.Module, inputs: Tree) -> bool:
+    """Whether a forward takes numbers from torch's generators, whatever it does with them."""
+    seed()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call, unused-ignore]
+    before = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    forward(model, inputs)
+    after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    return not all(map(torch.equal, before, after))
+
+
+_SEEDS = 16
+"""for a forward that draws at random: a mixup of three batches in ten is then missed in one run of 300"""
+_LARGE = 256
+_ORDINARY = 3
+_TRIED = 10
+
+
+def _refuse_mixing(
+    model: nn.Module, inputs: Tree, positions: range, most: int = _TRIED, longest: Tree | None = None, number: int = 0
+) -> None:
+    """Replaces records in turn by very different ones, or by `longest`; all forwards have one seed."""
+    everyone = torch.ones(count_rows(inputs), dtype=torch.bool)
+    output = forward(model, inputs, number).detach()
+    for record in positions:
+        others = everyone.clone()
+        others[record] = False
+        values = _alternatives(model, inputs, record) if longest is None else [longest]
+        for tried, replaced in enumerate(itertools.islice(_replaced(inputs, record, values), most)):
+            try:
+                altered = forward(model, replaced, number).detach()
+            except ModelError:
+                if tried < _ORDINARY:
+                    raise
+                continue  # a forward that refuses extreme values by itself mixes nothing by them
+            if not agree(forward(model, inputs, number).detach(), output):
+                where, _ = _blame(model, [inputs, replaced, inputs], everyone, number)
+                raise ModelError(
+                    f"{where}: the same input and seed give another output the second time; keep no state from one "
+                    "forward to the next, and draw randomness from torch only"
+                )
+            if not agree(altered[others], output[others]):
+                where, blamed = _blame(model, [inputs, replaced], others, number)
+                raise ModelError(
+                    f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}"
+                )
+
+
+def refuse_counting(model: nn.Module, inputs: Tree) -> None:
+    """Raises `ModelError` if a record's output depends on how many others came with it."""
+    if quiet_mode(model, inputs) is None:
+        return
+    together, alone = forward(model, inputs)[:1], forward(model, select(inputs, slice(1)))
+    train_mode(model)
+    if not agree(alone, together, factor=1 / math.sqrt(torch.finfo(together.dtype).eps)):
+        raise ModelError(
+            f"{describe('', model)}: a record's output depends on the batch it comes in; make the forward independent "
+            "of the batch size"
+        )
+
+
+def _traced(model: nn.Module, inputs: Tree, number: int) -> list[Passage]:
+    """Every call of a module in one forward, in the order in which they end."""
+    done: list[Passage] = []
+    entered: list[list[Tensor]] = []
+
+    def entering(module: nn.Module, args: Any, kwargs: Any) -> None:
+        entered.append(_copies((args, kwargs)))
+
+    def leaving(path: str) -> Any:
+        return lambda module, _, output: done.append(Passage(path, module, entered.pop(), _copies(output)))
+
+    handles = [module.register_forward_pre_hook(entering, with_kwargs=True) for module in model.modules()]
+    handles += [module.register_forward_hook(leaving(path)) for path, module in model.named_modules()]
+    with removing(handles):
+        forward(model, inputs, number)
+    return done
+
+
+def _copies(tree: Any) -> list[Tensor]:
+    return [leaf.detach().clone() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _alternatives(model: nn.Module, inputs: Tree, record: int) -> list[Tree]:
+    """Records that are very different from one. Of a tree, all leaves are replaced together, ordinary values first."""
+    if is_plain(model, inputs):
+        return list(_values(inputs, record))
+    leaves, spec = tree_flatten(inputs)
+    columns = []
+    for leaf in leaves:
+        old, values = leaf[record], _values(leaf, record)
+        columns.append([torch.rand_like(old), 1 - old, values[2], *values] if leaf.is_floating_point() else values)
+    longest = max(map(len, columns))
+    rows = zip(*([*column, *[column[-1]] * (longest - len(column))] for column in columns), strict=True)
+    return [tree_unflatten(row, spec) for row in rows]
+
+
+def _values(inputs: Tensor, record: int) -> list[Tensor]:
+    """Records that are very different from one, in the range of the example where values are indices."""
+    old = inputs[record]
+    if inputs.dtype == torch.bool:
+        return [~old]
+    if inputs.is_floating_point() or inputs.is_complex():
+        largest = torch.finfo(inputs.dtype).max
+        far = 10 * torch.randn_like(old) + 3
+        values = [far, -far, inputs[1 - min(record, 1)]]  # ordinary
+        return values + [torch.full_like(old, value) for value in (0.0, largest, float("inf"), float("nan"))]
+    mirrored = inputs.min() + inputs.max() - old
+    return [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]
+
+
+def _replaced(inputs: Tree, record: int, values: list[Tree]) -> Iterator[Tree]:
+    """The batch with one record made another, each time."""
+
+    def put(leaf: Tensor, value: Tensor) -> Tensor:
+        replaced = leaf.clone()
+        replaced[record] = value
+        return replaced
+
+    for value in values:
+        yield tree_map(put, inputs, value)
+
+
+def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> tuple[str, nn.Module]:
+    """The first module to finish, hence the innermost, that got the same for these records and gave something else.
+
+    Compares the first of these forwards with the last. Only here is every layer's output kept, which takes many times
+    the memory of a forward.
+    """
+    before, *_, after = [_traced(model, batch, number) for batch in batches]
+    for old, new in zip(before, after, strict=False):
+        if old.path != new.path:
+            break
+        if _same(old.entered, new.entered, rows, whole=True) and not _same(old.left, new.left, rows, whole=False):
+            return describe(old.path, old.module), old.module
+    return describe("", model), model
+
+
+def _same(old: list[Tensor], new: list[Tensor], rows: Tensor, *, whole: bool) -> bool:
+    """Whether tensors agree in these rows; those without a row a record count `whole`, or not at all."""
+    for pair in zip(old, new, strict=False):
+        a, b = (tensor[rows] if tensor.dim() > 0 and len(tensor) == len(rows) else None for tensor in pair)
+        if a is not None and b is not None:
+            if not agree(b, a):
+                return False
+        elif whole and not agree(pair[1], pair[0]):
+            return False
+    return True
+
+
+def _remedy(module: nn.Module) -> str:
+    if isinstance(module, Objective):
+        return "return one loss a record, of that record alone: no mean over the batch, no term of other records"
+    if getattr(module, "batch_first", True) is False:
+        return "build it with batch_first=True, or give it inputs of [sequence, batch, features]"
+    return "use a layer that treats each record on its own, such as nn.GroupNorm or nn.LayerNorm"

@@ -1,0 +1,134 @@
+"""How many records go through a net together: one length for all slices of a run, from public numbers alone.
+
+A product rounds a row otherwise among 129 rows than among 128, and the last rows of a slice otherwise than the first.
+So every slice has the same length, and its last rows are absent where records are missing. On a CPU the last slice may
+be shorter by whole blocks, where a rehearsal on synthetic rows has shown that each is computed alike, bit for bit, at
+any place and in any number of blocks. Elsewhere a record's place is chosen by its input. So its gradient depends on no
+other record.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from adadpigu.core.gradients.probing import removing
+from adadpigu.core.trees import Tree, count_rows, select
+
+BLOCK = 32
+"""rows that a CPU's kernels take at a time, twice a vector"""
+_VECTOR = 16
+
+
+def length_for_all(expected: float) -> int:
+    """B plus three standard deviations: on a GPU padding takes less time than a second slice."""
+    return math.ceil((expected + 3 * math.sqrt(expected)) / BLOCK) * BLOCK
+
+
+def rounded(length: int) -> int:
+    """The largest length up to this one that kernels take whole: a multiple of `BLOCK`, or a power of two below it.
+
+    >>> rounded(70), rounded(31), rounded(3)
+    (64, 16, 1)
+    """
+    if length >= BLOCK:
+        return length // BLOCK * BLOCK
+    return 1 if length < 4 else 1 << (length.bit_length() - 1)
+
+
+def computes_rows_alike(
+    compute: Callable[[Tree, Tensor], Tensor],
+    inputs: Tree,
+    targets: Tensor,
+    most: int,
+    copies: int = 1,
+    draw: Callable[..., Tensor] = torch.randn,
+) -> bool:
+    """Whether the gradients [b, d] of equal records are equal bit for bit, wherever they lie.
+
+    One tensor is filled by `draw`; a tree is taken as it is. Among `most` records where these are a block at most; else
+    in any number of blocks up to that.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        inputs = draw(inputs.shape, generator=generator, dtype=inputs.dtype)
+    count = count_rows(inputs)
+    kinds = 1 if most <= BLOCK else count - 1 + count % 2  # odd: each comes to lie anywhere in a vector
+    which = torch.arange(most) % kinds
+    shown = (which[:, None] + torch.arange(copies)) % count
+
+    def gradients(rows: int) -> Tensor:
+        return compute(select(inputs, shown[:rows].flatten()), targets[which[:rows]])
+
+    first = gradients(min(most, BLOCK))
+    places = torch.equal(first, first[:kinds][which[: len(first)]])
+    longer = (3 * BLOCK, most) if most > BLOCK else ()
+    return places and all(torch.equal(gradients(rows), first[:kinds][which[:rows]]) for rows in longer)
+
+
+@contextmanager
+def counted_operations(model: nn.Module) -> Iterator[list[float]]:
+    """Within, each call of a layer notes its multiply-adds for each row, about: its parameters times its positions."""
+    noted: list[float] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        parameters = list(module.parameters(recurse=False))
+        if parameters and isinstance(output, Tensor) and output.dim() > 0 and len(output) > 0:
+            channels = parameters[0].shape[0] if parameters[0].dim() > 0 else 1
+            positions = max(1.0, output.numel() / len(output) / max(1, channels))
+            noted.append(positions * sum(parameter.numel() for parameter in parameters))
+
+    with removing([module.register_forward_hook(note) for module in model.modules()]):
+        yield noted
+
+
+@contextmanager
+def aligned(model: nn.Module, *, attention: bool) -> Iterator[None]:
+    """Within, narrow linear layers on a CPU take rows that begin where a vector of 16 does, with zeros at their end.
+
+    Else a product of few columns rounds a row otherwise at another address, so that a record more moves all others.
+    With `attention` that is made of plain products too.
+    """
+    narrow = [
+        module
+        for module in model.modules()
+        if is_narrow(module)
+        and "forward" not in vars(module)  # one of its own, which somebody put there
+        and module.weight.device.type == "cpu"
+    ]
+    for module in narrow:
+        vars(module)["forward"] = functools.partial(_aligned_forward, module)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if attention else nullcontext():
+            yield
+    finally:
+        for module in narrow:
+            del vars(module)["forward"]
+
+
+def is_narrow(layer: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a layer's products have so few columns that where they lie in memory decides how they round."""
+    if type(layer) is not nn.Linear:
+        return False
+    return layer.in_features % _VECTOR != 0 and min(layer.in_features, layer.out_features) < _VECTOR
+
+
+def _aligned_forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002  (as the layer's own calls it)
+    more = (0, -layer.in_features % _VECTOR)
+    return F.linear(F.pad(input, more), F.pad(layer.weight, more), layer.bias)
+
+
+def aligned_product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, [b, m, p] @ [b, p, n], each record's from where a vector begins, for the same reason."""
+    columns = right.shape[2]
+    wide = F.pad(right, (0, -columns % _VECTOR)).contiguous()
+    return torch.bmm(left.contiguous(), wide)[..., :columns]

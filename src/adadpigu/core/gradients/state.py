@@ -1,0 +1,195 @@
+"""What a model remembers from one forward to the next: its buffers and its parameters.
+
+A module that writes to either in a forward would carry un-noised data around the privacy line, so engines watch both;
+inspection runs the model on public examples only and puts everything back as it was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from adadpigu.errors import ModelError
+
+declared_public: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
+"""tensors of which the user says that they may change during a run (`ad.public`)"""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """One buffer or parameter as it was: the object itself and how often it had been written to."""
+
+    path: str
+    module: nn.Module
+    kind: str
+    name: str
+    tensor: Tensor
+    version: int
+
+
+def describe(path: str, module: nn.Module) -> str:
+    """How errors name a module: dotted path and type.
+
+    >>> describe("features.0", nn.ReLU()), describe("", nn.ReLU())
+    ("'features.0' (ReLU)", '<model> (ReLU)')
+    """
+    whole = getattr(module, "shown_as", None) or f"<model> ({type(module).__name__})"
+    return f"{path!r} ({type(module).__name__})" if path else whole
+
+
+def remember(model: nn.Module) -> list[Remembered]:
+    """Every buffer, parameter and plain tensor of every module, without copying any."""
+    seen = []
+    for path, module in model.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
+        for kind, tensors in (("buffer", module._buffers), ("parameter", module._parameters), ("attribute", plain)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    version = 0 if tensor.is_inference() else tensor._version
+                    seen.append(Remembered(path, module, kind, name, tensor, version))
+    return seen
+
+
+@contextmanager
+def refuse_changes(model: nn.Module) -> Iterator[None]:
+    """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter, or wrote to another tensor.
+
+    Compares identity and version counter: free of data, and cheap enough for every step. Plain attributes are put back
+    as they were, lists and dicts with their content, so that nothing a forward leaves there stays in the model.
+    """
+    before, kept = remember(model), Kept(model)
+    copies = [(e, e.tensor.detach().clone()) for e in before if e.tensor in declared_public] if declared_public else []
+    try:
+        yield
+    finally:
+        kept.put_back()
+    for entry, value in copies:  # no other net is under what the user may write to
+        if not _identical(value, entry.tensor.detach()):
+            raise changed(entry)
+    for old, new in zip_longest(before, remember(model)):
+        if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
+            raise changed(new or old)
+
+
+_OWN = frozenset(vars(nn.Module()))
+_REACH = 4
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device})
+
+
+class Kept:
+    """Everything that a forward (or a loss) could leave in Python objects, and the way back.
+
+    Attributes, containers, objects and arrays are followed a few levels deep; tensors are watched elsewhere. What a
+    module has of its own (its tables of tensors, its training flag) is part of it where `whole`.
+    """
+
+    def __init__(self, root: object, *, whole: bool = False) -> None:
+        self._seen: dict[int, tuple[Any, Any]] = {}
+        modules = root.modules() if isinstance(root, nn.Module) else [root]
+        waiting = deque([(getattr(module, "__dict__", None), 0) for module in modules])
+        while waiting:
+            value, depth = waiting.popleft()
+            if value is None or id(value) in self._seen or depth > _REACH:
+                continue
+            if isinstance(value, np.ndarray):
+                self._seen[id(value)] = (value, value.copy())
+            elif isinstance(value, list | dict | set | deque):
+                own = _OWN if depth == 0 and not whole else frozenset()
+                content = {k: v for k, v in value.items() if k not in own} if isinstance(value, dict) else copy(value)
+                self._seen[id(value)] = (value, content)
+                items = content.values() if isinstance(content, dict) else content
+                waiting += [(item, depth + 1) for item in items if type(item) not in _PLAIN]
+            elif not isinstance(value, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType):
+                waiting.append((getattr(value, "__dict__", None), depth + 1))
+
+    def put_back(self) -> None:
+        """Undoes what was changed; what was not is not touched."""
+        for value, content in self._seen.values():
+            if isinstance(value, np.ndarray):
+                if not np.array_equal(value, content, equal_nan=value.dtype.kind == "f"):
+                    value[...] = content
+            elif isinstance(value, dict):
+                own = {k: v for k, v in value.items() if k in _OWN and k not in content}
+                now = [(k, id(v)) for k, v in value.items() if k not in own]
+                if now != [(k, id(v)) for k, v in content.items()]:
+                    value.clear()
+                    value.update(own | content)
+            elif list(map(id, value)) != list(map(id, content)):
+                value.clear()
+                (value.update if isinstance(value, set) else value.extend)(content)
+
+
+def changed(entry: Remembered) -> ModelError:
+    """The refusal of a module that writes to its own state."""
+    return ModelError(
+        f"{describe(entry.path, entry.module)}: a training forward changes {entry.kind} {entry.name!r}, which would "
+        "carry data around the noise; remove it, use a layer without such state, or set it in __init__ and leave it"
+    )
+
+
+class Untrained:
+    """A copy of every tensor that training must leave alone: buffers, frozen parameters, plain tensors.
+
+    The last net: a write that leaves no trace in the version counter would otherwise be saved with the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        trained = {id(p) for p in model.parameters() if p.requires_grad}
+        self._model = model
+        self._copies = [(e, e.tensor.detach().clone()) for e in remember(model) if id(e.tensor) not in trained]
+
+    def put_back(self) -> ModelError | None:
+        """Restores all of them but those declared public; the refusal names the first that was changed.
+
+        A plain tensor in whose place another lies is put back without one: an evaluation has left it there.
+        """
+        present = {(e.path, e.kind, e.name): e.tensor for e in remember(self._model)}
+        refusal = None
+        for entry, value in self._copies:
+            found = present.get((entry.path, entry.kind, entry.name))
+            if found is not None and found in declared_public:
+                continue
+            left_by_evaluation = entry.kind == "attribute" and found is not entry.tensor
+            if not left_by_evaluation and (found is None or not _identical(value, found.detach())):
+                refusal = refusal or changed(entry)
+            entry.tensor.data.copy_(value)
+            tables: dict[str, Any] = {"buffer": entry.module._buffers, "parameter": entry.module._parameters}
+            tables.get(entry.kind, vars(entry.module))[entry.name] = entry.tensor
+        return refusal
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, so that a NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Leaves the model and torch's random state bit-identical, whatever the body does to them.
+
+    Covers parameters, buffers, training flags and plain attributes that the forward sets.
+    """
+    kept = Kept(model, whole=True)
+    values = [(entry.tensor, entry.tensor.detach().clone()) for entry in remember(model)]
+    cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
+    devices = range(torch.cuda.device_count()) if cuda else ()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        kept.put_back()
+        for tensor, value in values:
+            tensor.data.copy_(value)  # .data: a graph the caller still holds stays usable

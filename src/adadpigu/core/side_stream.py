@@ -1,0 +1,55 @@
+"""A second line of work on a GPU: short vectors are made ready while a batch goes through the net.
+
+    with side_stream(device):      forked from here: waits for all that the main line has been told so far
+        …
+    join(device)              the main line waits for it
+
+On a CPU both do nothing. A fork waits for the main line and what it made is read after a join, so memory that either
+line lets go of is never written by the other too early.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def side_stream(device: torch.device) -> AbstractContextManager[None]:
+    """What is done within runs beside the main line."""
+    return _SideStream(device) if device.type == "cuda" else nullcontext()
+
+
+class _SideStream:
+    """May be entered any number of times, also within itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        stream = _stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._entered.append(torch.cuda.stream(stream))
+        self._entered[-1].__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().__exit__(*error)
+
+
+def join(device: torch.device) -> None:
+    """What was done beside is there from here on."""
+    if device.type == "cuda" and (stream := _stream(device)) != torch.cuda.current_stream(device):
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def _stream(device: torch.device) -> Any:
+    return _made(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _made(index: int) -> Any:
+    return torch.cuda.Stream(index)  # type: ignore[no-untyped-call, unused-ignore]

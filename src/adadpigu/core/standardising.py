@@ -1,0 +1,260 @@
+"""Per-sample gradients, standardised, then measured and added up. Before the noise: sensitive in, sensitive out.
+
+    z_i = m ⊙ (g_i − α) / scale,   optionally the top-k of each record,   then ‖z_i‖² and Σ_i factor_i z_i in float64
+
+What is measured is what is added: the very same numbers, or a record could pass its bound. Of entries that equal the
+k-th largest the first stay. A row keeps an entry that is no number: the clip finds and drops the record.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adadpigu.core import kernels
+from adadpigu.core.side_stream import join
+from adadpigu.errors import InputError
+
+if TYPE_CHECKING:
+    from adadpigu.core.bounding import GradientSum
+
+Numbers = npt.NDArray[Any]
+_ROWS_OF_A_THREAD = 8
+"""rows that one of several threads selects from at a time, so that they seldom wait for the interpreter's lock"""
+_WIDENED = 8
+"""rows of a `_Narrow` that are widened at once"""
+
+
+class Standardiser:
+    """z = m ⊙ (g − α) / scale, widened to float64, for some or all coordinates of a gradient.
+
+    Frozen coordinates become zero in place, so that rows keep their length; a record whose gradient is not finite
+    there has no finite norm and is dropped like any other such record.
+    """
+
+    def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
+        """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them.
+
+        With top-k they hold every active coordinate: the largest entries of a record are found in its whole gradient.
+        """
+        if device.type == "cuda":
+            join(device)  # a query's vectors may be in the making
+        self._device = device
+        self._kept: int | Tensor | None = None
+        if query.top_k < 1:
+            self._kept = _kept(query, size) if query.kept is None else query.kept
+        weight = None if query.scale is None else query.scale.to(device).reciprocal()
+        if query.active is not None:
+            active = query.active.to(device)
+            weight = active.float() if weight is None else where_or_zero(active, weight)
+        center = None if query.center is None else query.center.to(device)
+        if columns is not None:
+            weight, center = [part if part is None else part[columns] for part in (weight, center)]
+        self.weight, self.center = weight, center
+        # kernels read them once for every few rows
+        self._narrow = (_float(self.center), _float(self.weight)) if device.type == "cuda" else None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether rows of float32 are standardised where they lie, so that no copy of all is made in float64."""
+        return self._kept is not None and self._device.type == "cpu"
+
+    def __call__(self, rows: Tensor) -> Standardised:
+        """The rows [b, n], standardised. May overwrite them."""
+        if (rows.is_cuda or kernels.INTERPRETED) and kernels.usable(rows) and rows.dtype == torch.float32:
+            vectors = self._narrow or (self.center, self.weight)
+            if self._kept is None:
+                return _Fused(rows, None, *vectors)
+            from adadpigu.core.kernels.top_k import measured_largest
+
+            return _Fused(*measured_largest(rows, *vectors, self._kept))
+        if self._kept is not None and self.in_place and rows.dtype == torch.float32:
+            kept = min(int(self._kept), rows.shape[1])
+            return _Narrow(largest_standardised(rows, self.center, self.weight, kept, rows))
+        return _Widened(self.widened(rows))
+
+    def widened(self, rows: Tensor) -> Tensor:
+        """[b, n] -> [b, n] in float64, a new tensor."""
+        # Standardised as the rows are, then widened: what is measured is what is added, and it is half the bytes.
+        z = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+        if self._kept is not None and z.device.type == "cpu" and int(self._kept) < z.shape[1]:
+            made = torch.empty(z.shape, dtype=torch.float64)
+            return largest_standardised(z, self.center, self.weight, int(self._kept), made)
+        if self.center is not None:
+            z = z - self.center.to(z.dtype)
+        if self.weight is not None:
+            z = torch.mul(z, self.weight.to(z.dtype), out=None if z is rows else z)
+        if self._kept is not None:
+            z = largest(z, int(self._kept))
+        return z.to(torch.float64, copy=z is rows)
+
+
+class Standardised(Protocol):
+    """Rows z that are measured and then added up: the very same numbers both times, in float64."""
+
+    def squares(self) -> Tensor:
+        """‖z_i‖², [b]."""
+        ...
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, [n]; a row whose factor is zero is left out, whatever it holds. Asked for last."""
+        ...
+
+
+class _Widened:
+    """Rows that were standardised and widened to float64 beforehand."""
+
+    def __init__(self, z: Tensor) -> None:
+        self._z = z
+
+    def squares(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self._z, dim=1)
+        return norms.square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        return weighted_total(self._z, factors)
+
+
+class _Narrow:
+    """Rows that were standardised in float32, and are widened a few at a time: these stay in the cache."""
+
+    def __init__(self, z: Tensor) -> None:
+        self._parts = torch.split(z, _WIDENED)
+
+    def squares(self) -> Tensor:
+        return torch.cat([_Widened(part.double()).squares() for part in self._parts])
+
+    def total(self, factors: Tensor) -> Tensor:
+        parts = zip(self._parts, torch.split(factors, _WIDENED), strict=True)
+        return functools.reduce(Tensor.add_, (weighted_total(part.double(), some) for part, some in parts))
+
+
+class _Fused:
+    """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
+
+    def __init__(
+        self, rows: Tensor, squares: Tensor | None, center: Tensor | None = None, weight: Tensor | None = None
+    ) -> None:
+        """`squares` where they are known already."""
+        self._rows, self._squares, self._center, self._weight = rows, squares, center, weight
+
+    def squares(self) -> Tensor:
+        if self._squares is not None:
+            return self._squares
+        from adadpigu.core.kernels.rows import squared_norms
+
+        found: Tensor = squared_norms(self._rows, self._center, self._weight)
+        return found
+
+    def total(self, factors: Tensor) -> Tensor:
+        from adadpigu.core.kernels.rows import weighted_sum
+
+        added: Tensor = weighted_sum(self._rows, factors, self._center, self._weight)
+        return added
+
+
+def _kept(query: GradientSum, size: int) -> int:
+    """How many entries of each record stay: ⌊ρ·|m|⌋."""
+    count = size if query.active is None else int(query.active.sum())
+    kept = math.floor(query.top_k * count)
+    if kept == 0:
+        raise InputError(f"top_k={query.top_k} keeps none of {count} active coordinates; allowed: at least 1/{count}")
+    return kept
+
+
+def weighted_total(z: Tensor, factors: Tensor) -> Tensor:
+    """Σ_i factor_i z_i in float64; a row whose factor is zero is left out, whatever it holds. May overwrite z."""
+    dropped = factors == 0
+    if z.device.type != "cpu" or bool(dropped.any()):
+        z.masked_fill_(dropped[:, None], 0.0)
+    return z.mT @ factors
+
+
+def where_or_zero(mask: Tensor, values: Tensor) -> Tensor:
+    """The values where the mask has them, zero elsewhere, whatever stands there.
+
+    >>> where_or_zero(torch.tensor([True, False]), torch.tensor([1.0, math.nan]))
+    tensor([1., 0.])
+    """
+    return torch.where(mask, values, _zero(values.dtype, values.device))
+
+
+@functools.cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: torch would put a plain 0.0 on the device at every call."""
+    return torch.zeros((), dtype=dtype, device=device)
+
+
+def _float(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.float()
+
+
+def largest(z: Tensor, count: int) -> Tensor:
+    """Zeroes all but the `count` largest magnitudes of each row; of equal ones the first stay.
+
+    >>> largest(torch.tensor([[3.0, -4.0, 1.0, 2.0], [5.0, 5.0, -5.0, 5.0]]), 2)
+    tensor([[ 3., -4.,  0.,  0.],
+            [ 5.,  5.,  0.,  0.]])
+    """
+    if count >= z.shape[1] or not len(z):
+        return z.clone()
+    if z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64):
+        return largest_standardised(z, None, None, count, torch.empty_like(z))
+    sizes = z.abs()
+    least = torch.kthvalue(sizes, z.shape[1] - count + 1, dim=1, keepdim=True).values
+    below, tied = sizes < least, sizes == least
+    spare = z.shape[1] - below.sum(dim=1, keepdim=True) - count
+    last_first = tied.flip(1).cumsum(dim=1).flip(1)  # how many equal ones there are from here on
+    return z.masked_fill(below | (tied & (last_first <= spare)), 0.0)
+
+
+def largest_standardised(
+    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, made: Tensor
+) -> Tensor:
+    """Writes `largest` of z = (g − α) · w to `made`, for rows g of float32 or float64 on a CPU. Returns `made`.
+
+    z has the dtype of the rows; `made` has either, and may be the rows themselves. numpy's partition finds the k-th
+    largest of each row: numpy 2 has it vectorised for AVX2 and AVX-512.
+    """
+    threads = max(1, min(torch.get_num_threads(), len(rows)))
+    alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))
+    if threads == 1:
+        _keep_largest(rows.numpy(), made.numpy(), alpha, w, count, 1)
+        return made
+    parts = (np.array_split(t.numpy(), threads) for t in (rows, made))
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda some, kept: _keep_largest(some, kept, alpha, w, count, _ROWS_OF_A_THREAD), *parts))
+    return made
+
+
+def _keep_largest(
+    rows: Numbers, made: Numbers, center: Numbers | None, weight: Numbers | None, count: int, at_once: int
+) -> None:
+    """A few rows at a time, which stay in the cache for all passes over them."""
+    length = rows.shape[1]
+    buffers, reached = np.empty((3, at_once, length), rows.dtype), np.empty((at_once, length), bool)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), at_once):
+            some, kept = rows[start : start + at_once], made[start : start + at_once]
+            (z, sizes, ordered), stays = buffers[:, : len(some)], reached[: len(some)]
+            np.copyto(z, some) if center is None else np.subtract(some, center, out=z)
+            if weight is not None:
+                np.multiply(z, weight, out=z)
+            np.abs(z, out=sizes)
+            np.copyto(ordered, sizes)
+            ordered.partition(length - count, axis=1)
+            least = ordered[:, length - count, None]
+            np.greater_equal(sizes, least, out=stays)
+            spare = np.count_nonzero(stays, axis=1) - count
+            for row in np.flatnonzero(spare > 0):
+                z[row, np.flatnonzero(sizes[row] == least[row])[-spare[row] :]] = 0
+            # As numbers of the same kind first: numpy would convert a mask piece by piece. What is no number stays so.
+            np.copyto(sizes, stays)
+            kept[:] = np.multiply(z, sizes, out=z)

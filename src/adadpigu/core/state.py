@@ -1,0 +1,55 @@
+"""What has to come back when a run goes on after its process has ended: named tensors, nothing else.
+
+Whoever learns from releases says what it has learned (`state`) and takes it again (`load`). Numbers are tensors without
+dimensions, so a checkpoint is one file of tensors. Generators are never part of it: noise is re-keyed, not restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class Learned:
+    """Something that learns from releases, in tensors that are changed in place: their names are `kept`."""
+
+    kept: ClassVar[tuple[str, ...]]
+
+    def state(self) -> State:
+        return {name.lstrip("_"): getattr(self, name) for name in self.kept}
+
+    def load(self, state: State) -> None:
+        for name in self.kept:
+            getattr(self, name).copy_(state[name.lstrip("_")])
+
+
+def number(value: float) -> Tensor:
+    """A number as a tensor; whole ones stay exact.
+
+    >>> number(3), number(0.5)
+    (tensor(3), tensor(0.5000, dtype=torch.float64))
+    """
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+
+
+def named(name: str, state: Mapping[str, Tensor]) -> State:
+    """A part's state under the part's name.
+
+    >>> named("mask", {"count": number(3)})
+    {'mask.count': tensor(3)}
+    """
+    return {f"{name}.{key}": value for key, value in state.items()}
+
+
+def part(name: str, state: Mapping[str, Tensor]) -> State:
+    """The inverse of `named`: what stands under a part's name.
+
+    >>> part("mask", {"mask.count": number(3), "other": number(1)})
+    {'count': tensor(3)}
+    """
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

@@ -1,0 +1,17 @@
+"""PyTorch Lightning: an unmodified LightningModule is trained privately by the strategy of its Trainer.
+
+from adadpigu.integrations.lightning import PrivateStrategy
+strategy = PrivateStrategy(records=60_000, privacy=Budget(epsilon=4, delta=1e-5))
+L.Trainer(strategy=strategy, max_epochs=30).fit(module, datamodule)
+strategy.privacy.statement()
+"""
+
+from __future__ import annotations
+
+from adadpigu.extras import extra
+
+extra("lightning.pytorch", group="lightning", purpose="PrivateStrategy")
+
+from adadpigu.integrations.lightning.strategy import PrivateStrategy  # noqa: E402
+
+__all__ = ["PrivateStrategy"]

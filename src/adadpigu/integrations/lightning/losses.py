@@ -1,0 +1,204 @@
+"""The per-record loss of a LightningModule, as the `losses(model, batch) -> [n]` that all training takes.
+
+    private_losses(batch)              if the module declares it: [n]
+    training_step(batch, batch_idx)    otherwise: called with one record at a time, a batch of one
+
+The user's code runs on records here, mostly under vmap, so what it logs or keeps would be un-noised. Logs go nowhere,
+metrics count nothing, and attributes of the module are put back after each call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import Metric, MetricCollection
+
+from adadpigu.core.gradients.losses import Objective
+from adadpigu.core.gradients.probing import fitting, seed
+from adadpigu.core.gradients.state import Kept, untouched
+from adadpigu.core.trees import Tree
+from adadpigu.errors import ModelError
+from adadpigu.integrations.trainers import OneRecord, each_alone, is_mean_or_sum
+
+_NOT_FOLLOWED = (pl.Trainer, pl.LightningDataModule, Dataset, DataLoader)
+"""what a module may hold that is large, or that changes by itself"""
+_REMEDY = (
+    "allowed: metrics of validation_step, on records that are not private, or diagnostics=True with out=, which keeps "
+    "losses in a file of its own, outside the guarantee"
+)
+
+
+class Layers(nn.Module):
+    """What is trained of a LightningModule: its layers, parameters and buffers, under the names they have there.
+
+    Lightning and the user change other attributes of the module all the time, and validation updates its metrics: both
+    stay behind.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        super().__init__()
+        self.shown_as = f"<model> ({type(module).__name__})"
+        self._parameters, self._buffers = module._parameters, module._buffers  # shared: torch.func swaps entries
+        self._non_persistent_buffers_set = module._non_persistent_buffers_set
+        for name, child in module.named_children():
+            if not _metrics_of(child) or any(True for _ in child.parameters()):
+                self._modules[name] = child
+
+
+class ModuleLosses:
+    """`losses(model, batch)` of a LightningModule."""
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module, self._name = module, type(module).__name__
+        self.declared = callable(getattr(module, "private_losses", None))
+        """whether the module has private_losses"""
+        self.logged: dict[str, None] = {}
+        """names that were logged, in order"""
+        self._kept: dict[str, None] = {}
+        """attributes in which something was kept"""
+        self._metrics = _metrics_of(module)
+        self._in_eval = [part for part in module.modules() if not part.training]
+        self._uncompiled = _running_uncompiled(module)
+        self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        connector: Any = module.trainer._data_connector
+        self._transfer = connector._datahook_selector.get_instance("on_after_batch_transfer").on_after_batch_transfer
+        if not self.declared:
+            self.why_alone = (
+                "training_step gives one loss a batch; for layer rules declare private_losses(self, batch) -> [n], and "
+                "PrivateStrategy(engine='ghost')"
+            )
+
+    def __call__(self, model: nn.Module, batch: Tree) -> Tensor:
+        if not self.declared:
+            return each_alone(self._step, batch)
+        with self._withheld():
+            losses: Tensor = self._module.private_losses(self._transfer(batch, 0))  # type: ignore[operator]
+        return losses
+
+    def _step(self, batch: Tree) -> Tensor:
+        rest = (max(self._module.trainer.fit_loop.batch_idx, 0),) if self._takes_index else ()
+        with self._withheld(), OneRecord():
+            found = self._module.training_step(self._transfer(batch, 0), *rest)
+        loss = found.get("loss") if isinstance(found, Mapping) else found
+        if not isinstance(loss, Tensor):
+            raise ModelError(
+                f"{self._name}.training_step gives a {type(loss).__name__}; allowed: its loss, or a dict that has it "
+                "as 'loss'"
+            )
+        return loss.sum()
+
+    @contextlib.contextmanager
+    def _withheld(self) -> Iterator[None]:
+        """Within, the user's code runs as it will, and nothing that it logs or keeps in the module stays."""
+        attributes, before = vars(self._module), dict(vars(self._module))
+        trainer: Any = self._module.trainer
+        sizes = {name: len(held) for name, held in before.items() if isinstance(held, list | dict | set | deque)}
+        versions = [(name, held, held._version) for name, held in before.items() if isinstance(held, Tensor)]
+        inner = Kept(SimpleNamespace(**{k: v for k, v in before.items() if not isinstance(v, _NOT_FOLLOWED)}))
+        with contextlib.ExitStack() as undone:
+            undone.callback(inner.put_back)
+            undone.callback(_put_back, attributes, before)
+            attributes.update(log=lambda name, *_, **__: self.logged.setdefault(name), print=_Silent())
+            for name in ("loggers", "should_stop"):
+                undone.callback(setattr, trainer, name, getattr(trainer, name))
+            trainer.loggers = [_Silent() for _ in trainer.loggers]
+            for metric in self._metrics:
+                undone.callback(_put_back, vars(metric), dict(vars(metric)))
+                _mute(metric)
+            for part in self._in_eval:
+                undone.callback(setattr, part, "training", part.training)
+                part.training = False
+            undone.enter_context(self._uncompiled())
+            yield
+            changed = {name for name, value in attributes.items() if before.get(name) is not value} - {"log", "print"}
+            changed |= {name for name, size in sizes.items() if len(before[name]) != size}
+            self._kept.update(dict.fromkeys(sorted(changed)))
+        for name, tensor, version in versions:
+            if tensor._version != version:
+                raise ModelError(
+                    f"{self._name}: its loss changes the tensor {name!r} in place, which would carry data around the "
+                    "noise; allowed: tensors that stay as they are"
+                )
+
+    def warn_of_withheld(self) -> None:
+        """Names what the user will miss."""
+        logged, kept = (", ".join(map(repr, names)) for names in (self.logged, self._kept))
+        if logged:
+            warnings.warn(f"{logged}: not logged, since the values would be un-noised; {_REMEDY}", stacklevel=2)
+        if kept:
+            warnings.warn(
+                f"{kept}: what the loss of {self._name} keeps there is not kept, since it would be un-noised (for a "
+                f"count of steps there is self.global_step); {_REMEDY}",
+                stacklevel=2,
+            )
+
+    def rehearse(self, model: nn.Module, batch: Tree) -> None:
+        """Runs on synthetic records, to note what is logged and kept.
+
+        Warns where the loss of a batch is neither the mean nor the sum of those of its records.
+        """
+        wholes = []
+        with untouched(model), torch.no_grad():
+            model.eval()
+            try:
+                batch = fitting(Objective(model, self), batch)
+                each = self(model, batch)
+                for number in () if self.declared else (0, 1):
+                    seed(number)
+                    wholes.append(self._step(batch))
+            except Exception:  # it is tried again, with a message, when the engine is chosen
+                return
+        if self.declared or not torch.equal(*wholes):  # it draws random numbers
+            return
+        if not is_mean_or_sum(wholes[0], each):
+            warnings.warn(
+                f"{self._name}.training_step: the loss of a batch is neither the mean nor the sum of its records' "
+                "losses; each record's loss is taken by itself; declare private_losses(self, batch) -> [n] to say what "
+                "that is",
+                stacklevel=2,
+            )
+
+
+def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
+    attributes.clear()
+    attributes.update(before)
+
+
+def _metrics_of(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
+
+
+def _mute(metric: nn.Module) -> None:
+    """Has a metric count nothing, and be zero (a collection: empty)."""
+    value: object = {} if isinstance(metric, MetricCollection) else torch.zeros(())
+    vars(metric).update(dict.fromkeys(("forward", "update", "compute", "reset"), lambda *_, **__: value))
+
+
+class _Silent:
+    """In the place of a logger: takes every call, and gives itself for every attribute."""
+
+    def __getattr__(self, name: str) -> _Silent:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> _Silent:
+        return self
+
+
+def _running_uncompiled(module: pl.LightningModule) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """A context in which compiled parts of the module run as they were written: vmap needs that."""
+    parts = [part for part in module.modules() if hasattr(part, "_orig_mod") or part._compiled_call_impl is not None]
+    if not parts and module._compiler_ctx is None:
+        return contextlib.nullcontext
+    warnings.warn("the model is compiled: training runs it uncompiled, one record at a time", stacklevel=2)
+    return partial(torch.compiler.set_stance, "force_eager")

@@ -1,0 +1,232 @@
+"""`PrivacyEngine`, as scripts for Opacus call it: their model, optimizer, criterion and loader in, made private out.
+
+Drawing, charging, clipping and noise are those of `PrivateLoop`. Without a number of epochs every pass over the loader
+is a run of its own, planned and charged in full before it begins; with one, all passes are one planned run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.core.gradients import Loss
+from adadpigu.core.trees import to_device
+from adadpigu.errors import InputError, require, unknown
+from adadpigu.integrations.loaders import tell_ignored, validate_loader
+from adadpigu.integrations.opacus.accountants import Accountant
+from adadpigu.integrations.opacus.loader import PrivateDataLoader
+from adadpigu.integrations.opacus.records import records_of
+from adadpigu.integrations.opacus.script import FirstOutput, HeldRecords, PrivateCriterion, PrivateModule, no_rows
+from adadpigu.integrations.opacus.validators import ModuleValidator
+from adadpigu.methods import DPSGD
+from adadpigu.runs.run import check_free
+from adadpigu.training.options import TrainingOptions
+from adadpigu.training.preparation import prepare
+
+Private = tuple[PrivateModule, torch.optim.Optimizer, PrivateCriterion, PrivateDataLoader]
+"""what `make_private` returns"""
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer, a criterion and a loader private, by the calls of `opacus.PrivacyEngine`.
+
+    `accountant`: prv (the default; here the tight privacy loss distribution) or rdp. `secure_mode` asks for noise from
+    a cryptographic generator. Ours: `out` writes a run folder with its ledger, where the number of steps is known;
+    `records` is the *public* record count N, where the length of the data set is not public.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: str = "prv",
+        secure_mode: bool = False,
+        records: int | None = None,
+        out: Path | str | None = None,
+    ) -> None:
+        self.accountant = Accountant(accountant)
+        self.secure_mode = secure_mode
+        self._records = records
+        self._loader: PrivateDataLoader | None = None
+        self._out = None if out is None else Path(out)
+        self._how: dict[str, Any] = {"randomness": "secure" if secure_mode else None}
+        """as `PrivateLoop.of` takes it"""
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        criterion: Loss | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> Private:
+        """Module, optimizer, criterion and loader, made private with a given noise; every pass adds to ε.
+
+        `criterion(outputs, targets)` is the loss whose per-record gradients are released: a torch loss, or any
+        function, which then holds all that comes after the model.
+        """
+        planned = total_steps is not None or self._out is None
+        require(planned, f"out={str(self._out)!r}: a run folder is for a planned run; allowed: with total_steps")
+        parts = module, optimizer, data_loader, criterion
+        return self._make(*parts, max_grad_norm, options, steps=total_steps, noise_multiplier=noise_multiplier)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        criterion: Loss | None = None,
+        **options: Any,
+    ) -> Private:
+        """As `make_private`, with the noise for which so many epochs cost at most the target."""
+        budget = Budget(epsilon=target_epsilon, delta=target_delta)
+        parts = module, optimizer, data_loader, criterion
+        return self._make(*parts, max_grad_norm, options, epochs=epochs, budget=budget)
+
+    def get_epsilon(self, delta: float) -> float:
+        """ε to cite: of the whole plan, from its first step on, however early it is left; of all passes without a plan.
+
+        When a script stops may depend on what it saw, so a run that stopped at half of its steps claims all of them.
+        """
+        return self.accountant.get_epsilon(delta=delta)
+
+    def report(self, delta: float | None = None) -> PrivacyReport:
+        """The report of what was done: of the planned run, or of all passes together (at 1e-5, or another δ)."""
+        require(
+            self._loader is not None and self._loader.loops()[0].ended,
+            "report: no run has ended; allowed: after the last batch of a pass or of the plan, or after finish()",
+        )
+        return self.accountant.report(delta)
+
+    def statement(self, delta: float | None = None) -> str:
+        """What is guaranteed, in plain words."""
+        return self.report(delta).statement()
+
+    def is_compatible(self, *, module: nn.Module, **_: Any) -> bool:
+        """Whether the module can be made private."""
+        return ModuleValidator.is_valid(module)
+
+    def save_checkpoint(self, **_: Any) -> None:
+        """Refused: a checkpoint without its ledger would make charges that were made disappear."""
+        raise InputError(
+            "save_checkpoint keeps no ledger; allowed: torch.save(model.state_dict()), or a run folder (out)"
+        )
+
+    load_checkpoint = save_checkpoint
+
+    def finish(self) -> None:
+        """Ends a planned run before its last step: the whole plan is claimed, and the statement says so."""
+        if self._loader is not None:
+            self._loader.finish()
+
+    def _make(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        criterion: Loss | None,
+        max_grad_norm: float,
+        further: dict[str, Any],
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        budget: Budget | None = None,
+        noise_multiplier: float | None = None,
+    ) -> Private:
+        free = self._loader is None
+        require(free, "this PrivacyEngine has made a model private already; allowed: another engine for another")
+        if criterion is None:
+            raise InputError(
+                "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "
+                "criterion=criterion), as in Opacus' ghost mode, and nothing else changes"
+            )
+        single = isinstance(max_grad_norm, int | float)
+        require(single, f"max_grad_norm={max_grad_norm!r}: allowed: one number, for the whole gradient of a record")
+        _check_options({"reduction": getattr(criterion, "reduction", "mean"), **further})
+        loader, ignored = validate_loader(getattr(loader, "original", loader), "data_loader")
+        data = records_of(loader, self._records)
+        tell_ignored(ignored, "data_loader")
+        if self._out is not None:
+            check_free(self._out)
+        batch_size, records = min(int(loader.batch_size or 1), data.records), HeldRecords(data.train)
+        length = math.ceil(data.records / batch_size)
+        steps = steps if epochs is None else epochs * length
+        prepared = prepare(
+            _with_one_output(module, records, criterion),
+            dataclasses.replace(data, train=records),
+            method=DPSGD(clip_norm=float(max_grad_norm)),
+            budget=budget,
+            delta=1e-5 if budget is None else budget.delta,
+            options=TrainingOptions(
+                batch_size=batch_size,
+                steps=length if steps is None else steps,
+                noise_multiplier=noise_multiplier,
+                clipping=further.get("clipping", "flat"),
+                device=str(next(module.parameters()).device),
+                optimizer=lambda _: optimizer,
+                execution="eager",
+            ),
+            loss=criterion,
+        )
+        print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
+        how = {"length": length, "open_ended": steps is None, "out": self._out, **self._how}
+        private = self._loader = PrivateDataLoader(loader, records, prepared, optimizer, **how)
+        self.accountant.watch(private.loops)
+        optimizer.noise_multiplier = prepared.noise_multiplier  # type: ignore[attr-defined]  # scripts print these
+        optimizer.max_grad_norm = float(max_grad_norm)  # type: ignore[attr-defined]
+        optimizer.expected_batch_size = batch_size  # type: ignore[attr-defined]
+        shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
+        wrapped = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
+        return wrapped[0], optimizer, wrapped[1], private
+
+
+def _with_one_output(module: nn.Module, records: HeldRecords, criterion: Loss) -> nn.Module:
+    """The module; where it returns several things, and torch's losses take one, that with the first of them."""
+    if not isinstance(criterion, torch.nn.modules.loss._Loss):
+        return module
+    device = next(module.parameters()).device
+    try:
+        output = no_rows(module, to_device(records.take(torch.arange(0))[0], device))
+    except Exception:  # `prepare` says what is wrong
+        return module
+    return FirstOutput(module) if isinstance(output, tuple | list) else module
+
+
+_ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
+    "batch_first": ((True,), "the first dimension is the record"),
+    "reduction": (("mean", "none"), "take the mean in the criterion, and scale the learning rate"),
+    "loss_reduction": (("mean",), "take the mean, and scale the learning rate"),
+    "poisson_sampling": ((True,), "shuffled batches have another epsilon than the accountant's"),
+    "clipping": (("flat", "automatic"), "adadpigu.train has methods that adapt the bound (adaclip, quantile)"),
+    "noise_generator": ((None,), "noise from a seed that somebody knows is no noise"),
+    "grad_sample_mode": (("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op"), "any is as fast here"),
+    "normalize_clipping": ((False,), "clipping='automatic' normalises"),
+    "strict": ((True, False), ""),
+    "wrap_model": ((True,), "the wrapped model shows batches"),
+    "rand_on_empty": ((False,), "an empty batch is a step like any other"),
+}
+"""options of Opacus: what is allowed here, and what to do else"""
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name, value in options.items():
+        if name not in _ALLOWED:
+            raise unknown("argument", name, sorted(_ALLOWED))
+        allowed, remedy = _ALLOWED[name]
+        require(value in allowed, f"{name}={value!r}: allowed: {', '.join(map(repr, allowed))}; {remedy}")

@@ -1,0 +1,131 @@
+"""The loader that `make_private` returns, and the runs behind it: a planned one, or a run for every pass.
+
+The guard is on from the first moment to the last: nothing but a release moves the weights, also between passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+import weakref
+from collections.abc import Generator, Iterator
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+from adadpigu.core.bounding import GradientSum
+from adadpigu.errors import InputError
+from adadpigu.integrations.opacus.script import SEEN, HeldRecords, ScriptBatch
+from adadpigu.methods import DPSGD
+from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
+from adadpigu.training.preparation import Preparation
+
+_OPEN = (
+    "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
+)
+
+
+class PrivateDataLoader:
+    """Yields the Poisson batches of a private run, a pass at a time; one more pass costs one more pass."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        records: HeldRecords,
+        prepared: Preparation,
+        optimizer: torch.optim.Optimizer,
+        *,
+        length: int,
+        open_ended: bool,
+        **how: Any,
+    ) -> None:
+        """`records`: which `prepared` draws from; `length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
+        self.original = loader
+        self.dataset, self.batch_size, self.collate_fn = loader.dataset, loader.batch_size, loader.collate_fn
+        self.sample_rate = prepared.sample_rate
+        self.prepared = prepared
+        self.batch: ScriptBatch | None = None
+        """the batch that the script works on"""
+        self._records, self._optimizer, self._how = records, optimizer, how
+        self._length, self._open_ended = length, open_ended
+        self._ended: list[PrivateLoop] = []
+        self._pass: weakref.ref[Generator[Any]] | None = None
+        """held by the script alone: where it lets go of a pass, the pass ends"""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **self._how)
+        self.loop.add_caveat(SEEN)
+        if self._open_ended:
+            self.loop.add_caveat(_OPEN)
+        self._batches: Generator[PrivateBatch] | None = None
+        self._drawn: PrivateBatch | None = None
+
+    def loops(self) -> list[PrivateLoop]:
+        """All runs, the one that is open last."""
+        return [*self._ended, self.loop]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def process_at_once(self, records: int) -> None:
+        """Differentiates so many records at a time from here on; changes nothing but memory."""
+        options = dataclasses.replace(self.prepared.options, physical_batch_size=records, memory_limit=None)
+        self.prepared = dataclasses.replace(self.prepared, options=options)
+        self.loop.process_at_once(records)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of one pass, which ends the one before."""
+        self._leave()
+        if self.loop.failed:
+            raise InputError(
+                "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
+                "statement(); allowed: another PrivacyEngine, whose epsilon adds up"
+            )
+        if self.loop.ended:
+            raise InputError(
+                f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; "
+                "allowed: more epochs in make_private_with_epsilon"
+            )
+        if self._drawn is not None and self._drawn.drop():
+            warnings.warn("a batch was drawn and not used; it is charged all the same", stacklevel=2)
+        if self._batches is None:
+            self._batches = cast("Generator[PrivateBatch]", iter(self.loop))
+        shown = self._shown(self._batches)
+        self._pass = weakref.ref(shown)
+        return shown
+
+    def _shown(self, batches: Generator[PrivateBatch]) -> Generator[Any]:
+        """Each batch charged before it is drawn."""
+        query = GradientSum(clip_norm=cast(DPSGD, self.prepared.method).clip_norm)
+        try:
+            for _ in range(self._length):
+                self._drawn = next(batches, None)
+                if self._drawn is None:  # the plan ends within this pass
+                    return
+                with self._records.held():
+                    self.batch = ScriptBatch(self._drawn, query, self.prepared)
+                    yield self.batch.shown()
+            if self.loop.on_last_step:
+                next(batches, None)  # ends the run
+        finally:
+            self.batch = None
+            if self._open_ended:
+                if not self.loop.ended:
+                    batches.close()
+                self._ended.append(self.loop)
+                self._begin()
+
+    def _leave(self) -> None:
+        """Ends a pass that somebody still holds and goes on with no more, such as a traceback."""
+        if self._pass is not None and (held := self._pass()) is not None:
+            held.close()
+
+    def finish(self) -> None:
+        """Ends the run that is open, if anything was drawn in it."""
+        self._leave()
+        if not self.loop.ended and self._batches is not None:
+            if self._drawn is not None:
+                self._drawn.drop()
+            self.loop.finish()

@@ -1,0 +1,12 @@
+"""Hugging Face: `PrivateTrainer`, a `transformers.Trainer` whose training is private. See docs/hugging-face.md."""
+
+from __future__ import annotations
+
+from adadpigu.extras import extra
+
+for _needed in ("transformers", "accelerate"):
+    extra(_needed, group="transformers", purpose="PrivateTrainer")
+
+from adadpigu.integrations.transformers.trainer import PrivateTrainer  # noqa: E402  after what it needs was asked for
+
+__all__ = ["PrivateTrainer"]

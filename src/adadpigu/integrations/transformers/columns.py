@@ -1,0 +1,179 @@
+"""Records of a data set as columns of one public shape: what a private population needs. Before the privacy line.
+
+    a dict of a tokeniser's columns, any length  ->  collated by itself  ->  padded to max_length  ->  {name: [n, ...]}
+
+Padding to the longest of a batch would show in shapes and in time who was drawn. Refusals go to the data's holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness, isolated, seed_host
+from adadpigu.core.trees import describe_tree
+from adadpigu.errors import InputError, first_line, require
+
+IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
+BY_TOKEN = (IDS, MASK, "token_type_ids", "position_ids", "special_tokens_mask", "decoder_attention_mask")
+"""columns with one number for each token"""
+IGNORED = -100
+"""a token's label that counts for nothing"""
+CLASSIFICATION = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Audio", "Video"))
+NEXT_TOKEN, EACH_TOKEN = ("ForCausalLM", "LMHeadModel"), ("ForTokenClassification", "ForMaskedLM")
+"""how the classes of models for known tasks are called"""
+_Collate = Callable[[list[Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Collates records one by one and pads each to the same length; called with a list, it is Trainer's collator."""
+
+    collate: _Collate
+    max_length: int | None
+    """tokens that every record is padded to; None: records have no tokens"""
+    fills: Mapping[str, int]
+    """columns that are padded, and with what"""
+    adds_mask: bool
+    """whether a record without an attention mask gets one"""
+    adds_labels: bool
+    """whether a record without labels has its own tokens as labels"""
+    bounds: Mapping[str, int]
+    """whole numbers of a column are below it"""
+
+    def __call__(self, features: Sequence[Any]) -> dict[str, Tensor]:
+        return self._joined([self._row(record, "a record") for record in features], "evaluation")
+
+    def of(self, dataset: Any, name: str, *, comparable: bool = False) -> dict[str, Tensor]:
+        """All records of a data set. Random crops and masks follow secret generators, which no other record shifts.
+
+        With `comparable`, each record has a generator of its own with a known seed: the same record gives the same row.
+        """
+        fits = isinstance(dataset, Sized) and hasattr(dataset, "__getitem__") and len(dataset) > 0
+        require(fits, f"{name}: {type(dataset).__name__}; allowed: a map-style data set with at least 1 record")
+        source = ReproducibleRandomness(0) if comparable else SystemRandomness()
+        rows = []
+        with isolated(source, torch.device("cpu")):
+            for number in range(len(dataset)):
+                if comparable:
+                    seed_host(0)
+                rows.append(self._row(dataset[number], f"{name}: record {number}"))
+        joined = self._joined(rows, name)
+        for column, below in self.bounds.items():
+            values = joined.get(column)
+            if values is None or values.is_floating_point():
+                continue
+            outside = (values < 0) | (values >= below)
+            if column == LABELS:
+                outside &= values != IGNORED
+            if outside.any():
+                record = int(outside.view(len(values), -1).any(1).nonzero()[0])
+                raise InputError(f"{name}: record {record} has {column} outside 0 to {below - 1}, as the model has")
+        return joined
+
+    def draws(self, dataset: Any) -> tuple[bool, bool]:
+        """Whether reading a few records draws random numbers, and whether from a generator that is not a global one."""
+        at_random, by_its_own = False, False
+        with isolated(SystemRandomness(), torch.device("cpu")):
+            for place in range(min(8, len(dataset))):
+                rows = []
+                for number in (0, 0, 1):
+                    seed_host(number)
+                    rows.append(self._row(dataset[place], f"record {place}"))
+                by_its_own |= _differ(rows[0], rows[1])
+                at_random |= by_its_own or _differ(rows[0], rows[2])
+        return at_random, by_its_own
+
+    def _row(self, record: Any, where: str) -> dict[str, Tensor]:
+        try:
+            made = self.collate([record])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"{where} cannot be collated: {first_line(error)}; allowed: a dict of numbers (is it tokenised?)"
+            ) from None
+        row = {column: values for column, values in made.items() if isinstance(values, Tensor)}
+        if IDS in row and self.max_length is not None:
+            self._pad(row, self.max_length, where)
+        return dict(sorted(row.items()))
+
+    def _pad(self, row: dict[str, Tensor], length: int, where: str) -> None:
+        ids = row[IDS]
+        mask = row.get(MASK, torch.ones_like(ids))
+        if self.adds_mask:
+            row[MASK] = mask
+        if self.adds_labels:
+            row.setdefault(LABELS, ids.masked_fill(mask == 0, IGNORED))
+        for column in sorted(row.keys() & self.fills.keys(), key=lambda column: (column != IDS, column)):
+            values = row[column]
+            require(
+                values.dim() > 1 and not values.is_floating_point() and 1 <= values.shape[-1] <= length,
+                f"{where}: its {column} are {describe_tree(values)}; allowed: 1 to {length} whole numbers "
+                f"(max_length={length}: have the tokeniser truncate)",
+            )
+            row[column] = F.pad(values, (0, length - values.shape[-1]), value=self.fills[column])
+
+    def _joined(self, rows: list[dict[str, Tensor]], name: str) -> dict[str, Tensor]:
+        """All rows as one batch."""
+        kinds = [describe_tree(row) for row in rows]
+        odd = next((number for number, kind in enumerate(kinds) if kind != kinds[0]), 0)
+        require(
+            not odd and rows[0].keys() - {LABELS},
+            f"{name}: record {odd} has the columns {kinds[odd] or 'none'}, record 0 {kinds[0] or 'none'}; allowed: "
+            "the same columns of numbers in every record, such as input_ids (tokenise it first)",
+        )
+        return {column: torch.cat([row[column] for row in rows]) for column in rows[0]}
+
+
+def _differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(one[column], other[column]) for column in one.keys() & other.keys())
+
+
+def columns_for(
+    model: Any,
+    collate: _Collate,
+    *,
+    taken: Collection[str],
+    tokeniser: Any,
+    max_length: int | None,
+    check_labels: bool,
+) -> Columns:
+    """How records are collated and padded for a model: by its class and config, and by what its forward has `taken`."""
+    kind, config = type(model).__name__, model.config
+    words = getattr(model.get_input_embeddings(), "num_embeddings", None) if IDS in taken else None
+    translates = getattr(config, "is_encoder_decoder", False) and not kind.endswith(CLASSIFICATION)
+    classes: Any = getattr(config, "num_labels", 0)
+    if translates:
+        classes = getattr(model.get_output_embeddings(), "out_features", 0)
+    elif kind.endswith((*NEXT_TOKEN, "ForMaskedLM")):
+        classes = words
+    types = getattr(config, "type_vocab_size", None)
+    bounds = {IDS: words, "token_type_ids": types, LABELS: classes if check_labels and classes > 1 else None}
+    padding = next((o.pad_token_id for o in (config, tokeniser) if getattr(o, "pad_token_id", None) is not None), 0)
+    by_token = {LABELS: IGNORED} if translates or kind.endswith(NEXT_TOKEN + EACH_TOKEN) else {}
+    return Columns(
+        collate=collate,
+        max_length=_length_of(model, max_length, tokeniser) if words else None,
+        fills=dict.fromkeys(BY_TOKEN, 0) | {IDS: padding, "decoder_input_ids": padding} | by_token,
+        adds_mask=MASK in taken,
+        adds_labels=kind.endswith(NEXT_TOKEN),
+        bounds={column: below for column, below in bounds.items() if below},
+    )
+
+
+def _length_of(model: Any, asked: int | None, tokeniser: Any) -> int:
+    """The length to pad to: as declared, or as many tokens as tokeniser and model take."""
+    most = getattr(model.config, "max_position_embeddings", None)
+    tables = [m for m in model.modules() if most and getattr(m, "num_embeddings", None) == most]
+    behind = [table.padding_idx + 1 for table in tables if table.padding_idx is not None]
+    if most and behind:  # RoBERTa and its kin number positions from behind the padding's id on
+        most -= max(behind)
+    known = [length for length in (most, getattr(tokeniser, "model_max_length", None)) if length and length < 10**6]
+    length = min(known, default=0) if asked is None else asked
+    allowed = f"1 to {most or 'what the model takes'}, the public length of all records"
+    require(1 <= length <= (most or length), f"max_length={length}; allowed: {allowed}")
+    return length

@@ -1,0 +1,280 @@
+"""Stage 2: releases -> α and β, which standardise the next step's gradients, and a mask that grows. Public.
+
+    β ← γ2 β + (1 − γ2)(ĝ − α)²      then      α ← γ1 α + (1 − γ1) ĝ      on active coordinates only
+
+Options: the known noise variance is subtracted from (ĝ − α)² and β is kept within [h1, h2]; β is shared by the
+coordinates of a layer, or of a block of equal power; it starts from what stage 1 released; it is the optimiser's second
+moment, itself a function of releases; only its shape matters, not its level.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from adadpigu.core.layout import Layout
+from adadpigu.core.mechanism import Release, look
+from adadpigu.core.state import Learned
+from adadpigu.errors import InputError
+from adadpigu.methods.base import Share, check_options
+
+Decay = Annotated[float, "in [0, 1]"]
+NoiseFloor = Annotated[float, "a finite number of at least 0"]
+VarianceFrom = Literal["releases", "optimiser"]
+Schedule = Literal["constant", "linear", "cosine", "steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsOptions:
+    """How α and β move. γ1 = γ2 = 1 holds them where they start."""
+
+    mean_decay: Decay = 1.0
+    """γ1"""
+    variance_decay: Decay = 1.0
+    """γ2"""
+    offset: Annotated[float, "at least 0"] = 0.0
+    """μ, added to √β"""
+    debias: bool = False
+    """subtract the known noise variance before β learns from (ĝ − α)²"""
+    floor: float = 0.0
+    """h1, the least β"""
+    ceiling: float = float("inf")
+    """h2, the largest β"""
+    noise_floor: NoiseFloor = 0.0
+    """the least β as a share of the known noise variance of ĝ"""
+    per_layer: bool = False
+    """share β (not α) among the coordinates of a layer"""
+    blocks: int = 0
+    """share β among so many blocks of coordinates; 0: there are none"""
+    variance_from: VarianceFrom = "releases"
+    """what β follows: the spread of releases, or the second moment that the run's optimiser keeps of them"""
+    normalise: bool = False
+    """divide √β + μ by its geometric mean over the active coordinates, so that C stays in the gradient's units"""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.blocks < 0 or (self.blocks and self.per_layer):
+            raise InputError(
+                f"blocks={self.blocks} with per_layer={self.per_layer}; allowed: 0 or more, one of the two"
+            )
+        if not 0 <= self.floor <= self.ceiling:
+            raise InputError(f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 0 ≤ floor ≤ ceiling")
+        if self.floor == 0 and self.offset == 0 and self.moves_variance:
+            raise InputError(
+                "offset=0 with floor=0 lets √β + μ reach 0; allowed: offset > 0 or floor > 0 where β moves"
+            )
+
+    @property
+    def moves_variance(self) -> bool:
+        """Whether β changes after the start."""
+        return self.variance_from == "optimiser" or self.variance_decay < 1
+
+    @property
+    def knows_noise(self) -> bool:
+        """Whether β makes use of the known noise variance."""
+        return self.debias or self.noise_floor > 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether coordinates of a group have one β."""
+        return self.per_layer or self.blocks > 0
+
+
+class Statistics(Learned):
+    """α and β for every coordinate, learned from releases alone."""
+
+    kept: ClassVar[tuple[str, ...]] = ("mean", "variance")
+
+    def __init__(self, options: StatisticsOptions, *, variance: Tensor, groups: Tensor) -> None:
+        """`variance` is β at the start, [d], whose dtype state has; `groups` the number of each coordinate's group."""
+        self._options = options
+        self.variance_held = not options.moves_variance
+        """whether β stays where it started"""
+        self.mean_held = options.mean_decay == 1
+        """whether α stays 0 (γ1 = 1)"""
+        self._groups = groups
+        self._group_count = int(groups.max()) + 1
+        self.variance = variance.clamp(options.floor, options.ceiling)
+        self.mean = torch.zeros_like(self.variance)
+        self.plain = self.variance_held and bool((self.scale() == 1).all())
+        """whether √β + μ is 1 and stays so: then nothing is scaled"""
+        if not bool((self.scale() > 0).all()):
+            raise InputError("√β + μ must be above 0: raise beta, floor or offset")
+
+    def scale(self, active: Tensor | None = None) -> Tensor:
+        """√β + μ, [d]; with `normalise`, over its geometric mean on the active coordinates (None: all)."""
+        scale = self.variance.sqrt() + self._options.offset
+        if not self._options.normalise:
+            return scale
+        logarithms = scale.log()
+        if active is None:
+            return scale / logarithms.mean().exp()
+        return scale / (torch.where(active, logarithms, 0.0).sum() / active.sum().clamp(min=1)).exp()
+
+    def noise_variance(self, scale: Tensor | None, stddev: float) -> Tensor | None:
+        """The variance in ĝ of noise of this size in the standardised mean, where β makes use of it."""
+        if not self._options.knows_noise or self.variance_held:
+            return None
+        return (torch.ones_like(self.variance) if scale is None else scale).mul(stddev).square()
+
+    def update(self, restored: Release, *, noise_variance: Tensor | None = None) -> None:
+        """Takes ĝ (a restored release) and, to `debias`, its known noise variance ((√β + μ)σC/B)², [d]."""
+        gradient, active = look(restored)
+        gradient, options = gradient.to(self.mean.dtype), self._options
+        if options.variance_from == "releases" and not self.variance_held:
+            spread = self._cleaned((gradient - self.mean).square(), noise_variance, active)
+            _set(self.variance, active, torch.lerp(self.variance, spread, 1 - options.variance_decay))
+        if not self.mean_held:
+            _set(self.mean, active, torch.lerp(self.mean, gradient, 1 - options.mean_decay))
+
+    def follow(self, second_moment: Tensor, *, noise_variance: Tensor | None, active: Tensor | None) -> None:
+        """Makes the optimiser's second moment of ĝ, [d], a function of releases, the β of the active coordinates."""
+        _set(self.variance, active, self._cleaned(second_moment.to(self.variance), noise_variance, active))
+
+    def _cleaned(self, spread: Tensor, noise_variance: Tensor | None, active: Tensor | None) -> Tensor:
+        """The spread of ĝ without its noise, shared and bounded as the options say."""
+        options = self._options
+        if options.debias:
+            assert noise_variance is not None
+            spread = spread - noise_variance
+        if options.shares:
+            spread = group_means(spread, self._groups, self._group_count, active)[self._groups]
+        if options.noise_floor > 0:
+            assert noise_variance is not None
+            spread = torch.maximum(spread, noise_variance * options.noise_floor)
+        if options.debias or options.floor > 0 or options.ceiling < math.inf:
+            spread = spread.clamp(options.floor, options.ceiling)
+        return spread
+
+    def welcome(self, returned: Tensor, active: Tensor) -> None:
+        """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
+
+        Both are masks. Where β is held or shared by a group, a coordinate has no β of its own to start afresh: it takes
+        its group's. The optimiser keeps a second moment of every coordinate.
+        """
+        self.mean.masked_fill_(returned, 0.0)
+        if self.variance_held or self._options.variance_from == "optimiser":
+            return
+        start = _median(self.variance, active)
+        if self._options.shares:
+            shared = group_means(self.variance, self._groups, self._group_count, active)
+            start = torch.where(shared > 0, shared, start)[self._groups]
+        _set(self.variance, returned, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskSchedule:
+    """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
+
+    `constant` stays at r. `linear` and `cosine` grow smoothly and reach 1 at `unfreeze_by`, a share of the steps;
+    `steps` grows in `stairs` equal stairs over the same span.
+
+    >>> schedule = MaskSchedule(retention=0.5, kind="linear", unfreeze_by=1.0)
+    >>> [schedule.ratio(t, 5) for t in range(5)]
+    [0.5, 0.625, 0.75, 0.875, 1.0]
+    """
+
+    retention: Share
+    kind: Schedule = "constant"
+    unfreeze_by: Share = 1.0
+    stairs: Annotated[int, "at least 1"] = 4
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def ratio(self, step: int, steps: int) -> float:
+        """r_t for step t = 0 … steps − 1 of the stage."""
+        span = max(self.unfreeze_by * (steps - 1), 1e-9)
+        progress = min(step / span, 1.0)
+        if self.kind == "constant":
+            progress = 0.0
+        elif self.kind == "cosine":
+            progress = (1 - math.cos(math.pi * progress)) / 2
+        elif self.kind == "steps":
+            progress = math.floor(progress * self.stairs) / self.stairs
+        return self.retention + (1 - self.retention) * progress
+
+    def count(self, size: int, step: int, steps: int) -> int:
+        """⌊r_t·d⌋, how many of d coordinates are active in step t: the first ones of the ranking."""
+        count = math.floor(self.ratio(step, steps) * size + 1e-9)
+        if count < 1:
+            raise InputError(f"retention={self.retention} keeps none of {size} parameters")
+        return count
+
+
+class GrowingMask:
+    """The mask of the first coordinates of a ranking, and who is in it: kept in one place while it grows.
+
+    Its numbers (`count`, `trained`) are known without looking at the mask, for which a GPU would have to wait.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.size = self.count = layout.size
+        self._layout = layout
+        self._place = torch.arange(layout.size, device=device)
+        self._active = torch.ones(layout.size, dtype=torch.bool, device=device)
+        self._target = torch.tensor(layout.size, device=device)
+        self.grows = False
+        self._first = [0] * len(layout.slots)
+
+    def rank(self, ranking: Tensor) -> None:
+        """Fixes the order in which coordinates become active."""
+        ranking = ranking.to(self._place.device)
+        self._place[ranking] = torch.arange(self.size, device=ranking.device)
+        self._first = [int(self._place[slot.start : slot.stop].min()) for slot in self._layout.slots]
+
+    def aim(self, count: int) -> None:
+        """Says that the first `count` coordinates shall be active; `move` then makes them so, on the device."""
+        self.grows = self.count < self.size and count > self.count
+        self.count = count
+        self._target.fill_(count)
+
+    def newcomers(self) -> tuple[Tensor, Tensor]:
+        """The masks of those that `move` will add and of those that are active so far."""
+        return (self._place < self._target) & ~self._active, self._active
+
+    def move(self) -> None:
+        """Makes the coordinates active that `aim` has named."""
+        torch.lt(self._place, self._target, out=self._active)
+
+    @property
+    def active(self) -> Tensor | None:
+        """[d] of bool; None where all are."""
+        return None if self.count == self.size else self._active
+
+    def snapshot(self) -> Tensor | None:
+        """`active` as it is now, for whoever keeps it."""
+        return None if self.active is None else self._active.clone()
+
+    @property
+    def trained(self) -> frozenset[int] | None:
+        """The parameters, by number, that have an active coordinate; None where all coordinates are."""
+        if self.count == self.size:
+            return None
+        return frozenset([number for number, first in enumerate(self._first) if first < self.count])
+
+
+def _set(state: Tensor, active: Tensor | None, new: Tensor) -> None:
+    """Writes new values in place, where the mask has them."""
+    if active is None:
+        state.copy_(new)
+    else:
+        torch.where(active, new, state, out=state)
+
+
+def _median(values: Tensor, active: Tensor) -> Tensor:
+    """The lower median of the active values, [1]; no device waits for how many there are."""
+    ordered = values.masked_fill(~active, math.inf).sort().values
+    return ordered.index_select(0, ((active.sum() - 1) // 2).clamp(min=0).reshape(1))
+
+
+def group_means(values: Tensor, groups: Tensor, group_count: int, active: Tensor | None = None) -> Tensor:
+    """The mean of the (active) values of each group (0 for a group without any)."""
+    present = torch.ones_like(values) if active is None else active.to(values.dtype)
+    total = values.new_zeros(group_count)
+    count = total.index_add(0, groups, present)
+    return total.index_add(0, groups, torch.where(present > 0, values, 0.0)) / count.clamp(min=1)

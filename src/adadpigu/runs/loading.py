@@ -1,0 +1,207 @@
+"""A finished run read back from its folder: config, model, data. The folder may come from a stranger.
+
+TOML, JSON and safetensors; nothing is unpickled, and no code is imported unless the caller says so. What a file claims
+is checked before anything is allocated for it: a model is built as shapes alone first, and must be the stored one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.config import RunConfig, merge, parse
+from adadpigu.data import DataSet, is_named, load_dataset
+from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, read_description
+from adadpigu.data.own import find_description
+from adadpigu.errors import InputError, first_line
+from adadpigu.features.front import Front, Fronted, make_front
+from adadpigu.models import make_model
+from adadpigu.runs.reading import CONFIG, Facts, facts_of, file_of, stored_facts, text_of
+from adadpigu.runs.run import MODEL, stored_tensors
+from adadpigu.tensors import Entry, read_header, read_tensors
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What a run folder holds. The data set itself is not needed to use the model."""
+
+    folder: Path
+    config: RunConfig
+    model: nn.Module
+    facts: Facts
+    description: Description | None
+    """of own data: how records are encoded"""
+
+    def data(self) -> DataSet:
+        """The data set, from where it was; refused where its description is not the one of the run."""
+        if self.description is not None:
+            describe = None if self.config.describe is None else Path(self.config.describe)
+            now = find_description(Path(self.config.dataset), describe)
+            if now is None or now.path.read_text(encoding="utf-8") != self.description.path.read_text(encoding="utf-8"):
+                raise InputError(
+                    f"run={str(self.folder)!r}: the description of its data has changed since training; allowed: "
+                    f"the one in {str(self.description.path)!r}"
+                )
+        return load_data(self.config)
+
+
+def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
+    """Reads a run folder; the message of a refusal says what is missing or odd.
+
+    A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
+    """
+    text, facts = text_of(folder, CONFIG), facts_of(folder)
+    stored = file_of(folder, MODEL)
+    config = _with_model(merge(parse(text, str(folder / CONFIG))), folder)
+    if not trust_code:
+        refuse_code(config, folder)
+    description = _description(folder, facts)
+    header = read_header(stored, "model").tensors
+    if not _is_code(config):
+        _check_outline(config, facts, header, folder)
+    model = _built(config, facts, folder)
+    own = stored_tensors(model)
+    _check_fit(own, header, folder)
+    if further := sorted(header.keys() - own.keys()):
+        raise InputError(f"run={str(folder)!r}: {MODEL} has {further[0]!r}, which the model does not have")
+    _fill(own, read_tensors(stored, "model"))
+    return LoadedRun(folder, config, model.eval(), facts, description)
+
+
+def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
+    """Gives a model of the caller's own the weights of a run that was trained with such a one, and returns it.
+
+    The run may be of a Hugging Face trainer, whose model it is then.
+    """
+    folder = Path(folder)
+    stored = file_of(folder, MODEL)
+    header, own = read_header(stored, "model").tensors, stored_tensors(model)
+    packed = not own.keys() & header.keys() and all(name.startswith("model.") for name in header)
+    prefix = "model." if packed else ""
+    _check_fit(own, {name.removeprefix(prefix): entry for name, entry in header.items()}, folder)
+    _fill(own, {name.removeprefix(prefix): tensor for name, tensor in read_tensors(stored, "model").items()})
+    return model
+
+
+def _with_model(config: RunConfig, folder: Path) -> RunConfig:
+    """A config that names no model is of a run from Python: data.json says how its model is built, or whose it is."""
+    if config.model is not None:
+        return config
+    built = stored_facts(folder).get("built")
+    built = built if isinstance(built, dict) else {}
+    name, activation = built.get("model"), built.get("activation")
+    if isinstance(name, str) and isinstance(activation, str | None):
+        return replace(config, model=name, activation=activation)
+    kind = str(built.get("class", "another class"))
+    shown = kind if len(kind) <= 100 and kind.isprintable() else "another class"
+    raise InputError(
+        f"run={str(folder)!r} was made in Python, with a model of your own ({shown}), which only your code can build; "
+        f"allowed: in Python, adadpigu.load({str(folder)!r}, model)"
+    )
+
+
+def refuse_code(config: RunConfig, folder: Path) -> None:
+    """Refuses a config whose model is code; a folder may be a stranger's."""
+    if _is_code(config):
+        raise InputError(
+            f"run={str(folder)!r}: its model={config.model!r} would import and run code; allowed only if you trust "
+            "whoever made the folder: --trust-model-code, in Python load_run(folder, trust_code=True)"
+        )
+
+
+def _is_code(config: RunConfig) -> bool:
+    return config.model is not None and ":" in config.model
+
+
+def _description(folder: Path, facts: Facts) -> Description | None:
+    """How records of own data are encoded; it must be of the data that the model was built for."""
+    if not (folder / DESCRIPTION).is_symlink() and not (folder / DESCRIPTION).exists():
+        return None
+    text_of(folder, DESCRIPTION)
+    found = read_description(folder / DESCRIPTION)
+    shape = facts.shape if isinstance(found.facts, ArrayFacts) else found.facts.shape
+    if (shape, len(found.classes)) != (facts.shape, facts.classes):
+        raise InputError(
+            f"run={str(folder)!r}: {DESCRIPTION} tells of records of shape {shape} in {len(found.classes)} classes; "
+            f"allowed: what data.json tells, {facts.shape} in {facts.classes}"
+        )
+    odd = [name for name in found.classes if not name.isprintable()]
+    if odd:
+        raise InputError(f"run={str(folder)!r}: {DESCRIPTION} has a class {odd[0]!r}; allowed: printable names")
+    return found
+
+
+def _check_outline(config: RunConfig, facts: Facts, stored: Mapping[str, Entry], folder: Path) -> None:
+    """Refuses a model that is not the stored one before memory is taken for it: here it has shapes alone."""
+    fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
+    with torch.device("meta"):
+        outline = _built(replace(config, normalisation="none"), facts, folder)
+    body = outline.body if isinstance(outline, Fronted) else outline
+    own = stored_tensors(body)
+    _check_fit({f"body.{name}" if fronted else name: tensor for name, tensor in own.items()}, stored, folder)
+
+
+def _built(config: RunConfig, facts: Facts, folder: Path) -> nn.Module:
+    try:
+        front, body = front_and_body(config, facts)
+    except (ValueError, TypeError, ArithmeticError, IndexError, RuntimeError, MemoryError) as error:
+        why = error if isinstance(error, InputError) else f"its model cannot be built: {first_line(error)}"
+        raise InputError(f"run={str(folder)!r}: {why}") from None
+    return body if front is None else Fronted(front, body)
+
+
+def _check_fit(own: Mapping[str, Tensor], stored: Mapping[str, Entry], folder: Path) -> None:
+    """Every tensor of the model must be stored, in its own shape and type: nothing is cast or broadcast."""
+    for name, tensor in sorted(own.items()):
+        wanted, found = Entry(tensor.dtype, tuple(tensor.shape)), stored.get(name)
+        if found != wanted:
+            there = "is missing" if found is None else f"is {_shown(found)}"
+            raise InputError(f"run={str(folder)!r}: {MODEL}: {name!r} {there}; the model has {_shown(wanted)}")
+
+
+def _shown(entry: Entry) -> str:
+    return f"{str(entry.dtype).removeprefix('torch.')} of shape {entry.shape}"
+
+
+@torch.no_grad()
+def _fill(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    for name, tensor in own.items():
+        tensor.copy_(stored[name])
+
+
+def load_data(config: RunConfig) -> DataSet:
+    """The data set that a config names."""
+    describe = None if config.describe is None else Path(config.describe)
+    return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
+
+
+def described(config: RunConfig) -> Description | None:
+    """The description of own data that a config goes by; None where there is none."""
+    describe = None if config.describe is None else Path(config.describe)
+    return None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
+
+
+def front_and_body(config: RunConfig, data: DataSet | Facts, seed: int | None = None) -> tuple[Front | None, nn.Module]:
+    """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
+    front, shape = None, data.shape
+    if shape is not None:
+        front, shape = make_front(
+            config.features,
+            config.normalisation,
+            shape,
+            normalisation_clip=config.normalisation_clip,
+            normalisation_noise=config.normalisation_noise,
+        )
+    body = make_model(
+        config.model or "mlp",
+        shape=shape,
+        classes=data.classes or 10,
+        seed=seed,
+        activation=config.activation,
+        initialisation=config.initialisation,
+    )
+    return front, body

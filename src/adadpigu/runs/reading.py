@@ -1,0 +1,233 @@
+"""The files of a run folder, read by one reader. The folder may be a stranger's: sizes are bounded, links out of it are
+refused, nothing is unpickled or imported, and each value is checked once, by type and range.
+
+A refusal names the file and the key; the value itself may be anything, so it is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting.journal import head_path
+from adadpigu.accounting.ledger_reading import NAME as LEDGER
+from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
+from adadpigu.data.description import MOST_CLASSES
+from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
+from adadpigu.runs.run import SUMMARY
+
+CONFIG, PRIVACY, FACTS = "config.toml", "privacy.json", "data.json"
+MOST_TEXT, MOST_LEDGER = 1 << 22, 1 << 27
+"""bytes of a file of TOML or JSON, and of a ledger"""
+MOST_VALUES, MOST_DIMENSIONS = 1 << 26, 8
+"""numbers in one record, and its dimensions"""
+MALFORMED = (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
+"""what values of wrong types can raise"""
+_LARGEST = 1e308
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The keys of one JSON object, each by its type, and where the object stands."""
+
+    values: Mapping[str, Any]
+    where: str
+
+    def number(self, key: str, low: float = -_LARGEST, high: float = _LARGEST) -> float | None:
+        """A finite number within bounds, or None for null or nothing."""
+        value = self.values.get(key)
+        fits = value is None or (type(value) in (int, float) and low <= value <= high)
+        self.check(fits, key, f"null, or a finite number from {low:g} to {high:g}")
+        return None if value is None else float(value)
+
+    def count(self, key: str) -> int:
+        """A whole number of at least 0 that a page can hold."""
+        value: int = self.values.get(key)  # type: ignore[assignment]
+        self.check(type(value) is int and 0 <= value < 2**53, key, "a whole number of at least 0")
+        return value
+
+    def text(self, key: str) -> str:
+        """Words."""
+        value: str = self.values.get(key)  # type: ignore[assignment]
+        self.check(isinstance(value, str), key, "a text")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false; nothing is false."""
+        value: bool = self.values.get(key, False)
+        self.check(isinstance(value, bool), key, "true or false")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of words; nothing is none."""
+        value = self.values.get(key, [])
+        self.check(isinstance(value, list) and all(isinstance(item, str) for item in value), key, "a list of texts")
+        return tuple(value)
+
+    def numbers(self, key: str, most: int, low: float, high: float) -> dict[str, float]:
+        """A number for each name (such as a layer's); nothing is none."""
+        value = self.values.get(key, {})
+        self.check(isinstance(value, dict) and len(value) <= most, key, f"at most {most} names with a number each")
+        inner = Fields(value, f"{self.where}: {key}")
+        return {name: found for name in value if (found := inner.number(name, low, high)) is not None}
+
+    def check(self, fits: bool, key: str, allowed: str) -> None:
+        """Refuses the object unless the value of a key fits."""
+        if not fits:
+            shown = key if key.isidentifier() and len(key) < 40 else "a value"
+            raise InputError(f"{self.where}: {shown} is odd; allowed: {allowed}")
+
+
+def fields_of(text: str, where: str) -> Fields:
+    """A JSON object from text; NaN, nesting without end and numbers of thousands of digits are refused."""
+    try:
+        found = json.loads(text, parse_constant=int)  # NaN and Infinity are no int: a ValueError
+        reason = "" if isinstance(found, dict) else "it is not an object"
+    except (ValueError, RecursionError) as error:
+        reason = "it nests too deep" if isinstance(error, RecursionError) else first_line(error)
+    if reason:
+        raise InputError(f"{where} cannot be read: {reason}")
+    return Fields(found, where)
+
+
+def file_of(folder: Path, name: str) -> Path:
+    """A file of the folder; one that a link leads out of it is refused."""
+    path = folder / name
+    try:
+        outside = not path.resolve().is_relative_to(folder.resolve())
+        there = path.is_file()
+    except (OSError, RuntimeError):  # links in a circle
+        outside, there = False, False
+    if outside:
+        raise InputError(f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
+    if not there:
+        raise InputError(f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
+    return path
+
+
+def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
+    """A text file of the folder, of at most so many bytes."""
+    path = file_of(folder, name)
+    _check_size(path, folder, most)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"run={str(folder)!r}: {name} cannot be read: {reason}") from None
+
+
+def _check_size(path: Path, folder: Path, most: int) -> None:
+    size = path.stat().st_size
+    if size > most:
+        raise InputError(f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
+
+
+def json_of(folder: Path, name: str) -> Fields:
+    """A JSON object in a file of the folder."""
+    return fields_of(text_of(folder, name), f"run={str(folder)!r}: {name}")
+
+
+def config_of(folder: Path, most: int = MOST_TEXT) -> tuple[str, dict[str, Any]]:
+    """The run's config.toml: its text, and the keys it sets, not yet checked by type."""
+    text = text_of(folder, CONFIG, most)
+    try:
+        return text, tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"run={str(folder)!r}: {CONFIG} cannot be read: {first_line(error)}") from None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Public facts of the data set that a run was trained on."""
+
+    shape: tuple[int, ...] | None
+    classes: int | None
+
+
+def facts_of(folder: Path) -> Facts:
+    """The public facts in a run's data.json."""
+    stored = stored_facts(folder)
+    fields = Fields(stored, f"run={str(folder)!r}: {FACTS}")
+    shape, classes = stored["shape"], stored["classes"]
+    allowed = f"null, or 1 to {MOST_DIMENSIONS} whole numbers of at least 1 whose product is at most {MOST_VALUES}"
+    fields.check(shape is None or _is_shape(shape), "shape", allowed)
+    known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
+    fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
+    return Facts(None if shape is None else tuple(shape), classes)
+
+
+def stored_facts(folder: Path) -> dict[str, Any]:
+    """What a run's data.json holds, not yet checked but for shape and classes being there."""
+    fields = json_of(folder, FACTS)
+    if not fields.values.keys() >= {"shape", "classes"}:
+        raise InputError(f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
+    return dict(fields.values)
+
+
+def _is_shape(value: object) -> bool:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_DIMENSIONS:
+        return False
+    return all(type(side) is int and side >= 1 for side in value) and math.prod(value) <= MOST_VALUES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run has said of itself at its end."""
+
+    method: str
+    dataset: str
+    accuracy: float | None
+    noise_multiplier: float | None
+    steps: int
+    done: int
+    seconds: float | None
+    interrupted: bool
+    execution: str
+
+
+def summary_of(folder: Path) -> Summary:
+    """The run's summary.json."""
+    fields = json_of(folder, SUMMARY)
+    return Summary(
+        method=fields.text("method"),
+        dataset=fields.text("dataset"),
+        accuracy=fields.number("test_accuracy", 0, 1),
+        noise_multiplier=fields.number("noise_multiplier", 0, 1e30),
+        steps=fields.count("steps"),
+        done=fields.count("steps_done"),
+        seconds=fields.number("seconds", 0, 1e12),
+        interrupted=fields.flag("interrupted"),
+        execution=fields.text("execution") if "execution" in fields.values else "",
+    )
+
+
+def privacy_of(folder: Path) -> PrivacyReport:
+    """The privacy report in a folder, as it stands there; `verifying` says whether it may be trusted."""
+    fields = json_of(folder, PRIVACY)
+    try:
+        report = PrivacyReport.from_json(fields.values)
+        report.statement()
+    except (AdaDPIGUError, *MALFORMED) as error:
+        raise InputError(f"{fields.where} cannot be read: {first_line(error)}") from None
+    return report
+
+
+def ledger_of(folder: Path) -> LedgerRecord:
+    """The run's ledger, damaged or not; a `LedgerError` where not even its header can be read."""
+    path = file_of(folder, LEDGER)
+    if head_path(path).exists():
+        file_of(folder, head_path(path).name)
+    _check_size(path, folder, MOST_LEDGER)
+    try:
+        return inspect_ledger(path)
+    except (LedgerError, InputError):
+        raise
+    except MALFORMED as error:
+        name = type(error).__name__
+        raise InputError(f"run={str(folder)!r}: {LEDGER} holds lines that no run has written: {name}") from None

@@ -1,0 +1,16 @@
+"""Several processes that train one model: one global Poisson draw, each record clipped where it lives, one ledger.
+
+    rank 0 charges -> tosses the coins -> each rank bounds its records -> sums are reduced to the owner of a coordinate
+    -> the owner adds its noise -> noisy values are gathered
+
+`processes` (what a run asks of them, and one process alone), `job` (torch.distributed), `meeting` (whether all ranks
+train the same thing), `launching` (torchrun), `sharded_training` (FSDP2).
+"""
+
+from __future__ import annotations
+
+from adadpigu.core.processes import Alone, Processes
+from adadpigu.training.distributed.job import Job, JobError, alone, current
+from adadpigu.training.distributed.launching import joined
+
+__all__ = ["Alone", "Job", "JobError", "Processes", "alone", "current", "joined"]

@@ -1,0 +1,220 @@
+"""The processes of a `torch.distributed` job: its default group, gloo between CPUs and NCCL between GPUs.
+
+A record lives on rank (position mod W), and is drawn, read and clipped there. The first process tosses all coins and
+the others are told on which side of q they fell; they wait for that, so nobody looks at a draw before it is charged. A
+sum before its noise passes between the ranks in a reduction to the owners of its coordinates, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.randomness import Randomness, Tier
+from adadpigu.errors import AdaDPIGUError, InputError, ModelError, first_line
+
+T = TypeVar("T")
+_apart: ContextVar[bool] = ContextVar("_apart", default=False)
+# torch 2.13 has other names for these and deprecates the old ones
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
+class JobError(InputError):
+    """The processes of a job do not train together: one has gone, or sees something else."""
+
+
+class LostProcessError(JobError):
+    """Another process of the job has gone, or has said nothing for too long."""
+
+
+def current() -> Processes:
+    """The processes among which this one is: the default group of torch.distributed where there is one, else alone."""
+    if _apart.get():
+        return Alone()
+    if dist.is_available() and dist.is_initialized():
+        return Alone() if dist.get_world_size() == 1 else Job()
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK")
+    if rank is not None and size not in ("", "1"):
+        raise JobError(
+            f"WORLD_SIZE={size}: torchrun has started several processes, and each would train and charge on its own; "
+            "allowed: torch.distributed.init_process_group() first, or adadpigu.training.distributed.alone() around it"
+        )
+    return Alone()
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Within it a run is this process's own, whatever others do: another run each, with a ledger each."""
+    before = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(before)
+
+
+def refuse_wrapped(model: nn.Module) -> None:
+    """A model in torch's own wrappers would send gradients to other processes before their noise."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ModelError(
+            "the model is wrapped in DistributedDataParallel, which adds up gradients without noise; allowed: the "
+            "module inside (model.module), whose clipped sums a job adds up by itself"
+        )
+    if "torch.distributed.fsdp" in sys.modules and isinstance(model, sys.modules["torch.distributed.fsdp"].FSDPModule):
+        raise ModelError(
+            "the model is sharded by fully_shard already; allowed: the model before that, for "
+            "adadpigu.training.distributed.sharded_training.train_sharded, which shards it"
+        )
+
+
+class Job:
+    """All processes of the default group."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        backends = str(dist.get_backend_config())
+        if "cpu:gloo" not in backends:
+            raise JobError(
+                f"backend={backends!r} cannot carry what is on the CPU; allowed: init_process_group() without a "
+                "backend, or with 'gloo' or 'cpu:gloo,cuda:nccl'"
+            )
+
+    def coins(self, randomness: Randomness, sample_rate: float) -> Randomness:
+        return _SharedCoins(self, randomness, sample_rate)
+
+    def own(self, count: int) -> tuple[slice, ...]:
+        width = -(-count // self.size)
+        return (slice(min(self.rank * width, count), min((self.rank + 1) * width, count)),)
+
+    def padding(self, count: int, size: int | None) -> int:
+        return 0
+
+    def reduce_scatter(self, values: Tensor) -> Tensor:
+        (own,), width = self.own(len(values)), -(-len(values) // self.size)
+        padded = values.new_zeros(width * self.size)
+        padded[: len(values)] = values
+        return self._scattered(padded)[: own.stop - own.start]
+
+    def _scattered(self, values: Tensor) -> Tensor:
+        """This process's W-th part of the sum over all processes."""
+        part = values.new_empty(len(values) // self.size)
+        with self._together():
+            _reduce_scatter(part, values)
+        return part
+
+    def all_gather(self, part: Tensor, count: int) -> Tensor:
+        width = -(-count // self.size)
+        padded = part.new_zeros(width)
+        padded[: len(part)] = part
+        whole = part.new_empty(width * self.size)
+        with self._together():
+            _all_gather(whole, padded)
+        return whole[:count]
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        raised = torch.tensor(flags, dtype=torch.int64)
+        with self._together():
+            dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+        return tuple(bool(flag) for flag in raised.tolist())
+
+    def first(self, work: Callable[[], T]) -> T | None:
+        made: T | None = None
+        error: BaseException | None = None
+        if self.rank == 0:
+            try:
+                made = work()
+            except Exception as raised:
+                error = raised
+        ours = isinstance(error, AdaDPIGUError)
+        said = "" if error is None else str(error) if ours else f"rank 0 has failed: {type(error).__name__}"
+        refusal = self.broadcast_object(said)
+        if error is not None:
+            raise error
+        if refusal:
+            raise JobError(refusal)
+        return made
+
+    def broadcast_object(self, value: T | None) -> T:
+        box: list[Any] = [value]
+        with self._together():
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        said: T = box[0]
+        return said
+
+    def heard(self, value: T) -> list[T]:
+        said: list[Any] = [None] * self.size
+        with self._together():
+            dist.all_gather_object(said, value)
+        return said
+
+    def spread(self, tensor: Tensor) -> None:
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        with self._together():
+            dist.broadcast(whole, src=0)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """A process that has gone, or is silent for too long, ends the others too, in one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            lost = LostProcessError(
+                f"rank {self.rank} of {self.size} has lost another process of the job ({_reason(error)}); what "
+                "was charged stands on the ledger; go on with --resume"
+            )
+        else:
+            return
+        raise lost
+
+
+def _reason(error: RuntimeError) -> str:
+    """What gloo or NCCL says, without where it stands in their sources."""
+    return re.sub(r"^\[\S*\]\s*", "", first_line(error))[:80]
+
+
+class _SharedCoins:
+    """The first process's coins, of which each process sees those of the records that live there."""
+
+    def __init__(self, job: Job, inner: Randomness, sample_rate: float) -> None:
+        self._job, self._inner, self._rate = job, inner, sample_rate
+
+    @property
+    def description(self) -> str:
+        return self._inner.description
+
+    @property
+    def tier(self) -> Tier | Literal["reproducible"]:
+        return self._inner.tier
+
+    @property
+    def private(self) -> bool:
+        return self._inner.private
+
+    def uniform(self, count: int) -> Tensor:
+        """0 for a record that is taken and lives here, 1 for all others; every process tosses, one of them counts."""
+        tossed = self._inner.uniform(count)
+        bits = torch.from_numpy(np.packbits((tossed < self._rate).cpu().numpy()))
+        self._job.spread(bits)
+        taken = torch.from_numpy(np.unpackbits(bits.numpy(), count=count)).to(torch.bool)
+        here = torch.arange(count) % self._job.size == self._job.rank
+        return torch.where(taken & here, 0.0, 1.0).to(tossed)
+
+    def normal(self, count: int) -> Tensor:
+        raise AssertionError("noise is drawn by the mechanism")
+
+    def words(self, count: int) -> Tensor:
+        return self._inner.words(count)

@@ -1,0 +1,128 @@
+"""Before the first draw: do all processes train the same model on the same data, in the same way? They start alike.
+
+Public facts are compared as they are. Records are compared by a digest under a key that the first process draws for
+this one comparison; neither key nor digest is kept or written. Weights, and the seed of public choices, are the first
+process's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from adadpigu.accounting import library_versions
+from adadpigu.core.processes import Processes
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness, isolated
+from adadpigu.core.sampling import Population
+from adadpigu.core.trees import describe_tree, select
+from adadpigu.data.datasets import TensorRecords
+from adadpigu.errors import InputError
+from adadpigu.runs.run import stored_tensors
+from adadpigu.training.distributed.job import JobError
+from adadpigu.training.preparation import Preparation
+from adadpigu.training.resuming import settings_of
+
+_LOOKED_AT = 256
+"""records that are compared where they are read one by one"""
+_AT_ONCE = 4096
+
+
+def check_ranks_agree(prepared: Preparation, processes: Processes, randomness: Randomness) -> Preparation:
+    """The run as all processes will train it; refuses by name where they could not train it together."""
+    if processes.size == 1:
+        return prepared
+    if prepared.options.diagnostics:
+        raise InputError(
+            f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone; "
+            "allowed: in one process"
+        )
+    drawn_by = {"randomness": randomness.description, "secret noise": randomness.private}  # of each owner's own noise
+    _compare_facts({**_facts(prepared), **drawn_by}, processes)
+    _compare_records(prepared, processes)
+    for module in (prepared.model, prepared.front):
+        if module is not None:
+            _spread_weights(module, processes)
+    return replace(prepared, seed=processes.broadcast_object(prepared.seed))
+
+
+def _facts(prepared: Preparation) -> dict[str, object]:
+    """All that is public of a run and has to be the same everywhere."""
+    inputs, targets = prepared.data.train.take(torch.arange(0))
+    return {
+        **settings_of(prepared),
+        "kind of a record": describe_tree(inputs),
+        "kind of a target": describe_tree(targets),
+        "plan": prepared.plan.to_json(),
+        "kind of device": prepared.device.type,
+        "engine": prepared.engine.name,
+        "libraries": library_versions(),
+    }
+
+
+def _compare_facts(mine: Mapping[str, object], processes: Processes) -> None:
+    every = processes.heard(mine)
+    for rank, theirs in enumerate(every):
+        for key, value in every[0].items():
+            if theirs.get(key) != value:
+                raise JobError(f"{key}={theirs.get(key)!r} on rank {rank}, {value!r} on rank 0; allowed: the same")
+
+
+def _compare_records(prepared: Preparation, processes: Processes) -> None:
+    """Whether all see the same records: what they hold is not told, only who differs."""
+    key = processes.broadcast_object(secrets.token_bytes(32))
+    every = processes.heard(_digest(prepared.data.train, key, prepared.device))
+    odd = [rank for rank, digest in enumerate(every) if digest != every[0]]
+    if odd:
+        named = ", ".join(map(str, odd))
+        raise JobError(
+            f"dataset={prepared.data.name!r}: rank {named} sees other records than rank 0; allowed: the same records "
+            "in the same order everywhere (each rank reads its own share of them)"
+        )
+
+
+def _digest(population: Population, key: bytes, device: torch.device) -> bytes:
+    """Of all records held as tensors; of records that are read one by one, of a few that the key chooses."""
+    digest = hashlib.blake2b(key=key)
+    digest.update(len(population).to_bytes(8, "little"))
+    if isinstance(population, TensorRecords):
+        for start in range(0, len(population), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            _add(digest, *tree_leaves(select((population.inputs, population.targets), part)))
+        return digest.digest()
+    chance = ReproducibleRandomness(int.from_bytes(key, "little"))
+    chosen = (chance.uniform(min(_LOOKED_AT, len(population))) * len(population)).long()
+    with isolated(chance, device):  # records that are augmented when they are read meet the same chance everywhere
+        _add(digest, *tree_leaves(population.take(chosen)))
+    return digest.digest()
+
+
+def _add(digest: hashlib.blake2b, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+@torch.no_grad()
+def _spread_weights(module: nn.Module, processes: Processes) -> None:
+    for tensor in stored_tensors(module).values():
+        processes.spread(tensor.detach())
+
+
+def check_alike(weights: Tensor, processes: Processes) -> None:
+    """Stops the job where public weights are not the same, bit for bit, in all processes."""
+    if processes.size == 1:
+        return
+    digest = hashlib.blake2b()
+    _add(digest, weights)
+    every = processes.heard(digest.digest())
+    odd = [str(rank) for rank, found in enumerate(every) if found != every[0]]
+    if odd:
+        raise JobError(
+            f"the weights of rank {', '.join(odd)} are not those of rank 0 any more; allowed: one kind of machine and "
+            "of device, deterministic optimisers, and no change to weights by hand"
+        )

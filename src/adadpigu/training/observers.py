@@ -1,0 +1,134 @@
+"""What observers are told of a run: public facts before it, metrics after its steps, the run at its end.
+
+Metrics are functions of releases, of the plan and of test records; no sensitive value comes this way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from adadpigu.accounting import Ledger, epsilon_curve
+from adadpigu.accounting.accountants import quick_epsilon
+from adadpigu.core.randomness import Randomness
+from adadpigu.methods.base import MethodState
+from adadpigu.runs.run import Facts, Metrics, Observer, Run
+from adadpigu.training.preparation import Preparation
+
+
+class ObserverHub:
+    """Tells the observers of one run, and keeps what it has told."""
+
+    def __init__(
+        self,
+        prepared: Preparation,
+        ledger: Ledger,
+        randomness: Randomness,
+        running: MethodState,
+        observers: Sequence[Observer],
+    ) -> None:
+        self._p = prepared
+        self._ledger = ledger
+        self._randomness = randomness
+        self._running = running
+        self.observers = observers
+        self._resumed = len(ledger.sessions()) > 1
+        self.looks: dict[int, float | None] = {}
+        """after which steps the test set is looked at, and the ε spent by then"""
+        self.metrics: list[Metrics] = []
+
+    def begin(self, done: int) -> None:
+        """Facts before the first step of this process."""
+        self.looks = self._planned_looks()
+        p = self._p
+        facts = Facts(
+            dataset=p.data.name,
+            method=p.method.name,
+            parameters=p.engine.layout.size,
+            steps=p.plan.steps,
+            noise_multiplier=p.noise_multiplier,
+            sample_rate=p.sample_rate,
+            epsilon=p.epsilons["pld"] if p.method.private else None,
+            delta=p.delta,
+            engine=p.engine.reason,
+            warnings=p.warnings,
+            steps_done=done,
+            steps_charged=sum(life.steps for life in self._ledger.sessions()),
+            secret=self._randomness.private,
+        )
+        for observer in self.observers:
+            observer.begin(facts)
+
+    def step(self, done: int, stage: str, accuracy: Callable[[], float | None]) -> None:
+        """Metrics after a step; at some steps the test set is looked at."""
+        look = done in self.looks
+        mean, variance = self._running.standardising if look else (None, None)
+        metrics = Metrics(
+            step=done,
+            steps=self._p.plan.steps,
+            stage=stage,
+            epsilon=self._spent(done) if look else None,
+            test_accuracy=accuracy() if look else None,
+            active=self._running.active_share,
+            mask=self._mask_by_layer() if look else {},
+            alpha=self._mean_by_layer(mean),
+            beta=self._mean_by_layer(variance),
+        )
+        if look:
+            self.metrics.append(metrics)
+        for observer in self.observers:
+            mask, alpha, beta = dict(metrics.mask), dict(metrics.alpha), dict(metrics.beta)
+            observer.update(replace(metrics, mask=mask, alpha=alpha, beta=beta))  # its own, to do with as it likes
+
+    def end(self, run: Run) -> None:
+        """The run, finished or interrupted. The error of one observer is raised once all others were told.
+
+        The run folder is an observer too: another's failure must not cost a run the model that it has paid for.
+        """
+        failed: list[Exception] = []
+        for observer in self.observers:
+            try:
+                observer.end(run)
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
+    def _planned_looks(self) -> dict[int, float | None]:
+        """After which steps the test set is looked at, and the ε spent by then."""
+        steps = self._p.plan.steps
+        every = self._p.options.evaluate_every or max(1, -(-steps // 20))
+        at = sorted({*range(every, steps + 1, every), steps})
+        if not (self._p.method.private and self._randomness.private):
+            return dict.fromkeys(at)
+        return dict(zip(at, epsilon_curve(self._p.plan, self._p.delta, at), strict=True))
+
+    def _spent(self, done: int) -> float | None:
+        """ε so far; of a run that was resumed, with what was charged for steps that were repeated."""
+        planned = self.looks[done]
+        if not self._resumed or planned is None:
+            return planned
+        return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])
+
+    def _mean_by_layer(self, values: Tensor | None) -> dict[str, float]:
+        """Means over each layer's active coordinates; a layer without any has none."""
+        if values is None:
+            return {}
+        index, active = self._p.engine.layout.layer_index(), self._running.active
+        kept = torch.ones(len(index), dtype=torch.float64) if active is None else active.cpu().double()
+        count = torch.bincount(index, kept)
+        means = torch.bincount(index, torch.where(kept > 0, values.detach().cpu().double(), 0.0)) / count
+        return {name: mean for name, mean in self._by_layer(means).items() if math.isfinite(mean)}
+
+    def _mask_by_layer(self) -> dict[str, float]:
+        index, active = self._p.engine.layout.layer_index(), self._running.active
+        kept = torch.ones(len(index), dtype=torch.float64) if active is None else active.cpu().double()
+        return self._by_layer(torch.bincount(index, kept) / torch.bincount(index))
+
+    def _by_layer(self, values: Tensor) -> dict[str, float]:
+        named = zip(self._p.engine.layout.layers(), values.tolist(), strict=True)
+        return {layer or "model": value for layer, value in named}

@@ -1,0 +1,280 @@
+"""One training step, top to bottom. What leaves `Draws.release` is public; everything before it is sensitive.
+
+    charge      the ledger pays for one draw, before a record is looked at
+    sample      every record is taken with probability q                          `core.sampling`
+    gradients   one g_i for each record that was taken                            `core.gradients`
+    bound       z̄_i = clip(g_i), then the sum, which knows its sensitivity        `core.bounding`
+    release     S = Σ z̄_i + N(0, σ²C² I)                                          `core.mechanism`
+    update      the method turns S into ĝ, the optimiser follows it, the method may reject it
+
+`Steps` makes the update, `Draws` answers the method's queries. `micro_batches` computes gradients and bounds them,
+`recording` replays the same step on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from adadpigu.core.bounding import BoundedSum, GradientSum, Query
+from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
+from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
+from adadpigu.core.sampling import Coins, PoissonSampler, gather
+from adadpigu.core.sensitive import Records
+from adadpigu.core.side_stream import join
+from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
+from adadpigu.methods.base import Batches, MethodState
+from adadpigu.training.learned import Learned
+from adadpigu.training.micro_batches import MicroBatches
+from adadpigu.training.preparation import Preparation
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step that may be taken now: the number of its stage, its own within it, and the steps before it in all."""
+
+    stage: int
+    index: int
+    count: int
+
+
+class Steps:
+    """Moves what a run has learned, a step at a time. All of it is made of releases; records are behind `Draws`."""
+
+    def __init__(self, prepared: Preparation, batches: Batches, learned: Learned) -> None:
+        self._p, self._batches = prepared, batches
+        self._optimiser, self._method, self._average = learned.optimiser, learned.running, learned.average
+        self._layout, self._parameters = prepared.engine.layout, learned.optimiser.weights
+        self._may_reject = type(self._method).accept is not MethodState.accept
+
+    def take(self, step: Step) -> None:
+        """One step by the run's own optimiser."""
+        direction = self._direction(step)
+        with self._rejectable(step) if self._may_reject else nullcontext():
+            self._optimiser.step(direction)
+        self._follow(direction)
+
+    @contextlib.contextmanager
+    def shown(self, step: Step) -> Iterator[Release]:
+        """One step in a loop of the user's own: ĝ is in `p.grad` while this lasts, for their optimiser's step."""
+        if self._average is not None:
+            self._average.begin_step()
+        direction = self._direction(step)
+        with self._rejectable(step) if self._may_reject else nullcontext():
+            self._optimiser.expose(direction)
+            yield direction
+            self._optimiser.settle()
+        self._follow(direction)
+
+    def _direction(self, step: Step) -> Release:
+        """ĝ, asked for at the weights at which the model acts: of a pruned model, masked ones are zero."""
+        model, effective = self._p.model, self._method.effective(self._parameters)
+        pruned = effective is not self._parameters
+        if pruned:
+            self._layout.write(model, effective)
+        direction = self._method.step(self._batches, self._p.stages[step.stage], step.index)
+        if pruned:
+            self._layout.write(model, self._parameters)
+        return direction
+
+    def _follow(self, direction: Release) -> None:
+        if self._average is not None:
+            self._average.update(direction.map(lambda _: self._parameters))
+        if self._p.device.type == "cuda":
+            join(self._p.device)
+
+    @contextlib.contextmanager
+    def _rejectable(self, step: Step) -> Iterator[None]:
+        """Within, an update is made. The method may then reject it, and it is undone."""
+        before, state = self._parameters.clone(), self._optimiser.snapshot()
+        yield
+        if not self._method.accept(self._batches, self._p.stages[step.stage], before, self._parameters.clone()):
+            self._layout.write(self._p.model, before)
+            self._optimiser.undo(state)
+            self._optimiser.refresh()
+
+
+class Watch(Protocol):
+    """Looks on from the public side at every draw that runs in Python, and changes nothing.
+
+    A step that a device replays is shown once, while it is recorded.
+    """
+
+    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+        """Called before the draw is charged and its coins are tossed."""
+        ...
+
+    def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
+        """Called with what was released; within a recording, with tensors that every replay fills anew."""
+        ...
+
+
+@dataclass(frozen=True)
+class Paid:
+    """A draw that was charged and tossed, and not yet looked at."""
+
+    receipt: Receipt
+    coins: Coins
+
+
+class Draws:
+    """The batches of one run (the `Batches` a method is given): one draw, one charge, one noise.
+
+    Formal guarantee: neither coins, charge nor noise depend on how often a draw is processed (see `MicroBatches`).
+    """
+
+    def __init__(
+        self,
+        prepared: Preparation,
+        mechanism: GaussianMechanism,
+        randomness: Randomness,
+        *,
+        diagnostics: Diagnostics | None = None,
+        processes: Processes | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._processes: Processes = Alone() if processes is None else processes
+        self._population, self._view, self._engine = prepared.data.train, prepared.view, prepared.engine
+        self._mechanism = mechanism
+        self._randomness = randomness
+        self._batch_size = prepared.options.batch_size
+        self._stability = prepared.options.stability
+        self._diagnostics = diagnostics
+        self._watch = watch
+        self.micro_batches = MicroBatches(prepared, randomness, diagnostics=diagnostics, processes=processes)
+        self._failed = False
+        self._planned: dict[str, tuple[PoissonSampler, float]] = {}
+        self._stage, self._step = "", -1
+        self._ahead = False
+        self._pending: Paid | None = None
+
+    def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
+        """Allows the draws that the plan holds for this step, each once."""
+        self._stage, self._step, self._planned = stage, step, dict(planned)
+        self._pending, self._ahead = None, False
+
+    def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
+        """One fresh Poisson batch, one event, a release a query."""
+        if self._watch is not None and not self._ahead:
+            self._watch.asked(draw, queries)
+        self._ahead = False
+        releases = self._answer(self._as_clipped(queries), draw)
+        if self._watch is not None:
+            self._watch.answered(draw, queries, releases)
+        return releases
+
+    def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
+        """Charge and sample, then gradients and their bounded sums, then noise."""
+        size = self.micro_batches.size(queries)  # a public number, found before a record is looked at
+        paid = self._pay(queries, draw) if self._pending is None else self._pending
+        self._pending = None
+        sums = self._withholding(partial(self._sums, paid.coins, queries, size))
+        if self._diagnostics is not None:
+            self._diagnostics.end_draw(step=self._step, draw=draw)
+        releases = self._mechanism.release(sums, paid.receipt)
+        if self.micro_batches.ran_out:
+            self.micro_batches.warn_of_memory()
+        return releases
+
+    def _pay(self, queries: tuple[Query, ...], draw: str) -> Paid:
+        """Charges for a draw, then tosses its coins."""
+        if draw not in self._planned:
+            raise PrivacyLineError(
+                f"step {self._step} of stage {self._stage!r} has no draw {draw!r} left (left: {sorted(self._planned)})"
+            )
+        if self._failed:
+            raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
+        sampler, noise_multiplier = self._planned.pop(draw)
+        receipt = self._mechanism.charge(
+            queries,
+            source=sampler,
+            noise_multiplier=noise_multiplier,
+            size=self._engine.layout.size,
+            stage=self._stage,
+            step=self._step,
+            draw=draw,
+        )
+        return Paid(receipt, self._toss(sampler))
+
+    def _toss(self, sampler: PoissonSampler) -> Coins:
+        """One coin for each record; several processes toss the same ones, each for the records that live there."""
+        coins = self._randomness
+        if self._processes.size > 1:
+            coins = self._processes.coins(self._randomness, sampler.sample_rate)
+        return sampler.toss(self._population, coins)
+
+    def _withholding(self, work: Callable[[], T]) -> T:
+        """Does work amid private records. The text of errors and warnings is withheld: it may quote a record."""
+        self._failed = True  # nothing more is released unless it comes through
+        refusal: ModelError | None = None
+        if self._diagnostics is not None:
+            result = work()
+        else:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    result = work()
+            except Exception as error:
+                if _is_ours(error):
+                    raise
+                refusal = _without_message(error)
+        if refusal is not None:  # raised outside the except block, so that no traceback keeps the records
+            raise refusal
+        self._failed = False
+        return result
+
+    def _sums(self, coins: Coins, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
+        return self.micro_batches.sums(coins.drawn(), None, queries, size)
+
+    def ahead(self, *queries: Query, draw: str = "gradient") -> Records:
+        """Charges for a draw and makes it before the method asks for it: for a script that is shown its records.
+
+        The next `release` answers with it.
+        """
+        if self._watch is not None:
+            self._watch.asked(draw, queries)
+        self._ahead = True
+        self._pending = self._pay(self._as_clipped(queries), draw)
+        with isolated(SystemRandomness(), self._view.device):  # items may be augmented at random
+            return gather(self._population, self._pending.coins.drawn())
+
+    def _as_clipped(self, queries: tuple[Query, ...]) -> tuple[Query, ...]:
+        """The queries under the run's way of clipping, whatever the method."""
+        if not queries:
+            raise PrivacyLineError("a draw needs at least one query")
+        if self._stability is None:
+            return queries
+        return tuple(replace(q, stability=self._stability) if isinstance(q, GradientSum) else q for q in queries)
+
+
+def _without_message(error: Exception) -> ModelError:
+    """An error of the same type, which names the line of the user's code and withholds what was said there."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).split(".")[0] not in ("adadpigu", "torch"):
+            place = f" at {frame.f_code.co_filename}:{line}"
+    kind = type(error)
+    text = (
+        f"{kind.__name__}{place}: an error amid private records; its message is withheld, since it may quote them; "
+        "reproduce it on synthetic records, or with diagnostics on"
+    )
+    try:
+        return cast(ModelError, type(kind.__name__, (ModelError, kind), {"__str__": lambda _: text})(text))
+    except TypeError:  # a type that needs more than a text, or that no other can be joined with
+        return ModelError(text)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the package itself raised an error: its messages hold nothing private, whatever class others borrow."""
+    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, AdaDPIGUError) and str(places[-1]).split(".")[0] == "adadpigu"

@@ -1,0 +1,228 @@
+"""What a run trains: a model, a loss of each record, and the fixed part before it. Settled on synthetic records.
+
+loss(outputs, targets)       records are pairs (input, target); tensors throughout take the short way
+losses(model, batch)         any records; also what a loss of trees of inputs, targets or outputs becomes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from adadpigu.core.gradients.inspection import inspect_front
+from adadpigu.core.gradients.losses import Loss, Losses, RecordLoss, ignored_label, label_options
+from adadpigu.core.gradients.state import untouched
+from adadpigu.core.sampling import Population
+from adadpigu.core.trees import Tree, call, describe_tree, map_tensors
+from adadpigu.data.datasets import DataSet, as_whole
+from adadpigu.errors import ModelError, first_line, require
+from adadpigu.features.front import ByteScaling, Front, Fronted, apply_front
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Records, loss and front of a run, as the engine will see them."""
+
+    data: DataSet
+    """its records are pairs, or whole where the loss takes whole records"""
+    loss: Loss | None
+    losses: Losses | None
+    given: object
+    """the loss as the user gave it"""
+    front: Front | None
+    example: tuple[Tree, Tensor]
+    """synthetic records, as they come to the front"""
+    classes: int | None = None
+    ignored: int | None = None
+    """a label that counts for nothing"""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        data: DataSet,
+        loss: Loss | None,
+        losses: Losses | None,
+        front: Front | None,
+        device: torch.device,
+    ) -> Task:
+        """Decides by public shapes and types alone."""
+        one = loss is None or losses is None
+        require(one, "loss and losses are both given; allowed: loss(outputs, targets) or losses(model, batch)")
+        whole = getattr(data.train, "whole", False)
+        alone = "test: accuracy needs records (input, label); leave test out, and evaluate run.model on your own"
+        require(not whole or data.test is None, alone)
+        if losses is not None:
+            return _of_losses(model, data, losses, losses, front, device)
+        loss = F.cross_entropy if loss is None else loss
+        inputs, targets = synthetic_records(data.train, device)
+        require(
+            not whole,
+            f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target); allowed: "
+            "losses=f, with f(model, batch) -> one loss a record",
+        )
+        front = _scaling_bytes(model, inputs, front)
+        _check_front(front, inputs)
+        output = _output(model, front, inputs)
+        if not all(isinstance(part, Tensor) for part in (inputs, targets, output)):
+            return _of_losses(model, data, RecordLoss.of(loss, output, targets).of_model, loss, front, device)
+        labels = label_options(loss) is not None or isinstance(loss, nn.CrossEntropyLoss)
+        return cls(
+            data=data,
+            loss=loss,
+            losses=None,
+            given=loss,
+            front=front,
+            example=(inputs, targets),
+            classes=_classes(output, targets, data) if labels else None,
+            ignored=ignored_label(loss, targets) if labels else None,
+        )
+
+    def shown(self) -> tuple[Tree, Tensor]:
+        """The example as it comes to the model."""
+        inputs, targets = self.example
+        return (inputs if self.front is None else apply_front(self.front, inputs)), targets
+
+    def declared(self) -> tuple[str, ...]:
+        """What the loss takes as public, for the statement."""
+        if self.losses is self.given:
+            return (
+                "declared public: constants in the losses function (class weights, temperatures); computed from these "
+                "records, they would tell of them without noise",
+            )
+        return (*weights_of(self.given), *(() if self.loss is None else _soft(self.loss, self.example[1])))
+
+
+def _of_losses(
+    model: nn.Module, data: DataSet, losses: Losses, given: object, front: Front | None, device: torch.device
+) -> Task:
+    test = None if data.test is None else as_whole(data.test)
+    train = as_whole(data.train)
+    example = synthetic_records(train, device)
+    _check_front(front, example[0])
+    require(
+        test is None or _comparable(model, front, example[0]),
+        "test: model(inputs) is not one tensor [n, classes] to compare labels with; leave test out, and evaluate "
+        "run.model on your own",
+    )
+    data = replace(data, train=train, test=test)
+    return Task(data=data, loss=None, losses=losses, given=given, front=front, example=example)
+
+
+def _comparable(model: nn.Module, front: Front | None, batch: Tree) -> bool:
+    with contextlib.suppress(ModelError):
+        output = _output(model, front, batch[0])
+        return isinstance(output, Tensor) and output.dim() > 1 and isinstance(batch[1], Tensor)
+    return False
+
+
+def _takes(model: nn.Module, front: Front | None, inputs: Tree) -> bool:
+    with contextlib.suppress(ModelError):
+        _output(model, front, inputs)
+        return True
+    return False
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module inside a compiled one: per-record gradients are computed by hooks and vmap, which run uncompiled."""
+    inner = getattr(model, "_orig_mod", None)
+    in_place = [module for module in model.modules() if getattr(module, "_compiled_call_impl", None) is not None]
+    if isinstance(inner, nn.Module) or in_place:
+        warnings.warn("the model is compiled: it is trained as the module inside, uncompiled", stacklevel=3)
+    for module in in_place:
+        module._compiled_call_impl = None
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def synthetic_records(population: Population, device: torch.device) -> tuple[Tree, Tree]:
+    """Four synthetic records of the right shape and type: they look at no private value."""
+    inputs, targets = population.take(torch.arange(0))
+    generator = torch.Generator().manual_seed(0)
+
+    def made(leaf: Tensor) -> Tensor:
+        shape = (4, *leaf.shape[1:])
+        if leaf.is_floating_point():
+            return torch.randn(shape, generator=generator, dtype=leaf.dtype).to(device)
+        if leaf.dtype == torch.uint8:
+            return torch.randint(256, shape, generator=generator, dtype=leaf.dtype).to(device)
+        return torch.zeros(shape, dtype=leaf.dtype, device=device)
+
+    def blank(leaf: Tensor) -> Tensor:
+        return torch.zeros((4, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
+
+    return map_tensors(made, inputs), map_tensors(blank, targets)
+
+
+def _check_front(front: Front | None, inputs: Tree) -> None:
+    if front is not None and not front.is_known:
+        inspect_front(front, apply_front, inputs)
+
+
+def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front | None:
+    """With uint8 inputs that the model does not take, but takes as floats: a front that divides them by 255."""
+    if not (isinstance(inputs, Tensor) and inputs.dtype == torch.uint8) or _takes(model, front, inputs):
+        return front
+    features = None if front is None else front.features
+    scaled = Front(None, ByteScaling()) if features is None else Front(nn.Sequential(ByteScaling(), features), None)
+    if (front is not None and front.normaliser is not None) or not _takes(model, scaled, inputs):
+        return front
+    warnings.warn("uint8 inputs are divided by 255 before the model; run.model does that too", stacklevel=4)
+    return scaled
+
+
+def _output(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
+    """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
+    whole = model if front is None else Fronted(front, model)
+    try:
+        with untouched(whole), torch.no_grad():
+            return call(whole.eval(), inputs)
+    except Exception as error:
+        plain = isinstance(inputs, Tensor)
+        kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
+        what = f"records of {kind}"
+        raise ModelError(f"the model does not take {what}: {first_line(error)}; match data and model") from error
+
+
+def _classes(output: Tensor, targets: Tensor, data: DataSet) -> int:
+    """The number of classes, from a model whose outputs are class scores."""
+    if output.ndim < 2 or not (targets.is_floating_point() or output.ndim == targets.ndim + 1):
+        allowed = ", ".join(["records", "classes", *map(str, targets.shape[1:])])
+        raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: ({allowed})")
+    if data.classes is not None and output.shape[1] != data.classes:
+        raise ModelError(
+            f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes: one output a class"
+        )
+    return output.shape[1]
+
+
+def weights_of(loss: object) -> tuple[str, ...]:
+    """Names the weights that a loss was given: class frequencies of the records, more often than not.
+
+    >>> weights_of(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])))[0][:53]
+    'declared public: weight of CrossEntropyLoss; computed'
+    """
+    parts = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
+    found = [(type(part).__name__, vars(part).get("_buffers", {})) for part in parts if isinstance(part, nn.Module)]
+    if isinstance(loss, partial):
+        found.append((getattr(loss.func, "__name__", "the loss"), loss.keywords))
+    return tuple(
+        f"declared public: {name} of {where}; computed from these records, it would tell of them without noise"
+        for where, given in found
+        for name in ("weight", "pos_weight")
+        if isinstance(given.get(name), Tensor)
+    )
+
+
+def _soft(loss: object, targets: Tree) -> tuple[str, ...]:
+    """Targets that are shares of classes come from mixup, or from labellers who disagree: nobody sees which."""
+    labels = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
+    if not (labels and isinstance(targets, Tensor) and targets.is_floating_point()):
+        return ()
+    return ("targets that are shares of classes, if they come of mixing records (mixup): each must be of one alone",)

@@ -1,0 +1,136 @@
+"""The kernels as a package: where they can be used, that they compile for a GPU, and that their own tests pass.
+
+Those tests need Triton's interpreter and so a process of their own: `TRITON_INTERPRET=1 pytest tests/core/kernels` runs
+them by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adadpigu.core import kernels
+from adadpigu.core.kernels import convolution, factors, outer, rows, top_k
+
+interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+FLOAT, DOUBLE = "*fp32", "*fp64"
+ROWS: dict[str, Any] = {"rows": FLOAT, "center": DOUBLE, "weight": DOUBLE}
+"""arguments of a kernel: the type of one that is given at a launch, or the value of one that is compiled in"""
+
+CONVOLUTION: dict[str, Any] = {
+    **dict.fromkeys(("x_record", "x_channel", "x_row", "dy_record", "dy_channel", "dy_row", "into_record"), "i32"),
+    **dict.fromkeys(("height", "width", "out_width", "image", "positions", "outputs", "entries"), "i32"),
+    **{"x": FLOAT, "dy": FLOAT, "into": FLOAT, "x_column": 1, "dy_column": 1},
+    **{"KERNEL_HEIGHT": 3, "KERNEL_WIDTH": 3, "STEP_DOWN": 1, "STEP_RIGHT": 1, "TOP": 1, "LEFT": 1},
+    **{"SPREAD_DOWN": 1, "SPREAD_RIGHT": 1, "COPIES": 1, "OUTSIDE": True, "OUTPUTS": 32, "ENTRIES": 64},
+    "POSITIONS": 32,
+}
+OUTER: dict[str, Any] = {
+    **dict.fromkeys(("m", "left_stride", "right_stride"), "i32"),
+    **{"left": FLOAT, "right": FLOAT, "factors": DOUBLE, "center": DOUBLE, "weight": DOUBLE, "partial": DOUBLE},
+    **{"COPIES": 1, "RECORDS": 16, "LEFT": 16, "RIGHT": 32},
+}
+TOP_K: dict[str, Any] = {
+    **{"squares": DOUBLE, "count": "*i64", "ON_DEVICE": True},
+    **{"THREADS": 128, "CHUNKS": 3},
+}
+KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "norms": (rows._norms, {**ROWS, "partial": DOUBLE, "width": "i32", "ROWS": 4, "COLUMNS": 1024}),
+    "norms alone": (
+        rows._norms,
+        {**ROWS, "center": None, "weight": None, "partial": DOUBLE, "width": "i32", "ROWS": 4, "COLUMNS": 1024},
+    ),
+    "sums": (
+        rows._sums,
+        {**ROWS, "factors": DOUBLE, "partial": DOUBLE, "height": "i32", "ROWS": 8, "COLUMNS": 256},
+    ),
+    "largest": (top_k._narrow, {**ROWS, **TOP_K, "count": "i32", "ON_DEVICE": False}),
+    "largest, counted on the device": (top_k._narrow, {**ROWS, **TOP_K, "center": None, "weight": None}),
+    "largest of long rows": (top_k._wide, {**ROWS, **TOP_K, "COLUMNS": 4096}),
+    "norms of outer products": (outer._norms, OUTER),
+    "sums of outer products": (outer._sums, OUTER),
+    "factors": (
+        factors._factors,
+        {
+            **{f"squares{i}": DOUBLE for i in range(4)},
+            **{f"count{i}": "i32" for i in range(4)},
+            **{"present": "*u1", "factors": DOUBLE, "aim": "fp64", "stability": "fp64", "AUTOMATIC": True},
+            **{"LARGEST": sys.float_info.max, "SMALLEST": sys.float_info.min, "RECORDS": 16, "PARTS": 16},
+        },
+    ),
+    "convolution": (convolution._gradients, {**CONVOLUTION, "PRECISION": "ieee"}),
+    "convolution in parts": (convolution._gradients, {**CONVOLUTION, "PRECISION": "tf32x3"}),
+}
+COMMON = {"out": FLOAT, "b": "i32", "n": "i32", "stride": "i32"}
+
+
+@pytest.mark.skipif(interpreted, reason="this is the process it starts")
+def test_every_kernel_agrees_with_its_oracle() -> None:
+    pytest.importorskip("triton")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore",
+        str(Path(__file__).parent),
+    ]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+@pytest.mark.skipif(interpreted, reason="what is interpreted is not compiled")
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton, compiler = pytest.importorskip("triton"), pytest.importorskip("triton.compiler")
+    backend = pytest.importorskip("triton.backends.compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernel, given = KERNELS[name]
+    arguments = {argument: {**COMMON, **given}[argument] for argument in kernel.arg_names}
+    built_in = {key: value for key, value in arguments.items() if key.isupper() or not isinstance(value, str)}
+    source = compiler.ASTSource(
+        kernel,
+        {key: "constexpr" if key in built_in else value for key, value in arguments.items()},
+        {(kernel.arg_names.index(key),): value for key, value in built_in.items()},
+    )
+    unfused = "outer" in name
+    options = {"enable_fp_fusion": False, "num_warps": 1} if unfused else {}
+    found = triton.compile(source, target=backend.GPUTarget("cuda", 90, 32), options=options)
+    assert found.asm["cubin"]
+    assert ".ftz" not in found.asm["ptx"]  # the smallest numbers must count as torch counts them
+    # a product that is fused with the subtraction after it might be so in one of the two kernels alone
+    assert not (unfused and "fma.rn.f32" in found.asm["ptx"])
+
+
+def test_they_are_for_gpus_and_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not kernels.usable(torch.zeros(1))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert kernels.usable(torch.zeros(1))
+
+
+def test_without_triton_everything_imports_and_nothing_is_usable() -> None:
+    code = """if True:
+        import os, sys
+        sys.modules["triton"] = None
+        os.environ["TRITON_INTERPRET"] = "1"
+        import torch
+        from adadpigu.core import kernels
+        from adadpigu.core.kernels import convolution, factors, outer, rows, top_k
+        assert not kernels.usable(torch.zeros(1))
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,68 @@
+"""Habits of people who come from scikit-learn: class weights as a dict, or "balanced"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import adadpigu as ad
+from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
+
+N = 40
+X = np.random.default_rng(0).uniform(-1, 1, (N, 3))
+Y = np.where(X[:, 0] > 0.5, "rare", "common")
+HOW: dict[str, Any] = {"method": "dpsgd", "lr": 0.5, "batch_size": 10, "epochs": 1}
+
+
+def fitted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> AdaDPIGUClassifier:
+    """With known noise."""
+    monkeypatch.setattr(
+        estimator, "train", lambda *args, **how: ad.train(*args, randomness=ReproducibleRandomness(5), **how)
+    )
+    facts: dict[str, Any] = {"classes": ["rare", "common"], "bounds": (-1, 1), "records": N, "random_state": 0}
+    return AdaDPIGUClassifier(model="linear", **facts, **HOW, **changes).fit(X, Y)
+
+
+def test_class_weights_in_a_dict_multiply_the_loss_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle: the same net and noise, with `losses=` written by hand. A class that is left out weighs 1."""
+    found = fitted(monkeypatch, class_weight={"rare": 0.1})
+    plain = fitted(monkeypatch)
+    weights = torch.tensor([1.0, 0.1])  # classes are sorted
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return weights[batch[1]] * F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    budget = ad.Budget(epsilon=4.0, delta=1e-5)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    net = estimator.made_model("linear", 3, 2, seed)
+    records = torch.tensor(X, dtype=torch.float32), torch.tensor(Y == "rare").long()
+    ad.train(
+        net, records, losses=losses, records=N, privacy=budget, seed=seed, randomness=ReproducibleRandomness(5), **HOW
+    )
+    for one, other, unweighted in zip(
+        found.run_.model.parameters(), net.parameters(), plain.run_.model.parameters(), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+        assert not torch.equal(one, unweighted)
+    assert any("weight of CrossEntropyLoss" in fact for fact in found.privacy_.not_covered)
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ("balanced", r"class_weight='balanced'; allowed: .*class_weight=\{'common': 1, 'rare': 10\}.*private"),
+        ({"raer": 2.0}, "class_weight: unknown class 'raer'; did you mean 'rare'"),
+        ({"rare": -1.0}, r"class_weight=\{'rare': -1.0\}; allowed"),
+    ],
+)
+def test_weights_that_are_counted_from_records_or_fit_no_class_are_refused_with_what_to_write(
+    weights: Any, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ad.InputError, match=told):
+        fitted(monkeypatch, class_weight=weights)
