@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
 import adadpigu as ad
-from adadpigu.compat.transformers import PrivateTrainer
+from adadpigu.integrations.transformers import PrivateTrainer
 
 WORDS, LENGTH = 30, 12
 

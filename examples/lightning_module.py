@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import adadpigu as ad
-from adadpigu.compat.lightning import PrivateStrategy
+from adadpigu.integrations.lightning import PrivateStrategy
 
 
 class Digits(L.LightningModule):

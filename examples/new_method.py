@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import adadpigu as ad
-from adadpigu.mechanism import require_release
-from adadpigu.methods.base import Batches, Running, Setting, Stage, check_positive, mean_gradient, register
-from adadpigu.state import State, number
+from adadpigu.core.mechanism import require_release
+from adadpigu.core.state import State, number
+from adadpigu.methods.base import Batches, MethodState, RunContext, Stage, check_positive, mean_gradient, register
 
 
 @register
@@ -43,14 +43,14 @@ class LowPass(ad.Method):
         if not 0 <= self.memory < 1:
             raise ad.InputError(f"memory={self.memory} is not in [0, 1)")
 
-    def begin(self, setting: Setting) -> Running:
-        return _Running(self, setting)
+    def begin(self, setting: RunContext) -> MethodState:
+        return _State(self, setting)
 
 
-class _Running(Running):
+class _State(MethodState):
     """One run of it: what it asks for, and what it keeps from step to step."""
 
-    def __init__(self, options: LowPass, setting: Setting) -> None:
+    def __init__(self, options: LowPass, setting: RunContext) -> None:
         self._query = ad.GradientSum(clip_norm=options.clip_norm)
         self._batch_size = setting.batch_size  # B, the expected one: how many were drawn is private
         self._memory = options.memory

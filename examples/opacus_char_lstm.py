@@ -1,9 +1,9 @@
-"""A script written for Opacus, with one changed import: which language is a name from? An LSTM over its letters.
+"""A script written for Opacus, with two changed lines: which language is a name from? An LSTM over its letters.
 
     python examples/opacus_char_lstm.py --epochs 5 --epsilon 4
 
-It makes the calls of a typical Opacus script for sequences: DPLSTM, a collate_fn that pads, make_private_with_epsilon.
-The names are made up by three sets of syllables, so that nothing has to be downloaded.
+It makes the calls of a typical Opacus script for sequences: DPLSTM with its state, a collate_fn that pads,
+make_private_with_epsilon. The names are made up by three sets of syllables, so that nothing has to be downloaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn, optim
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from adadpigu.compat.opacus import DPLSTM, PrivacyEngine  # was: from opacus …, from opacus.layers import DPLSTM
+from adadpigu.integrations.opacus import DPLSTM, PrivacyEngine  # was: from opacus …, from opacus.layers import DPLSTM
 
 SYLLABLES = (
     ("ka", "shi", "mo", "to", "ya", "ha", "ru", "na", "ki"),
@@ -54,14 +54,18 @@ class CharNNClassifier(nn.Module):
         self.lstm = DPLSTM(embedding_size, hidden_size, batch_first=True)
         self.out_layer = nn.Linear(hidden_size, len(SYLLABLES))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        states, _ = self.lstm(self.embedding(x))
-        return self.out_layer(states.mean(dim=1))
+    def forward(self, x: torch.Tensor, hidden=None):
+        states, hidden = self.lstm(self.embedding(x), hidden)
+        return self.out_layer(states.mean(dim=1)), hidden
+
+    def init_hidden(self, count: int):
+        return torch.zeros(1, count, self.lstm.hidden_size), torch.zeros(1, count, self.lstm.hidden_size)
 
 
 def train(model, criterion, optimizer, train_loader):
     for x, y in train_loader:
-        logits = model(x)
+        hidden = model.init_hidden(len(x))  # zeros, anew for each batch
+        logits, hidden = model(x, hidden)
         loss = criterion(logits, y)
         optimizer.zero_grad()
         loss.backward()
@@ -71,7 +75,7 @@ def train(model, criterion, optimizer, train_loader):
 @torch.no_grad()
 def test(model, test_loader) -> float:
     model.eval()
-    right = [float((model(x).argmax(dim=1) == y).float().mean()) for x, y in test_loader]
+    right = [float((model(x)[0].argmax(dim=1) == y).float().mean()) for x, y in test_loader]
     model.train()
     return sum(right) / len(right)
 
@@ -92,9 +96,10 @@ def main() -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = optim.SGD(model.parameters(), lr=args.learning_rate)
     privacy_engine = PrivacyEngine()
-    model, optimizer, train_loader = privacy_engine.make_private_with_epsilon(
+    model, optimizer, criterion, train_loader = privacy_engine.make_private_with_epsilon(
         module=model,
         optimizer=optimizer,
+        criterion=criterion,  # was not there
         data_loader=train_loader,
         target_epsilon=args.epsilon,
         target_delta=args.delta,

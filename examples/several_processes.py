@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 
 import adadpigu as ad
-from adadpigu.distributed import joined
+from adadpigu.training.distributed import joined
 
 
 def main() -> None:

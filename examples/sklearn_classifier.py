@@ -11,7 +11,7 @@ from __future__ import annotations
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
-from adadpigu.compat.sklearn import AdaDPIGUClassifier
+from adadpigu.integrations.sklearn import AdaDPIGUClassifier
 
 MEAN = [(0, 30), (0, 40), (0, 200), (0, 2500), (0, 0.2), (0, 0.4), (0, 0.5), (0, 0.2), (0, 0.4), (0, 0.1)]
 ERROR = [(0, 3), (0, 5), (0, 25), (0, 500), (0, 0.05), (0, 0.2), (0, 0.4), (0, 0.1), (0, 0.1), (0, 0.05)]

@@ -85,11 +85,16 @@ def batches(left: Axes, right: Axes) -> None:
     left.minorticks_off()
     left.legend()
     rows = [json.loads(line) for line in (ROOT / "results/paper/batch-tradeoff.jsonl").read_text().splitlines()]
+    if not rows:
+        words = "not measured yet\nwith the whole method"
+        print("choosing-batch: results/paper/batch-tradeoff.jsonl has no rows, the right panel stays empty")
+        right.text(0.5, 0.5, words, transform=right.transAxes, ha="center", va="center")
     for rate in sorted({row["config"]["lr"] for row in rows}):
         cells = sorted((r["config"]["batch_size"], 100 * r["accuracy"]) for r in rows if r["config"]["lr"] == rate)
         right.plot(*zip(*cells, strict=True), "o-", label=f"lr {rate:g}")
     right.set(xlabel="B", ylabel="test accuracy, %", title="AdaDPIGU on MNIST, 200 epochs, σ = 2.49\n(one run a point)")
-    right.legend()
+    if rows:
+        right.legend()
 
 
 def bounds(left: Axes, right: Axes) -> None:
