@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from adadpigu.errors import InputError
-from adadpigu.reproduce.ablation_tuning import RATES_FILE, choose, read_rates, written
-from adadpigu.reproduce.ablation_variants import NETS
-from adadpigu.reproduce.keeping import read_rows
+from adadpigu_paper.reproduce.ablation_tuning import RATES_FILE, choose, read_rates, written
+from adadpigu_paper.reproduce.ablation_variants import NETS
+from adadpigu_paper.reproduce.keeping import read_rows
 
 FILE = Path(__file__).parents[1] / "src" / "adadpigu" / "reproduce" / RATES_FILE
 

@@ -72,7 +72,7 @@ def built(given: argparse.Namespace, folder: str) -> Any:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     import adadpigu as ad
-    from adadpigu.compat.transformers import PrivateTrainer
+    from adadpigu.integrations.transformers import PrivateTrainer
 
     torch.manual_seed(0)
     config = BertConfig(

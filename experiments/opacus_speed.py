@@ -52,17 +52,23 @@ def char_lstm(layers: Any) -> tuple[nn.Module, TensorDataset]:
 def script(net: Callable[[Any], tuple[nn.Module, TensorDataset]], ours: bool) -> Callable[[], float]:
     """One pass over the loader, timed; the first one is for warming up."""
     if ours:
-        from adadpigu.compat.opacus import PrivacyEngine, layers
+        from adadpigu.integrations.opacus import PrivacyEngine, layers
     else:
         from opacus import PrivacyEngine, layers
     torch.manual_seed(0)
     module, data = net(layers)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     loader = DataLoader(data, batch_size=ARGS.batch)
-    model, optimizer, loader = PrivacyEngine().make_private(
-        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0
+    made = PrivacyEngine().make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.1,
+        max_grad_norm=1.0,
+        **({"criterion": nn.CrossEntropyLoss()} if ours else {}),
     )
-    criterion = nn.CrossEntropyLoss()
+    model, optimizer, *_, loader = made
+    criterion = made[2] if ours else nn.CrossEntropyLoss()
 
     def one_pass() -> float:
         start = time.perf_counter()

@@ -20,11 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from adadpigu.features.prior import Parts, projection
-from adadpigu.priors.encoder import Encoder, Plan
-from adadpigu.priors.maps import encoder_constants, process_images
-from adadpigu.priors.pretraining import Pretraining, pretrain
-from adadpigu.priors.weights import Weights, read_weights
+from adadpigu.features.prior import Parts
+from adadpigu.priors.encoder import Plan, Weights, read_weights
+from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
+from adadpigu_paper.pretraining import Pretraining, pretrain
 
 ORIGIN = "images of random processes (adadpigu.priors.processes); no photograph, no record"
 SHAPE = (3, 32, 32)

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.data import load_dataset, training_split
-from adadpigu.features.prior import Parts, Prior, projection
-from adadpigu.priors.encoder import Encoder
-from adadpigu.priors.maps import encoder_constants, process_images
-from adadpigu.priors.weights import Weights, packaged_weights
-from adadpigu.reproduce.keeping import tabled
+from adadpigu.features.prior import Parts, Prior
+from adadpigu.priors.encoder import Weights, packaged_weights
+from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
+from adadpigu_paper.reproduce.keeping import tabled
 
 SHAPE = (3, 32, 32)
 SAMPLE_RATE = 4096 / 50_000

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from adadpigu.reproduce.crew import Crew
-from adadpigu.reproduce.jobs import Job, run_job
-from adadpigu.reproduce.keeping import append
+from adadpigu_paper.reproduce.crew import Crew
+from adadpigu_paper.reproduce.jobs import Job, run_job
+from adadpigu_paper.reproduce.keeping import append
 
 __all__ = ["Job", "flags", "run_all", "run_job", "tell"]
 

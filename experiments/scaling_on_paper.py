@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from adadpigu.randomness import SystemRandomness
+from adadpigu.core.randomness import SystemRandomness
 
 BENCH = Path(__file__).parents[1] / "results" / "bench"
 

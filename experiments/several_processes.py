@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import adadpigu as ad
-from adadpigu.distributed import joined
+from adadpigu.training.distributed import joined
 
 RECORDS, BATCH, WARM = 20_000, 1000, 5
 

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from adadpigu import kernels
-from adadpigu.bounding import GradientSum, aimed_norm, clip_factors
-from adadpigu.gradients.outer import OuterLayer, TiledOuterLayer
-from adadpigu.gradients.rules import patches
-from adadpigu.kernels import convolution, factors, rows, top_k
-from adadpigu.layout import Slot
-from adadpigu.standardising import Standardiser, weighted_total
-from adadpigu.top_k import largest
+from adadpigu.core import kernels
+from adadpigu.core.bounding import GradientSum, aimed_norm, clip_factors
+from adadpigu.core.gradients.ghost import OuterLayer, TiledOuterLayer
+from adadpigu.core.gradients.rules import patches
+from adadpigu.core.kernels import convolution, factors, rows, top_k
+from adadpigu.core.layout import Slot
+from adadpigu.core.standardising import Standardiser, largest, weighted_total
 
 GPU = torch.device("cuda")
 
