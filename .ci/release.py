@@ -1,5 +1,5 @@
 """Builds a release of the tree as it stands into a folder (argument): sdist and wheel of the package, and the same of
-the paper's part in papers/.
+the experiments in papers/.
 
 Nothing is downloaded: the build backend is the setuptools of the environment that runs this. The tree itself stays as
 it was, since setuptools leaves folders behind where it builds.
@@ -17,13 +17,15 @@ ROOT = Path(__file__).resolve().parents[1]
 _BUILD_SDIST = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
 
 
-SOURCES = {"adadpigu": (ROOT, "src"), "adadpigu_paper": (ROOT / "papers", "adadpigu_paper")}
-"""each distribution: where its pyproject.toml is, and which folder beside it holds the code"""
+SOURCES = {"adadpigu": (ROOT, ["src"]), "adadpigu_paper": (ROOT / "papers", ["adadpigu_bench", "adadpigu_paper"])}
+"""each distribution: where its pyproject.toml is, and which folders beside it hold the code"""
 
 
-def copy_tree(source: Path, code: str, to: Path) -> None:
+def copy_tree(source: Path, code: list[str], to: Path) -> None:
     """The code and the files beside it."""
-    shutil.copytree(source / code, to / code, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for folder in code:
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(source / folder, to / folder, ignore=ignored)
     for path in source.iterdir():
         if path.is_file():
             shutil.copyfile(path, to / path.name)

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python experiments/compare_commits.py a620c42 --net mnist-cnn --batch 1000 --rounds 15
 
-Each has one process, which builds its run by its own `adadpigu.bench.ours` and then waits for orders. Prints the median
+Each has one process, which builds its run by its own `adadpigu_bench` and then waits for orders. Prints the median
 of the rounds' ratios (today's seconds over the commit's), their quartiles and the ratio of the fastest rounds. Records
 are random numbers.
 """
@@ -26,8 +26,12 @@ WARM_UP = 2
 SERVE = """
 import sys, warnings
 import adadpigu
-from adadpigu.bench.contestants import Contestant, Task
-from adadpigu.bench.ours import build
+try:  # earlier versions first: today's bench may be installed
+    from adadpigu.bench.contestants import Contestant, Task
+    from adadpigu.bench.ours import build
+except ModuleNotFoundError:
+    from adadpigu_bench.contestants import Contestant, Task
+    from adadpigu_bench.ours import build
 
 warnings.simplefilter("ignore")
 net, batch, device, steps, method, engine = sys.argv[1:]
@@ -49,7 +53,7 @@ class Runner:
     """A run of one version of the package, in a process of its own."""
 
     def __init__(self, tree: Path, arguments: list[str]) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
+        environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree / 'papers'}"}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, *arguments],
             cwd=tree,

@@ -71,7 +71,8 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(release: Release
     inside = {name for name in packed if not name.startswith(f"adadpigu-{VERSION}.dist-info/")}
     assert inside == source_files(ROOT / "src" / "adadpigu")
     paper = {name for name in hashes(release.paper_wheel) if ".dist-info/" not in name}
-    assert paper == source_files(ROOT / "papers" / "adadpigu_paper")
+    parts = ("adadpigu_bench", "adadpigu_paper")
+    assert paper == set().union(*(source_files(ROOT / "papers" / part) for part in parts))
     for name in ("py.typed", "presets/digits-adadpigu.toml", "priors/processes.safetensors", "report/assets/page.html"):
         assert packed[f"adadpigu/{name}"] == hashlib.sha256((ROOT / "src/adadpigu" / name).read_bytes()).hexdigest()
 
@@ -113,15 +114,18 @@ def test_the_program_runs_from_the_wheel_with_what_it_declares_and_nothing_else(
     assert (tmp_path / "page.html").exists()
 
 
-def test_the_command_of_the_paper_comes_with_its_own_wheel(
+def test_the_commands_of_papers_come_with_their_own_wheel(
     clean: CleanEnvironment, release: Release, tmp_path: Path
 ) -> None:
     command = ["adadpigu", "reproduce", "noise-table", "--quick", "--out", "drawn", "--json"]
-    alone = clean.run(*command, cwd=tmp_path)
-    assert (alone.returncode, alone.stdout) == (2, "")
-    assert len(alone.stderr.splitlines()) == 1
-    assert "'reproduce' comes with the paper's part: `pip install ./papers`" in alone.stderr
+    counted = ["adadpigu", "bench", "--counts", "--json"]
+    for words in (command, counted):
+        alone = clean.run(*words, cwd=tmp_path)
+        assert (alone.returncode, alone.stdout) == (2, "")
+        assert len(alone.stderr.splitlines()) == 1
+        assert f"{words[1]!r} has a package of its own: `pip install ./papers`" in alone.stderr
     clean.install(release.paper_wheel)
+    assert json.loads(clean.run(*counted, cwd=tmp_path).stdout)["counts"]
     made = clean.run(*command, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "drawn" / "paper" / "noise-table.md").exists(), list(tmp_path.rglob("*"))

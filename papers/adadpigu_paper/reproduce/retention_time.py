@@ -74,10 +74,10 @@ def timed(pace: Pace, device: str) -> list[Row]:
 
 
 def _milliseconds(retention: float | None, pace: Pace, device: str) -> float:
-    from adadpigu.bench.contestants import CLIP_NORM, Task
-    from adadpigu.bench.ours import prepared
     from adadpigu.methods import make_method
     from adadpigu.training import train_prepared
+    from adadpigu_bench.contestants import CLIP_NORM, Task
+    from adadpigu_bench.ours import prepared
 
     task = Task(net="mnist-cnn", batch=pace.batch, device=device, steps=pace.warm_up + pace.steps)
     options: dict[str, Any] = {**preset()["method_options"], "retention": retention, **_HELD}
@@ -101,7 +101,7 @@ class _Clock:
         return None
 
     def update(self, metrics: Metrics) -> None:
-        from adadpigu.bench.contestants import synchronise
+        from adadpigu_bench.contestants import synchronise
 
         if metrics.step in (self.warm_up, metrics.steps):
             synchronise(self.device)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.bench.contestants import (
+from adadpigu_bench.contestants import (
     CHANNELS_LAST,
     CLIP_NORM,
     CUDA_GRAPH,
@@ -27,7 +27,7 @@ from adadpigu.bench.contestants import (
     sgd,
 )
 
-_INSTALL = "pip install adadpigu[bench]"
+_INSTALL = "pip install 'adadpigu-paper[bench]'"
 _BACKPACK = "pip install --no-deps backpack-for-pytorch einops unfoldNd: its torchvision is not needed, and not wanted"
 _FASTDP = "no package index has it: install github.com/awslabs/fast-differential-privacy from source"
 _BEFORE_CAPTURE = 3
@@ -88,35 +88,23 @@ def opacus(task: Task, contestant: Contestant) -> Trainer:
         "expected_batch_size": task.batch,
         "generator": torch.Generator(task.device).manual_seed(0),
     }
-    if mode == "ghost":
-        wrapped = samples.wrap_model(model, grad_sample_mode=mode, max_grad_norm=CLIP_NORM)
-        step = _ghost_step(task, wrapped, optimisers.DPOptimizerFastGradientClipping(inner, **noise))
-    else:
+    if mode != "ghost":
         refuse_oversize(task, 2.2)
         wrapped = samples.wrap_model(model, grad_sample_mode=mode)
-        step = _step(task, wrapped, optimisers.DPOptimizer(inner, **noise))
-    return repeated(step, model, task.device)
-
-
-def _step(task: Task, model: nn.Module, optimiser: Any) -> Callable[[], None]:
-    inputs, targets = task.batch_on_device()
-
-    def step() -> None:
-        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _ghost_step(task: Task, model: nn.Module, optimiser: Any) -> Callable[[], None]:
-    """Two backward passes behind one `backward()`: norms first, then the reweighted loss."""
+        return repeated(_step(task, wrapped, optimisers.DPOptimizer(inner, **noise)), model, task.device)
     losses = required("opacus.utils.fast_gradient_clipping_utils", _INSTALL)
-    criterion = losses.DPLossFastGradientClipping(model, optimiser, nn.CrossEntropyLoss(reduction="mean"))
+    wrapped = samples.wrap_model(model, grad_sample_mode=mode, max_grad_norm=CLIP_NORM)
+    optimiser = optimisers.DPOptimizerFastGradientClipping(inner, **noise)
+    # two backward passes behind one `backward()`: norms first, then the reweighted loss
+    criterion = losses.DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss(reduction="mean"))
+    return repeated(_step(task, wrapped, optimiser, criterion), model, task.device)
+
+
+def _step(task: Task, model: nn.Module, optimiser: Any, loss: Any = F.cross_entropy) -> Callable[[], None]:
     inputs, targets = task.batch_on_device()
 
     def step() -> None:
-        criterion(model(inputs), targets).backward()
+        loss(model(inputs), targets).backward()
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
@@ -161,7 +149,6 @@ def fastdp(task: Task, contestant: Contestant) -> Trainer:
     """DP-SGD by FastDP on the task's net."""
     library = required("fastDP", _FASTDP)
     model = task.model()
-    inputs, targets = task.batch_on_device()
     optimiser = sgd(model)
     engine = library.PrivacyEngine(
         model,
@@ -175,10 +162,4 @@ def fastdp(task: Task, contestant: Contestant) -> Trainer:
         clipping_style="all-layer",
     )
     engine.attach(optimiser)
-
-    def step() -> None:
-        torch.autograd.backward(F.cross_entropy(model(inputs), targets))
-        optimiser.step()
-        optimiser.zero_grad()
-
-    return repeated(step, model, task.device)
+    return repeated(_step(task, model, optimiser), model, task.device)

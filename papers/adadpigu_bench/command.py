@@ -13,7 +13,8 @@ from adadpigu.cli.progress import stage_progress
 from adadpigu.errors import InputError, check, unknown
 
 if TYPE_CHECKING:
-    from adadpigu.bench import BenchOptions, Report
+    from adadpigu_bench.report import Report
+    from adadpigu_bench.run import BenchOptions
 
 Names = list[str] | None
 
@@ -48,7 +49,7 @@ def bench(
     A ratio is a step's time over that of eager non-private PyTorch on the same net and batch in the same rounds. What
     cannot run is listed with its reason. docs/speed.md tells what is measured and how.
     """
-    from adadpigu.bench import BenchOptions
+    from adadpigu_bench.run import BenchOptions
 
     options = BenchOptions(
         suite=suite,
@@ -74,7 +75,7 @@ def bench(
 
 
 def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> int:
-    from adadpigu.bench import run_bench
+    from adadpigu_bench.run import run_bench
 
     with stage_progress(notes(), "starting", _stages(options)) as tell:
         report = run_bench(options, tell)
@@ -88,7 +89,7 @@ def _show_bench(options: BenchOptions, markdown: Path | None, as_json: bool) -> 
 
 
 def _print(report: Report) -> None:
-    from adadpigu.bench.report import mib, top_k_ratios
+    from adadpigu_bench.report import mib, top_k_ratios
 
     rows = [
         [r.net, str(r.batch), r.label, r.method, f"{r.ms:.4g}", f"{r.ratio_to_nonprivate:.2f}", mib(r.peak_mib)]
@@ -105,9 +106,9 @@ def _print(report: Report) -> None:
 
 
 def _show_growth(options: BenchOptions, as_json: bool) -> int:
-    from adadpigu.bench.contestants import Unavailable
-    from adadpigu.bench.growth import measure_growth
-    from adadpigu.bench.report import device_name, versions
+    from adadpigu_bench.contestants import Unavailable
+    from adadpigu_bench.growth import measure_growth
+    from adadpigu_bench.report import device_name, versions
 
     method, engine = options.methods[-1], options.engines[0]
     device = options.place()
@@ -129,8 +130,8 @@ def _show_growth(options: BenchOptions, as_json: bool) -> int:
 
 
 def _show_ledger(options: BenchOptions, as_json: bool) -> int:
-    from adadpigu.bench.ledger_cost import measure_ledger
-    from adadpigu.bench.report import device_name, versions
+    from adadpigu_bench.ledger_cost import measure_ledger
+    from adadpigu_bench.report import device_name, versions
 
     device, method, engine = options.place(), options.methods[-1], options.engines[0]
     with stage_progress(notes(), "starting", len(options.tasks())) as tell:
@@ -154,7 +155,7 @@ def _show_ledger(options: BenchOptions, as_json: bool) -> int:
 def _show_counts(options: BenchOptions, as_json: bool) -> int:
     import dataclasses
 
-    from adadpigu.bench.counting import count
+    from adadpigu_bench.counting import count
 
     found = [count(name, batch) for name, batch in options.tasks()]
     if as_json:
@@ -180,7 +181,7 @@ def _rounded(*values: float) -> list[str]:
 
 def _stages(options: BenchOptions) -> int:
     """How often something is told: every contestant is built, takes its first steps, and runs in every round."""
-    from adadpigu.bench.contestants import contestants
+    from adadpigu_bench.contestants import contestants
 
     entered = contestants(options.methods, options.engines, options.peers, options.place())
     return len(options.tasks()) * len(entered) * (2 + options.rounds)
@@ -197,7 +198,7 @@ def _split(values: Names) -> tuple[str, ...]:
 
 def _peers(values: Names) -> tuple[str, ...]:
     """Those that are asked for, or all of them; `none` is a word of the command line alone."""
-    from adadpigu.bench.contestants import PEERS
+    from adadpigu_bench.contestants import PEERS
 
     names = _split(values)
     if names == ("none",):

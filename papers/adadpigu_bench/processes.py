@@ -24,13 +24,13 @@ from typing import Any, Protocol
 
 import torch
 
-from adadpigu.bench.contestants import Contestant, Task, Unavailable, one_line, synchronise
-from adadpigu.bench.torch_peers import nonprivate
+from adadpigu_bench.contestants import Contestant, Task, Unavailable, one_line, synchronise
+from adadpigu_bench.torch_peers import nonprivate
 
 _MIB = 2**20
 _LOADED = [
-    "adadpigu.bench.ours",
-    "adadpigu.bench.processes",
+    "adadpigu_bench.ours",
+    "adadpigu_bench.processes",
     "dp_accounting.pld.privacy_loss_distribution",
     "torch._dynamo",
     "opacus.grad_sample.utils",

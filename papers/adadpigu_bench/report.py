@@ -10,7 +10,7 @@ from importlib import metadata
 
 import torch
 
-from adadpigu.bench.contestants import Contestant
+from adadpigu_bench.contestants import Contestant
 
 _PACKAGES = ("adadpigu", "torch", "numpy", "opacus", "backpack-for-pytorch", "jax", "fastDP")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from adadpigu.bench.nets import find_net, size
+from adadpigu_bench.nets import find_net, size
 
 _EXAMPLE = 2
 _FLOAT = 4

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from adadpigu.bench.contestants import BASELINE, Contestant, Task, Unavailable
-from adadpigu.bench.counting import count
-from adadpigu.bench.growth import fitted, level
-from adadpigu.bench.nets import NETS, size
-from adadpigu.bench.processes import Lap, interleaved
-from adadpigu.bench.report import Absence, Report, Row
-from adadpigu.bench.run import BenchOptions, run_bench
+from adadpigu_bench.contestants import BASELINE, Contestant, Task, Unavailable
+from adadpigu_bench.counting import count
+from adadpigu_bench.growth import fitted, level
+from adadpigu_bench.nets import NETS, size
+from adadpigu_bench.processes import Lap, interleaved
+from adadpigu_bench.report import Absence, Report, Row
+from adadpigu_bench.run import BenchOptions, run_bench
 
 Call = tuple[int, str, str]
 ROW = {"net", "batch", "method", "engine", "peer", "ms", "ratio_to_nonprivate", "peak_mib"}
@@ -67,7 +67,7 @@ class FakeStand:
 
 @pytest.mark.parametrize("memory", [True, False])
 def test_what_cannot_be_built_is_an_absence_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, memory: bool) -> None:
-    monkeypatch.setattr("adadpigu.bench.run.Stand", FakeStand)
+    monkeypatch.setattr("adadpigu_bench.run.Stand", FakeStand)
     report = run_bench(BenchOptions(engines=("ghost",), peers=(), rounds=2, memory=memory))
     assert [row.method for row in report.rows] == ["sgd", "sgd", "adadpigu"]
     assert [row.ratio_to_nonprivate for row in report.rows] == [1.0, pytest.approx(3.0), pytest.approx(3.0)]

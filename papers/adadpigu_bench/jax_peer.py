@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bench.contestants import (
+from adadpigu_bench.contestants import (
     CLIP_NORM,
     LEARNING_RATE,
     MOMENTUM,
@@ -27,7 +27,7 @@ from adadpigu.bench.contestants import (
     required,
 )
 
-_INSTALL = "pip install adadpigu[bench]"
+_INSTALL = "pip install 'adadpigu-paper[bench]'"
 Layer = Callable[[Any, Any], Any]
 """(its weights, one record) -> one record"""
 

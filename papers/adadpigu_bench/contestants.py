@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from adadpigu.bench.nets import BenchNet, find_net, size
 from adadpigu.training.memory import free_memory
+from adadpigu_bench.nets import BenchNet, find_net, size
 
 CLIP_NORM = 0.5
 """C of every private contestant"""
@@ -119,7 +119,7 @@ class Contestant:
     def build(self, task: Task) -> Trainer:
         """What takes the steps; `Unavailable` where there is none."""
         maker = "ours" if self.peer is None else "jax_peer" if self.peer == "jax" else "torch_peers"
-        made: Trainer = importlib.import_module(f"adadpigu.bench.{maker}").build(task, self)
+        made: Trainer = importlib.import_module(f"adadpigu_bench.{maker}").build(task, self)
         return made
 
 

@@ -12,13 +12,13 @@ from typing import Self
 
 import torch
 
-from adadpigu.bench.contestants import BASELINE, METHODS, PEERS, Contestant, Task, Unavailable, contestants
-from adadpigu.bench.nets import NETS, find_net, size
-from adadpigu.bench.processes import Stand, Tell, interleaved, steps_for
-from adadpigu.bench.report import Absence, Report, Row, device_name, load, versions
 from adadpigu.core.gradients import ENGINES
 from adadpigu.errors import require, unknown
 from adadpigu.training import TrainingOptions
+from adadpigu_bench.contestants import BASELINE, METHODS, PEERS, Contestant, Task, Unavailable, contestants
+from adadpigu_bench.nets import NETS, find_net, size
+from adadpigu_bench.processes import Stand, Tell, interleaved, steps_for
+from adadpigu_bench.report import Absence, Report, Row, device_name, load, versions
 
 SUITES: dict[str, tuple[str, ...]] = {
     "quick": ("mnist-cnn",),

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from adadpigu.bench.contestants import (
+from adadpigu.core.gradients import choose_engine
+from adadpigu.errors import InputError
+from adadpigu_bench.contestants import (
     BASELINE,
     CHANNELS_LAST,
     CUDA_GRAPH,
@@ -23,9 +25,7 @@ from adadpigu.bench.contestants import (
     flat,
     refuse_oversize,
 )
-from adadpigu.bench.nets import NETS, find_net, size, transformer
-from adadpigu.core.gradients import choose_engine
-from adadpigu.errors import InputError
+from adadpigu_bench.nets import NETS, find_net, size, transformer
 
 ENTERED = contestants(METHODS, ("ghost", "materialised", "functional"), PEERS, "cpu")
 MODULES = {"opacus": "opacus", "backpack": "backpack", "jax": "jax", "fastdp": "fastDP"}
@@ -112,7 +112,7 @@ def test_an_engine_that_cannot_be_had_for_a_net_is_unavailable_with_its_reason(m
 
 
 def test_per_sample_gradients_that_do_not_fit_are_refused_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adadpigu.bench.contestants.free_memory", lambda device: 4.0 * 4 * 26010)
+    monkeypatch.setattr("adadpigu_bench.contestants.free_memory", lambda device: 4.0 * 4 * 26010)
     with pytest.raises(Unavailable, match="GiB are free"):
         refuse_oversize(tiny(), 1.0)
     refuse_oversize(tiny(), 0.7)
@@ -133,7 +133,7 @@ def test_a_net_rewritten_in_jax_computes_what_the_torch_net_computes(name: str) 
     pytest.importorskip("jax")
     import numpy as np
 
-    from adadpigu.bench.jax_peer import translated
+    from adadpigu_bench.jax_peer import translated
 
     model, (inputs, _) = NETS[name].model(), NETS[name].records(2)
     forward, weights = translated(model, name)

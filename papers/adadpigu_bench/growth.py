@@ -13,10 +13,10 @@ from statistics import median
 
 import numpy as np
 
-from adadpigu.bench.contestants import Contestant, Task
-from adadpigu.bench.nets import LADDER, size
-from adadpigu.bench.processes import Stand, Tell, interleaved
 from adadpigu.errors import require
+from adadpigu_bench.contestants import Contestant, Task
+from adadpigu_bench.nets import LADDER, size
+from adadpigu_bench.processes import Stand, Tell, interleaved
 
 TOLERANCE = 0.25
 """by how much of a figure the straight line may miss it: single rounds swing by more"""

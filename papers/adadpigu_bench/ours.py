@@ -11,7 +11,11 @@ import time
 
 from torch import Tensor
 
-from adadpigu.bench.contestants import (
+from adadpigu.data.datasets import declare
+from adadpigu.errors import InputError
+from adadpigu.methods import Method, make_method
+from adadpigu.training import Facts, Metrics, Preparation, Run, TrainingOptions, prepare, train_prepared
+from adadpigu_bench.contestants import (
     CLIP_NORM,
     LEARNING_RATE,
     MOMENTUM,
@@ -26,10 +30,6 @@ from adadpigu.bench.contestants import (
     refuse_oversize,
     synchronise,
 )
-from adadpigu.data.datasets import declare
-from adadpigu.errors import InputError
-from adadpigu.methods import Method, make_method
-from adadpigu.training import Facts, Metrics, Preparation, Run, TrainingOptions, prepare, train_prepared
 
 _POOL = 4
 """records a batch is drawn from, in batches"""

@@ -15,11 +15,11 @@ from unittest import mock
 
 from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import NAME, read_ledger
-from adadpigu.bench.contestants import Task, synchronise
-from adadpigu.bench.ours import method_of, prepared
-from adadpigu.bench.processes import Tell
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.pace import SHARE
+from adadpigu_bench.contestants import Task, synchronise
+from adadpigu_bench.ours import method_of, prepared
+from adadpigu_bench.processes import Tell
 
 _STEPS = {"cpu": 40, "cuda": 2000}
 _WARM_UP = {"cpu": 4, "cuda": 300}
