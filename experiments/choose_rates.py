@@ -16,7 +16,7 @@ from adadpigu_paper.reproduce.ablation_tuning import RATES_FILE, choose, read_ra
 from adadpigu_paper.reproduce.ablation_variants import NETS
 from adadpigu_paper.reproduce.keeping import read_rows
 
-FILE = Path(__file__).parents[1] / "src" / "adadpigu" / "reproduce" / RATES_FILE
+FILE = Path(__file__).parents[1] / "papers" / "adadpigu_paper" / "reproduce" / RATES_FILE
 
 
 def main() -> int:
