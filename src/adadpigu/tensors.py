@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,26 +17,6 @@ from torch import Tensor
 
 from adadpigu.durable import replacing, writing
 from adadpigu.errors import InputError, first_line, require
-
-DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""what a header may call a type: those that torch knows"""
 
 
 def digest(named: Iterable[tuple[str, Tensor]], start: str = "") -> str:
@@ -49,46 +28,30 @@ def digest(named: Iterable[tuple[str, Tensor]], start: str = "") -> str:
     return made.hexdigest()
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What a header says of a tensor."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a file holds, found to agree with its size."""
-
-    tensors: Mapping[str, Entry]
-    metadata: Mapping[str, str]
-
-
-def read_header(path: Path, what: str) -> Header:
-    """What a file holds, by its header alone. `what` is the key by which messages call the file."""
-    from safetensors import safe_open
-
-    with _refusing(path, what), safe_open(path, framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        tensors = {name: Entry(DTYPES[s.get_dtype()], tuple(s.get_shape())) for name, s in slices.items()}
-        metadata = file.metadata() or {}
-    odd = next((name for name in tensors if not name.isprintable()), None)
-    require(odd is None, f"{what}={str(path)!r} names a tensor {str(odd)[:80]!r}; allowed: printable names")
-    return Header(tensors, metadata)
-
-
 def read_tensors(path: Path, what: str) -> dict[str, Tensor]:
     """All tensors of a file, mapped into memory (writing to them leaves the file alone); refused where odd in any way.
 
     `what` is the key by which messages call the file.
     """
-    from safetensors.torch import load_file
+    return _read(path, what)[0]
 
-    read_header(path, what)
-    with _refusing(path, what):
-        found: dict[str, Tensor] = load_file(path)
-    return found
+
+def read_metadata(path: Path, what: str) -> dict[str, str]:
+    """What a file says of itself beside its tensors."""
+    return _read(path, what)[1]
+
+
+def _read(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import safe_open
+
+    with _refusing(path, what), safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        packed = next((n for n, v in tensors.items() if list(v.shape) != file.get_slice(n).get_shape()), None)
+        require(packed is None, f"tensor {str(packed)[:80]!r} packs two numbers into a byte; allowed: whole bytes")
+        metadata = file.metadata() or {}
+    odd = next((name for name in tensors if not name.isprintable()), None)
+    require(odd is None, f"{what}={str(path)!r} names a tensor {str(odd)[:80]!r}; allowed: printable names")
+    return tensors, metadata
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
