@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from adadpigu.core.bounding import Bounder, GradientSum, Record, RecordSum, clipped_total
-from adadpigu.core.gradients import PerRecordLosses
-from adadpigu.core.sensitive import Records, unseal
+from adadpigu.core.sensitive import PerRecordLosses, Records, unseal
 from adadpigu.errors import InputError, PrivacyLineError
 from conftest import bounded, gradients
 from trials import mask_of

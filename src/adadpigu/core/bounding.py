@@ -68,6 +68,8 @@ class GradientSum:
     """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
     kept: Tensor | None = None
     """⌊ρ·|m|⌋ as a number that stays on the device, for a mask that grows there; None: the mask is counted"""
+    needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
+    """what an engine must compute for this query"""
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
@@ -80,11 +82,6 @@ class GradientSum:
                 f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
                 "above 0 and finite"
             )
-
-    @property
-    def needs(self) -> frozenset[Part]:
-        """What an engine must compute for this query."""
-        return frozenset({"gradient"})
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
@@ -217,8 +214,8 @@ class Bounder:
         """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
         assert isinstance(self._query, GradientSum)
         rows = unseal(gradients, PerSampleGradients).records_only().gradients
-        standardised = Standardiser(self._query, self._size, device=rows.device)
-        self._add(standardised.widened(rows), rows.dtype, self._query.stability)
+        z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
+        self._keep(clipped_total(z, self._query.clip_norm, self._query.stability), rows.dtype)
 
     def add_clipped(self, total: ClippedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
@@ -250,10 +247,7 @@ class Bounder:
         values = _per_record(self._query, parts, count)
         if records.present is not None:
             values = values[unseal(records.present)]
-        self._add(values.to(torch.float64, copy=True), values.dtype, None)
-
-    def _add(self, rows: Tensor, dtype: torch.dtype, stability: float | None) -> None:
-        self._keep(clipped_total(rows, self._query.clip_norm, stability), dtype)
+        self._keep(clipped_total(values.to(torch.float64, copy=True), self._query.clip_norm), values.dtype)
 
     def _keep(self, total: Tensor, dtype: torch.dtype) -> None:
         self._dtype = dtype if dtype.is_floating_point else torch.float32

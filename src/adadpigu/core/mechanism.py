@@ -4,8 +4,7 @@
 
 Everything before this module is sensitive, everything after it is free. Only `GaussianMechanism` makes a `Release`,
 it charges before it draws, and nothing else in the package draws privacy noise. Of a sum over several processes each
-draws the noise of its own coordinates, after the reduction. There is one way through it, whoever looks on: an auditor
-watches from the public side (`training.step`), or puts a mechanism of its own in this one's place (`audit.tapes`).
+draws the noise of its own coordinates, after the reduction.
 """
 
 from __future__ import annotations
@@ -186,8 +185,7 @@ class GaussianMechanism:
         draw: str,
     ) -> Receipt:
         """Charges one event for all queries of a draw; `size` is d, the length of a gradient."""
-        _check(queries, noise_multiplier)
-        multipliers = [noise_multiplier / math.sqrt(query.share) for query in queries]
+        multipliers = _multipliers(queries, noise_multiplier)
         releases = [
             {
                 "name": query.name,
@@ -203,8 +201,9 @@ class GaussianMechanism:
     def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:
         """Adds noise to every sum of a draw that was charged."""
         multipliers = receipt.redeem(sums)
-        if self._processes.size > 1:
-            sums = [self._reduced(total) for total in sums]
+        if self._processes.size > 1:  # of each sum what this process owns
+            parts = [(self._processes.reduce_scatter(unseal(total)), total) for total in sums]
+            sums = [BoundedSum(own, total.query, size=total.size, dtype=total.dtype) for own, total in parts]
         return {total.query.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
 
     def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
@@ -216,8 +215,7 @@ class GaussianMechanism:
             raise PrivacyLineError("sums of several processes are added up at every step: none is recorded")
         if not capturing():
             raise PrivacyLineError("no device is recording: what is released here has to be paid for")
-        _check([total.query for total in sums], noise_multiplier)
-        multipliers = [noise_multiplier / math.sqrt(total.query.share) for total in sums]
+        multipliers = _multipliers([total.query for total in sums], noise_multiplier)
         releases = {total.query.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
         return Recorded(tuple(sums), tuple(multipliers), releases)
 
@@ -256,11 +254,6 @@ class GaussianMechanism:
         self._pass_over(total.size - at, stddev)
         return self._processes.all_gather(torch.cat(noisy), total.size)
 
-    def _reduced(self, total: BoundedSum) -> BoundedSum:
-        """What this process owns of the sum over all processes."""
-        own = self._processes.reduce_scatter(unseal(total))
-        return BoundedSum(own, total.query, size=total.size, dtype=total.dtype)
-
     def _pass_over(self, count: int, stddev: float) -> None:
         """Noise that a seed fixes is the same for a coordinate whoever owns it: other owners' numbers are skipped."""
         while count > 0 and stddev > 0 and not self._randomness.private:
@@ -272,7 +265,8 @@ MakeMechanism = Callable[["Ledger", Randomness, Processes], GaussianMechanism]
 """makes the mechanism of a run; an audit that looks at sums has one of its own"""
 
 
-def _check(queries: Sequence[Query], noise_multiplier: float) -> None:
+def _multipliers(queries: Sequence[Query], noise_multiplier: float) -> list[float]:
+    """σ_k = σ/√s_k of each query; refuses queries that one event at σ does not cover."""
     for query in queries:
         if type(query) not in (GradientSum, RecordSum):
             raise PrivacyLineError(f"a query is a GradientSum or a RecordSum, got {type(query).__name__}")
@@ -285,3 +279,4 @@ def _check(queries: Sequence[Query], noise_multiplier: float) -> None:
         raise PrivacyLineError(f"shares of one draw must be given and add up to at most 1, got {shares}")
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise PrivacyLineError(f"noise_multiplier={noise_multiplier} is not a finite number of at least 0")
+    return [noise_multiplier / math.sqrt(query.share) for query in queries]

@@ -12,27 +12,20 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from adadpigu.core.randomness import Randomness
-
 T = TypeVar("T")
 
 
 class Processes(Protocol):
     """The processes of one run; all of them call the same methods in the same order. Here: one that is alone."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0; the first one keeps the ledger and speaks."""
-        return 0
+    rank: int
+    """the number of this process, from 0; the first one keeps the ledger and speaks"""
+    size: int
+    """how many there are, W"""
 
-    @property
-    def size(self) -> int:
-        """How many there are, W."""
-        return 1
-
-    def coins(self, randomness: Randomness, sample_rate: float) -> Randomness:
-        """Tosses as the first process does, for the records that live here; the others' fall on the side of no."""
-        return randomness
+    def share_coins(self, taken: Tensor) -> Tensor:
+        """Whether the first process's coins have taken each record, for those that live here; False for others."""
+        return taken
 
     def own(self, count: int) -> tuple[slice, ...]:
         """Of so many coordinates those whose noise this process draws, in order."""
@@ -63,11 +56,15 @@ class Processes(Protocol):
         assert value is not None
         return value
 
-    def heard(self, value: T) -> list[T]:
+    def check_alike(self, weights: Tensor) -> None:
+        """Stops a job where weights that every process holds, which are public, are not the same bit for bit."""
+        return
+
+    def all_gather_object(self, value: T) -> list[T]:
         """What each process says, by rank."""
         return [value]
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Writes the first process's numbers into every process's tensor of the same kind."""
         return
 
@@ -77,3 +74,6 @@ class Alone(Processes):
 
     rank = 0
     size = 1
+
+
+ALONE = Alone()

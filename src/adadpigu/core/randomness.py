@@ -1,7 +1,7 @@
 """The one source of privacy randomness: inclusion coins, noise, and what a forward pass draws while it sees records.
 
 A user's seed never reaches it. `ReproducibleRandomness` exists for tests and for debugging; a run that used it says
-"not private" in its statement. A discrete Gaussian, which has no last bits to attack, would be another `Randomness`.
+"not private" in its statement.
 
 | tier | class | generator | where |
 | --- | --- | --- | --- |
@@ -216,10 +216,22 @@ def isolated(randomness: Randomness, device: torch.device, *, host: bool = True)
                 generator.manual_seed(seed)
                 generator.set_offset(offset)
         return
-    with _one_at_a_time, torch.random.fork_rng(devices=[device] if cuda else []):
-        before = random.getstate(), np.random.get_state()
+    with _one_at_a_time, streams_put_back(device):
+        words = randomness.words(MT19937_WORDS)
+        fill(torch.default_generator, words)
+        random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
+        np.random.seed(randomness.words(MT19937_WORDS).numpy())
+        if cuda:
+            fill(default_generator(device), randomness.words(2))
+        yield
+
+
+@contextlib.contextmanager
+def streams_put_back(device: torch.device) -> Iterator[None]:
+    """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         try:
-            _fill_all(randomness, device)
             yield
         finally:
             random.setstate(before[0])
@@ -237,15 +249,6 @@ def host_state() -> tuple[object, ...]:
     """Where the global generators of the CPU stand, to compare."""
     legacy: Any = np.random.get_state()
     return random.getstate(), legacy[1].tobytes(), legacy[2:], torch.default_generator.get_state().numpy().tobytes()
-
-
-def _fill_all(randomness: Randomness, device: torch.device) -> None:
-    words = randomness.words(MT19937_WORDS)
-    fill(torch.default_generator, words)
-    random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
-    np.random.seed(randomness.words(MT19937_WORDS).numpy())
-    if device.type == "cuda":
-        fill(default_generator(device), randomness.words(2))
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.accounting.events import draw_event
+from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sensitive import Presence, Records, Sensitive, unseal
 from adadpigu.core.trees import Tree, count_rows
@@ -70,17 +71,17 @@ def bytes_of(rows: Tree) -> Iterator[bytes]:
 class Drawn(Sensitive[Tensor]):
     """The positions of the records one draw has taken."""
 
-    __slots__ = ()
-
 
 class Coins(Sensitive[Tensor]):
     """For every record whether one draw has taken it, [n] of bool."""
 
-    __slots__ = ()
-
     def drawn(self) -> Drawn:
         """The positions of those that were taken; a device waits for their number."""
         return Drawn(unseal(self).nonzero().flatten())
+
+    def shared_by(self, processes: Processes) -> Coins:
+        """The first process's coins, as each of several sees them: for the records that live there."""
+        return Coins(processes.share_coins(unseal(self)))
 
 
 class FixedBatch:
@@ -112,7 +113,9 @@ class FixedBatch:
             if self._taken_over is not None:
                 self._taken_over.wait(self._stream)
             if sampler.sample_rate not in self._tosses:
-                self._tosses[sampler.sample_rate] = self._record(sampler, population, randomness)
+                toss = _Toss(len(population), self.size, self._device)
+                work = lambda: toss.fill(unseal(sampler.toss(population, randomness)))  # noqa: E731
+                self._tosses[sampler.sample_rate] = self._recorder.record(work), toss
             recording, self._tossed = self._tosses[sampler.sample_rate]
             recording.replay()
         return Coins(self._tossed.taken)
@@ -141,13 +144,6 @@ class FixedBatch:
         """A draw that does not fit, as several batches of this size one after the other."""
         taken = unseal(coins.drawn())
         return _drawn(F.pad(taken, (0, -len(taken) % self.size), value=-1))
-
-    def _record(
-        self, sampler: PoissonSampler, population: Population, randomness: Randomness
-    ) -> tuple[Recording, _Toss]:
-        toss = _Toss(len(population), self.size, self._device)
-        recording = self._recorder.record(lambda: toss.fill(unseal(sampler.toss(population, randomness))))
-        return recording, toss
 
 
 def _drawn(positions: Tensor) -> tuple[Drawn, Presence]:
@@ -215,9 +211,7 @@ class PoissonSampler:
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 
-@functools.lru_cache(maxsize=64)
-def _event(sample_rate: float, noise_multipliers: tuple[float, ...]) -> DpEvent:
-    return draw_event(sample_rate, noise_multipliers)
+_event = functools.lru_cache(maxsize=64)(draw_event)
 
 
 def gather(population: Population, drawn: Drawn, present: Presence | None = None) -> Records:

@@ -68,8 +68,6 @@ def unseal(box: Sensitive[T], kind: type[Sensitive[T]] | None = None) -> T:
 class Presence(Sensitive[Tensor]):
     """Which rows of a batch of fixed size are records, [b] of bool: as sensitive as their number."""
 
-    __slots__ = ()
-
 
 class Records(Sensitive[tuple[Tree, Tensor]]):
     """Inputs [b·k, ...] (a tensor, or a tree of tensors) and targets [b, ...] of one Poisson draw; b is sensitive.
@@ -127,13 +125,9 @@ class GradientBatch:
 class PerSampleGradients(Sensitive[GradientBatch]):
     """The sealed gradients and losses of one batch."""
 
-    __slots__ = ()
-
 
 class PerRecordLosses(Sensitive[Tensor]):
     """The sealed losses [b] of one batch, or [b, k] at k parameter vectors."""
-
-    __slots__ = ()
 
 
 def losses_of(gradients: PerSampleGradients) -> PerRecordLosses:

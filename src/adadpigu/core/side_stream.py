@@ -1,11 +1,7 @@
-"""A second line of work on a GPU: short vectors are made ready while a batch goes through the net.
+"""A second stream of a GPU: short vectors are made ready while a batch goes through the net. Does nothing on a CPU.
 
-    with side_stream(device):      forked from here: waits for all that the main line has been told so far
-        …
-    join(device)              the main line waits for it
-
-On a CPU both do nothing. A fork waits for the main line and what it made is read after a join, so memory that either
-line lets go of is never written by the other too early.
+`with side_stream(device)` waits for all that the main stream was told before; after `join(device)` the main stream has
+what was made within. So memory that either stream lets go of is never written by the other too early.
 """
 
 from __future__ import annotations

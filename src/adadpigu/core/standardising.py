@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ _ROWS_OF_A_THREAD = 8
 """rows that one of several threads selects from at a time, so that they seldom wait for the interpreter's lock"""
 _WIDENED = 8
 """rows of a `_Narrow` that are widened at once"""
+_SAMPLED = 29
+"""of a row every so many-th entry is looked at, to know about where its k-th largest lies"""
 
 
 class Standardiser:
@@ -78,7 +81,7 @@ class Standardiser:
         if self._kept is not None and self.in_place and rows.dtype == torch.float32:
             kept = min(int(self._kept), rows.shape[1])
             return _Narrow(largest_standardised(rows, self.center, self.weight, kept, rows))
-        return _Widened(self.widened(rows))
+        return Standardised(self.widened(rows))
 
     def widened(self, rows: Tensor) -> Tensor:
         """[b, n] -> [b, n] in float64, a new tensor."""
@@ -96,47 +99,42 @@ class Standardiser:
         return z.to(torch.float64, copy=z is rows)
 
 
-class Standardised(Protocol):
-    """Rows z that are measured and then added up: the very same numbers both times, in float64."""
-
-    def squares(self) -> Tensor:
-        """‖z_i‖², [b]."""
-        ...
-
-    def total(self, factors: Tensor) -> Tensor:
-        """Σ_i factor_i z_i, [n]; a row whose factor is zero is left out, whatever it holds. Asked for last."""
-        ...
-
-
-class _Widened:
-    """Rows that were standardised and widened to float64 beforehand."""
+class Standardised:
+    """Rows z [b, n] that are measured and then added up: the very same numbers both times, in float64."""
 
     def __init__(self, z: Tensor) -> None:
         self._z = z
 
     def squares(self) -> Tensor:
+        """‖z_i‖², [b]."""
         norms: Tensor = torch.linalg.vector_norm(self._z, dim=1)
         return norms.square()
 
     def total(self, factors: Tensor) -> Tensor:
+        """Σ_i factor_i z_i, [n]; a row whose factor is zero is left out, whatever it holds. Asked for last."""
         return weighted_total(self._z, factors)
 
 
-class _Narrow:
-    """Rows that were standardised in float32, and are widened a few at a time: these stay in the cache."""
+class _Narrow(Standardised):
+    """Rows that were standardised in float32, and are widened a few at a time in a buffer that stays in the cache."""
 
     def __init__(self, z: Tensor) -> None:
-        self._parts = torch.split(z, _WIDENED)
+        self._z, self._wide = z, z.new_empty((_WIDENED, z.shape[1]), dtype=torch.float64)
+
+    def _parts(self) -> Iterator[Tensor]:
+        """The rows in float64; each part is gone when the next one is asked for."""
+        for part in torch.split(self._z, _WIDENED):
+            yield self._wide[: len(part)].copy_(part)
 
     def squares(self) -> Tensor:
-        return torch.cat([_Widened(part.double()).squares() for part in self._parts])
+        return torch.cat([Standardised(part).squares() for part in self._parts()])
 
     def total(self, factors: Tensor) -> Tensor:
-        parts = zip(self._parts, torch.split(factors, _WIDENED), strict=True)
-        return functools.reduce(Tensor.add_, (weighted_total(part.double(), some) for part, some in parts))
+        parts = zip(self._parts(), torch.split(factors, _WIDENED), strict=True)
+        return functools.reduce(Tensor.add_, (weighted_total(part, some) for part, some in parts))
 
 
-class _Fused:
+class _Fused(Standardised):
     """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
 
     def __init__(
@@ -220,8 +218,7 @@ def largest_standardised(
 ) -> Tensor:
     """Writes `largest` of z = (g − α) · w to `made`, for rows g of float32 or float64 on a CPU. Returns `made`.
 
-    z has the dtype of the rows; `made` has either, and may be the rows themselves. numpy's partition finds the k-th
-    largest of each row: numpy 2 has it vectorised for AVX2 and AVX-512.
+    z has the dtype of the rows; `made` has either, and may be the rows themselves.
     """
     threads = max(1, min(torch.get_num_threads(), len(rows)))
     alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))
@@ -239,22 +236,35 @@ def _keep_largest(
 ) -> None:
     """A few rows at a time, which stay in the cache for all passes over them."""
     length = rows.shape[1]
-    buffers, reached = np.empty((3, at_once, length), rows.dtype), np.empty((at_once, length), bool)
+    buffers, reached = np.empty((2, at_once, length), rows.dtype), np.empty((at_once, length), bool)
     with np.errstate(all="ignore"):
         for start in range(0, len(rows), at_once):
             some, kept = rows[start : start + at_once], made[start : start + at_once]
-            (z, sizes, ordered), stays = buffers[:, : len(some)], reached[: len(some)]
+            (z, sizes), stays = buffers[:, : len(some)], reached[: len(some)]
             np.copyto(z, some) if center is None else np.subtract(some, center, out=z)
             if weight is not None:
                 np.multiply(z, weight, out=z)
             np.abs(z, out=sizes)
-            np.copyto(ordered, sizes)
-            ordered.partition(length - count, axis=1)
-            least = ordered[:, length - count, None]
+            least = np.array([[_at_place(row, length - count)] for row in sizes])
             np.greater_equal(sizes, least, out=stays)
-            spare = np.count_nonzero(stays, axis=1) - count
-            for row in np.flatnonzero(spare > 0):
-                z[row, np.flatnonzero(sizes[row] == least[row])[-spare[row] :]] = 0
+            for row, mask in enumerate(stays):
+                spare = np.count_nonzero(mask) - count
+                if spare > 0:
+                    z[row, np.flatnonzero(sizes[row] == least[row])[-spare:]] = 0
             # As numbers of the same kind first: numpy would convert a mask piece by piece. What is no number stays so.
             np.copyto(sizes, stays)
-            kept[:] = np.multiply(z, sizes, out=z)
+            np.multiply(z, sizes, out=kept)
+
+
+def _at_place(values: Numbers, place: int) -> Any:
+    """The entry that stands at `place` when the values rise. A sample tells about where it lies, so few are ordered."""
+    sample = np.sort(values[::_SAMPLED])
+    middle, margin = place / _SAMPLED, 1.5 * math.sqrt(len(sample))
+    low = sample[max(0, int(middle - margin))]
+    high = sample[min(len(sample) - 1, int(middle + margin))]
+    near = np.compress((values >= low) & (values <= high), values)
+    left = place - int(np.count_nonzero(values < low))
+    if not 0 <= left < len(near):  # the sample was unlucky, or there are numbers missing
+        near, left = values.copy(), place
+    near.partition(left)
+    return near[left]

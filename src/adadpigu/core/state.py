@@ -38,18 +38,14 @@ def number(value: float) -> Tensor:
 
 
 def named(name: str, state: Mapping[str, Tensor]) -> State:
-    """A part's state under the part's name.
-
-    >>> named("mask", {"count": number(3)})
-    {'mask.count': tensor(3)}
-    """
+    """A part's state under the part's name: `count` of `mask` becomes `mask.count`."""
     return {f"{name}.{key}": value for key, value in state.items()}
 
 
 def part(name: str, state: Mapping[str, Tensor]) -> State:
     """The inverse of `named`: what stands under a part's name.
 
-    >>> part("mask", {"mask.count": number(3), "other": number(1)})
+    >>> part("mask", named("mask", {"count": number(3)}) | {"other": number(1)})
     {'count': tensor(3)}
     """
     return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

@@ -91,6 +91,13 @@ def layer(build: Callable[[], nn.Module], *shape: int, use: Use = _plain, **opti
     return Case(lambda: Applied(build(), use), shape, **options)
 
 
+def dilated_later() -> nn.Module:
+    """As segmentation nets make their backbones: padding and dilation are set after construction."""
+    convolution = nn.Conv2d(2, 3, 3, padding=1)
+    convolution.padding, convolution.dilation = (2, 2), (2, 2)
+    return convolution
+
+
 def weighted_bag(bag: Any, x: Tensor) -> Tensor:
     weights = torch.linspace(-1, 2, x.shape[1], dtype=bag.weight.dtype).expand(x.shape)
     return bag(x, per_sample_weights=weights)  # type: ignore[no-any-return]
@@ -102,6 +109,7 @@ SIMPLE = {
         lambda: nn.Conv1d(4, 6, 2, stride=3, padding=2, dilation=2, groups=2, padding_mode="reflect"), 4, 8
     ),
     "conv1d, same": layer(lambda: nn.Conv1d(2, 2, 4, padding="same", padding_mode="circular", bias=False), 2, 6),
+    "conv2d, dilated later": layer(dilated_later, 2, 6, 6),
     "conv3d": layer(lambda: nn.Conv3d(2, 3, (1, 2, 3)), 2, 3, 4, 3),
     "conv3d, strided": layer(
         lambda: nn.Conv3d(2, 4, 2, stride=(1, 2, 3), padding=(0, 1, 2), dilation=(2, 1, 1), groups=2), 2, 3, 4, 3

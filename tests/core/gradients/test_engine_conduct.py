@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from adadpigu.core.gradients import (
     FunctionalEngine,
     LoopEngine,
-    PerRecordLosses,
     PerSampleGradients,
     RuleEngine,
     choose_engine,
 )
 from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.gradients.losses import RecordLoss
-from adadpigu.core.sensitive import Records, unseal
+from adadpigu.core.sensitive import PerRecordLosses, Records, unseal
 from adadpigu.errors import ModelError, PrivacyLineError
 
 ENGINES: tuple[type[GradientEngine], ...] = (RuleEngine, FunctionalEngine, LoopEngine)

@@ -76,6 +76,25 @@ def test_a_loss_that_remembers_out_of_reach_is_refused() -> None:
         choose_engine(model, loss, example)
 
 
+@pytest.mark.parametrize("kind", ["each pair is compared", "every second record is punished"])
+def test_a_memory_that_comes_round_within_the_example_is_refused(kind: str) -> None:
+    """After an even number of records it is as before; only the order of records shows it."""
+    seen: list[Tensor] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        value = (output - target).square().sum()
+        if not seen:
+            seen.append(output.detach() * float(output.detach().sum() != torch.inf))
+            return value
+        earlier = seen.pop() if kind == "each pair is compared" else seen.pop() * 0
+        return value + 100 * (output - earlier).square().sum()
+
+    generator = torch.Generator().manual_seed(0)
+    example = torch.randn(4, 4, generator=generator), torch.randn(4, 3, generator=generator)
+    with pytest.raises(ModelError, match=r"<loss>.*records before it"):
+        choose_engine(nn.Linear(4, 3), loss, example)
+
+
 class Hidden(nn.Module):
     """Keeps data where names begin with an underscore, in nested containers, in objects and in arrays."""
 

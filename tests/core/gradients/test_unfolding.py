@@ -163,11 +163,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Case, str]] = {
         "scale_grad_by_freq=True counts ids over the batch; build it with False",
     ),
     "largest norm": (lambda: nn.Embedding(7, 3, max_norm=1e3), SIMPLE["embedding"], "build it with max_norm=None"),
-    "instance without a batch": (
-        lambda: Applied(nn.InstanceNorm1d(4, affine=True), lambda layer, x: layer(x[..., 0])),
-        LSTM,
-        r"InstanceNorm1d: takes an input \(4, 5\) for one record",
-    ),
 }
 
 

@@ -13,9 +13,9 @@ from adadpigu.core.gradients.losses import Loss, Losses
 from adadpigu.core.gradients.rule_engine import Precision, RuleEngine
 from adadpigu.core.gradients.rules import RULES, Destination, rule
 from adadpigu.core.gradients.rules_attention import attention
-from adadpigu.core.gradients.rules_recurrent import one_step, recurrent
-from adadpigu.core.gradients.unfolding import UNFOLDINGS, embedding_bag, unfolding
-from adadpigu.core.sensitive import GradientBatch, PerRecordLosses, PerSampleGradients
+from adadpigu.core.gradients.rules_recurrent import recurrent
+from adadpigu.core.gradients.unfolding import UNFOLDINGS
+from adadpigu.core.sensitive import GradientBatch, PerSampleGradients
 
 __all__ = [
     "ENGINES",
@@ -29,15 +29,11 @@ __all__ = [
     "LoopEngine",
     "Loss",
     "Losses",
-    "PerRecordLosses",
     "PerSampleGradients",
     "Precision",
     "RuleEngine",
     "attention",
     "choose_engine",
-    "embedding_bag",
-    "one_step",
     "recurrent",
     "rule",
-    "unfolding",
 ]

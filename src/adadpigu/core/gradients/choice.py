@@ -19,7 +19,7 @@ from adadpigu.core.gradients.inspection import prepared, refuse_by_behaviour, re
 from adadpigu.core.gradients.losses import GivenLosses, Loss, Losses, Objective, RecordLoss, is_plain
 from adadpigu.core.gradients.norms import freeze_norms, train_mode
 from adadpigu.core.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
-from adadpigu.core.gradients.rule_engine import Precision, RuleEngine, ruled, side_by_side
+from adadpigu.core.gradients.rule_engine import Precision, RuleEngine, ruled, to_channels_last
 from adadpigu.core.gradients.slicing import aligned, computes_rows_alike, counted_operations
 from adadpigu.core.gradients.state import describe, untouched
 from adadpigu.core.gradients.unfolding import has_rule
@@ -89,7 +89,7 @@ def inspect_again(engine: GradientEngine, inputs: Tree, targets: Tensor) -> None
         inputs = prepared(net, inputs)
         refuse_by_behaviour(net, inputs)
         trial = _Trial(engine.model, engine.loss, net, inputs, targets, own_losses=False)
-        if isinstance(engine, RuleEngine) and (unruly := _against_rules(trial, laid_out=engine.laid_out)):
+        if isinstance(engine, RuleEngine) and (unruly := _against_rules(trial, channels_last=engine.channels_last)):
             raise ModelError(f"<model>: it was changed, and {unruly}; allowed: another loop with the changed model")
 
 
@@ -155,7 +155,7 @@ def _shorten(engine: GradientEngine, inputs: Tree, targets: Tensor) -> None:
 def _choose(trial: _Trial, engine: str) -> GradientEngine:
     asked = "it was asked for" if engine != "auto" else ""
     unruly: str | None = asked
-    laid_out = True
+    channels_last = True
     if engine == "auto" and trial.own_losses:  # probed too, but alone a record is apart from others by construction
         unruly = getattr(
             trial.net.losses,
@@ -165,16 +165,16 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
     elif engine in ("auto", "ghost", "materialised"):
         unruly = _against_rules(trial)
         leaves = tree_leaves(trial.inputs)
-        if unruly is not None and any(side_by_side(leaf) is not leaf for leaf in leaves):
-            laid_out = False  # x.view(…) refuses channels side by side
-            unruly = _against_rules(trial, laid_out=False)
+        if unruly is not None and any(to_channels_last(leaf) is not leaf for leaf in leaves):
+            channels_last = False  # x.view(…) refuses channels side by side
+            unruly = _against_rules(trial, channels_last=False)
     if unruly is None:
         loss, kinds = trial.loss, ", ".join(sorted({type(module).__name__ for _, module in ruled(trial.model)}))
         slow = f"; the loss runs record by record, as vmap refuses it: {loss.refusal}" if loss.refusal else ""
         reason = f"every trained parameter belongs to {kinds}, and they agree with autograd on an example"
         kind = RuleEngine if engine == "materialised" else GhostEngine
         chosen = trial.engine(kind, f"layer rules, as {reason}{slow}")
-        chosen.laid_out = laid_out and any(leaf.dim() == 4 for leaf in tree_leaves(trial.inputs))
+        chosen.channels_last = channels_last and any(leaf.dim() == 4 for leaf in tree_leaves(trial.inputs))
         return chosen
     if engine in ("ghost", "materialised"):
         raise ModelError(f"<model>: engine={engine!r} cannot be used: {unruly}; allowed here: auto, functional, loop")
@@ -192,7 +192,7 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
     return trial.engine(LoopEngine, f"one record at a time in a loop, because {refusal}")
 
 
-def _against_rules(trial: _Trial, *, laid_out: bool = True) -> str | None:
+def _against_rules(trial: _Trial, *, channels_last: bool = True) -> str | None:
     """Why the layer rules cannot be used, or None.
 
     Same batch, same seed, so dropout agrees; compared record by record, so that a layer which sees the batch in another
@@ -205,7 +205,7 @@ def _against_rules(trial: _Trial, *, laid_out: bool = True) -> str | None:
     try:
         seed()
         rules = trial.engine(RuleEngine)
-        rules.laid_out = laid_out
+        rules.channels_last = channels_last
         found = rules.compute(trial.inputs, trial.targets).gradients
         seed()
         parameters = Layout.of(model).parameters(model)
@@ -223,12 +223,10 @@ def _against_functional(trial: _Trial) -> str | None:
     Compared where the model draws no randomness, since vmap draws its own; this finds weights that a forward reaches by
     other ways than its attributes, which torch.func does not see.
     """
-    with innermost(trial.net) as stack:
-        try:
-            trial.gradients(FunctionalEngine)
-        except Exception as error:
-            where = describe(*stack[-1]) if stack else "the loss or the backward pass"
-            return f"vmap refuses {where}: {first_line(error)}"
+    try:
+        trial.gradients(FunctionalEngine)
+    except Exception as error:
+        return f"vmap refuses {innermost(trial.net, error, 'the loss or the backward pass')}: {first_line(error)}"
     try:
         if quiet_mode(trial.net, trial.inputs) is None:
             return None

@@ -1,18 +1,17 @@
 """What a per-sample gradient engine is: records in, one sealed gradient g_i = ∇ℓ(θ; record i) a record out.
 
-What an engine returns is on the sensitive side of the privacy line, so it is sealed before it leaves this package.
-The base class holds what all share: the empty batch, the seal, and the watch over the model's buffers. Two engines are
-for models without a rule for every layer: vmap over records, and where vmap refuses, one record at a time. Both compute
+What an engine returns is sensitive, so it is sealed before it leaves this package. Two engines are for models without a
+rule for every layer: vmap over records, and where vmap refuses, one record at a time. Both compute
 g_i = ∇_θ ℓ(model(x_i as a batch of one), y_i) by definition, so records cannot mix.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -74,9 +73,10 @@ class GradientEngine(ABC):
         `inputs` holds `copies` rows a record, one after the other; a record's loss is the mean over its rows.
         """
 
-    @abstractmethod
     def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
         """The unsealed losses of at least one input, one each; only for this package."""
+        rows = [slice(row, row + 1) for row in range(len(targets))]
+        return torch.stack([self.loss.one(self.net(select(inputs, row)), targets[row]) for row in rows])
 
     def per_sample_gradients(self, records: Records) -> PerSampleGradients:
         """g_i for every record, at the model's current parameters."""
@@ -146,7 +146,7 @@ class GradientEngine(ABC):
         finally:
             self._watched = False
 
-    @cached_property
+    @functools.cached_property
     def _narrow(self) -> bool:
         """Whether the model has layers that a CPU rounds by where their rows lie."""
         return any(map(is_narrow, self.model.modules()))
@@ -155,11 +155,11 @@ class GradientEngine(ABC):
         """Within, the model leaves nothing of what it sees in its own state."""
         return refuse_changes(self.net)
 
-    def keepsake(self) -> object:
+    def replay_memory(self) -> object:
         """What must stay alive for as long as a device may replay this engine's last work."""
         return None
 
-    def arranged(self, inputs: Tree) -> Tree:
+    def in_layout(self, inputs: Tree) -> Tree:
         """Inputs in the layout in which the engine gives them to the net."""
         return inputs
 
@@ -169,14 +169,10 @@ class GradientEngine(ABC):
         return torch.empty(records, self.layout.size if width is None else width, dtype=dtype, device=device)
 
     def _kind(self) -> tuple[torch.dtype, torch.device]:
-        parameters = self._trained
-        dtype = parameters[0].dtype
-        for parameter in parameters[1:]:
-            if parameter.dtype != dtype:
-                dtype = torch.promote_types(dtype, parameter.dtype)
-        return dtype, parameters[0].device
+        kinds = {parameter.dtype for parameter in self._trained}
+        return functools.reduce(torch.promote_types, kinds), self._trained[0].device
 
-    @cached_property
+    @functools.cached_property
     def _trained(self) -> list[nn.Parameter]:
         return self.layout.parameters(self.model)
 
@@ -214,11 +210,10 @@ class FunctionalEngine(GradientEngine):
             return self.loss.one(self.net(x), y.unsqueeze(0))
 
         try:
-            grouped = _grouped(inputs, len(targets), 1)
-            losses: Tensor = vmap(alone, randomness="different")(grouped, targets)
+            losses: Tensor = vmap(alone, randomness="different")(_grouped(inputs, len(targets), 1), targets)
+            return losses
         except RuntimeError:  # some kernels that need no gradient have no batching rule: same values, one at a time
-            losses = torch.stack([alone(select(inputs, slice(i, i + 1)), y) for i, y in enumerate(targets)])
-        return losses
+            return super().losses(inputs, targets)
 
 
 class LoopEngine(GradientEngine):
@@ -240,10 +235,6 @@ class LoopEngine(GradientEngine):
             row.copy_(flat_gradient(loss, parameters))
             losses.append(loss.detach())
         return GradientBatch(flat, torch.stack(losses))
-
-    def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
-        rows = [slice(row, row + 1) for row in range(len(targets))]
-        return torch.stack([self.loss.one(self.net(select(inputs, row)), targets[row]) for row in rows])
 
 
 def _grouped(inputs: Tree, count: int, copies: int) -> Tree:

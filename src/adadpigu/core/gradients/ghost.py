@@ -1,17 +1,11 @@
-"""The ghost engine: layer rules, but gradients that are outer products g = a bᵀ are never built.
+"""The ghost engine: layer rules, but gradients that are outer products g = a bᵀ are never built. Sensitive.
 
-With w = m / scale and centre α, in float64:
-
-    ‖w ⊙ (g − α)‖² = (a²)ᵀ w² (b²) − 2 aᵀ (w² ⊙ α) b + ‖w ⊙ α‖²
+    ‖w ⊙ (g − α)‖² = (a²)ᵀ w² (b²) − 2 aᵀ (w² ⊙ α) b + ‖w ⊙ α‖²      with w = m / scale and centre α, in float64
     Σ_i c_i w ⊙ (g_i − α) = w ⊙ (Σ_i c_i a_i b_iᵀ − (Σ_i c_i) α)
 
-two products for the whole batch. Linear layers at many positions, g = Σ_p a_p b_pᵀ, are measured without being kept:
-
-    ‖g‖² = Σ_pq (a_p·a_q)(b_p·b_q)                             where nothing is standardised and positions are few
-    z = w ⊙ (g − α), a few records at a time, then dropped       else
-
-Where a sum is computed in another way than its norm, the norm is raised by what rounding can have hidden from it. Then
-what is added is within the bound, whatever a record holds. Sensitive in, sensitive out.
+Linear layers at many positions, g = Σ_p a_p b_pᵀ, are measured by ‖g‖² = Σ_pq (a_p·a_q)(b_p·b_q) where nothing is
+standardised and positions are few, else a few records at a time. Where a sum is computed in another way than its norm,
+the norm is raised by what rounding can have hidden from it: what is added is within the bound, whatever a record holds.
 """
 
 from __future__ import annotations
@@ -64,18 +58,13 @@ class GhostEngine(RuleEngine):
                 w, alpha = [v if v is None else v[slot.start : slot.stop].view(slot.shape) for v in (weight, center)]
                 if dy.dim() > 2:
                     if slot.stop - slot.start >= _WIDE and dy.dtype == torch.float32:
-                        left, right = (_by_record(t, copies) for t in (left, right))
+                        left, right = (t.reshape(len(t) // copies, -1, t.shape[-1]) for t in (left, right))
                         found.append(SequenceLayer(slot, left, right, w, alpha))
                 elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
                     found.append(TiledOuterLayer(slot, left, right, w, alpha, copies))
                 elif copies == 1:
                     found.append(OuterLayer(slot, left, right, w, alpha))
         return found
-
-
-def _by_record(values: Tensor, copies: int) -> Tensor:
-    """[b, p, n]: all positions of all copies of a record."""
-    return values.reshape(len(values) // copies, -1, values.shape[-1])
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
     loss(outputs, targets)      ℓ_i = Σ loss(output_i as a batch of one, target_i as a batch of one)
     losses(model, batch)        [n], one a record; the batch is a tree of tensors
 
-The first lets a user bring any loss of a batch (reduction none, sum or mean) and still cannot mix records. What is no
-mean or sum over records would be another loss this way, and is refused; class weights multiply. The second is probed
-for mixing as a model is.
+The first takes any loss of a batch (reduction none, sum or mean) and cannot mix records; what is no mean or sum over
+records is refused, and class weights multiply. The second is probed for mixing as a model is.
 """
 
 from __future__ import annotations
@@ -142,26 +141,12 @@ def _as_batch(row: Tree) -> Tree:
     return row.unsqueeze(0) if isinstance(row, Tensor) else map_tensors(_as_batch, row)
 
 
-class _MeanOfTargets:
-    """A labelled loss of one record: the mean over its targets, each times its class weight; 0 if all are ignored.
-
-    torch's own mean divides by the weights of the batch: for a record alone the weight would cancel, and a record
-    whose targets are all ignored would be 0/0.
-    """
-
-    def __init__(self, loss: Loss, ignored: int) -> None:
-        self.loss = loss
-        self.ignored = ignored
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        each = self.loss(outputs, targets)
-        if targets.is_floating_point():
-            return each.mean()
-        return each.sum() / (targets != self.ignored).sum().clamp(min=1)
-
-
 def multiplying_weights(loss: Loss, targets: Tree) -> Loss:
-    """Cross entropy (or NLL) with a weight or ignored targets as `_MeanOfTargets`; any other loss as it is."""
+    """Cross entropy (or NLL) with a weight or ignored targets as one that suits a record alone; any other as it is.
+
+    That is the mean over its targets, each times its class weight; 0 if all are ignored. torch's own mean divides by
+    the weights of the batch: the weight would cancel, and a record whose targets are all ignored would be 0/0.
+    """
     options = label_options(loss)
     if options is None or not isinstance(targets, Tensor) or options.get("reduction", "mean") != "mean":
         return loss
@@ -173,7 +158,15 @@ def multiplying_weights(loss: Loss, targets: Tree) -> Loss:
         each.reduction = "none"
     else:
         each = partial(cast(Any, loss), reduction="none")
-    return _MeanOfTargets(each, _IGNORED if ignored is None else ignored)
+    skipped = _IGNORED if ignored is None else ignored
+
+    def mean_of_targets(outputs: Tensor, targets: Tensor) -> Tensor:
+        values: Tensor = each(outputs, targets)
+        if targets.is_floating_point():
+            return values.mean()
+        return values.sum() / (targets != skipped).sum().clamp(min=1)
+
+    return mean_of_targets
 
 
 def label_options(loss: object) -> dict[str, Any] | None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +21,14 @@ from adadpigu.core.gradients.state import describe
 from adadpigu.core.trees import Tree, count_rows, map_tensors, select
 from adadpigu.errors import ModelError
 
+_SEEDS = 16
+"""for a forward that draws at random: a mixup of three batches in ten is then missed in one run of 300"""
+_LARGE = 256
+_ORDINARY = 3
+"""the first alternatives of a record, which every forward has to take"""
 
-@dataclass(frozen=True)
-class Passage:
+
+class Passage(NamedTuple):
     """What went into and came out of one module call."""
 
     path: str
@@ -40,9 +43,10 @@ def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
     Independence is probed, not proved: with ordinary, extreme, non-finite and repeated records, and in a larger batch.
     """
     rows = count_rows(inputs)
-    _refuse_mixing(model, inputs, range(0, rows, rows - 1))
+    for record in (0, rows - 1):
+        _replace(model, inputs, [{record: value} for value in _alternatives(model, inputs, record)])
     for number in range(1, _SEEDS) if _draws_randomness(model, inputs) else ():  # what happens now and then
-        _refuse_mixing(model, inputs, range(1), most=1, number=number)
+        _replace(model, inputs, [{0: _alternatives(model, inputs, 0)[0]}], number)
     _refuse_trimming(model, inputs)
     if isinstance(model, Objective) and hasattr(model.losses, "why_alone"):
         return  # called with one record at a time, so a larger batch shows nothing new
@@ -54,7 +58,43 @@ def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
         return many + torch.randn_like(many) if is_plain(model, inputs) else torch.rand_like(many)
 
     with torch.no_grad():  # a graph of so many records would take more memory than training does
-        _refuse_mixing(model, map_tensors(repeated, inputs), range(1), most=_ORDINARY)
+        large = map_tensors(repeated, inputs)
+        change = {}
+        for number in range(_ORDINARY):  # far apart, so that no two are neighbours
+            record = number * (_LARGE // _ORDINARY)
+            values = _alternatives(model, large, record)
+            change[record] = values[min(number, len(values) - 1)]
+        _replace(model, large, [change])
+
+
+def _replace(model: nn.Module, inputs: Tree, changes: list[dict[int, Tree]], number: int = 0) -> None:
+    """Makes records others, in one forward for each of `changes`: the output of those that stay must stay too.
+
+    All forwards have one seed. The first is then done again: one that gives something else has kept something.
+    """
+    output, batches, moved = forward(model, inputs, number).detach(), [inputs], []
+    everyone = torch.ones(count_rows(inputs), dtype=torch.bool)
+    for tried, values in enumerate(changes):
+        replaced = _with(inputs, values)
+        try:
+            altered = forward(model, replaced, number).detach()
+        except ModelError:
+            if tried < _ORDINARY:
+                raise
+            continue  # a forward that refuses extreme values by itself mixes nothing by them
+        batches.append(replaced)
+        others = everyone.index_fill(0, torch.tensor([*values]), False)
+        if not agree(altered[others], output[others]):
+            moved.append((replaced, others))
+    if (moved or len(changes) > 1) and not agree(forward(model, inputs, number).detach(), output):
+        where, _ = _blame(model, [*batches, inputs], everyone, number)
+        raise ModelError(
+            f"{where}: the same input and seed give another output the second time; keep no state from one "
+            "forward to the next, and draw randomness from torch only"
+        )
+    for replaced, others in moved:
+        where, blamed = _blame(model, [inputs, replaced], others, number)
+        raise ModelError(f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}")
 
 
 def _refuse_trimming(model: nn.Module, inputs: Tree) -> None:
@@ -70,8 +110,8 @@ def _refuse_trimming(model: nn.Module, inputs: Tree) -> None:
         batch[place], longest[place] = padded, torch.full_like(padded[0], other)
         shorter, value = (tree_unflatten(parts, spec) for parts in (batch, longest))
         # Of a tree it is not known which leaf holds ids: one that refuses them holds none.
-        if is_plain(model, inputs) or all(_takes(model, b) for b in (shorter, *_replaced(shorter, 0, [value]))):
-            _refuse_mixing(model, shorter, range(1), longest=value)
+        if is_plain(model, inputs) or all(_takes(model, each) for each in (shorter, _with(shorter, {0: value}))):
+            _replace(model, shorter, [{0: value}])
 
 
 def _takes(model: nn.Module, inputs: Tree) -> bool:
@@ -90,43 +130,6 @@ def _draws_randomness(model: nn.Module, inputs: Tree) -> bool:
     forward(model, inputs)
     after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
     return not all(map(torch.equal, before, after))
-
-
-_SEEDS = 16
-"""for a forward that draws at random: a mixup of three batches in ten is then missed in one run of 300"""
-_LARGE = 256
-_ORDINARY = 3
-_TRIED = 10
-
-
-def _refuse_mixing(
-    model: nn.Module, inputs: Tree, positions: range, most: int = _TRIED, longest: Tree | None = None, number: int = 0
-) -> None:
-    """Replaces records in turn by very different ones, or by `longest`; all forwards have one seed."""
-    everyone = torch.ones(count_rows(inputs), dtype=torch.bool)
-    output = forward(model, inputs, number).detach()
-    for record in positions:
-        others = everyone.clone()
-        others[record] = False
-        values = _alternatives(model, inputs, record) if longest is None else [longest]
-        for tried, replaced in enumerate(itertools.islice(_replaced(inputs, record, values), most)):
-            try:
-                altered = forward(model, replaced, number).detach()
-            except ModelError:
-                if tried < _ORDINARY:
-                    raise
-                continue  # a forward that refuses extreme values by itself mixes nothing by them
-            if not agree(forward(model, inputs, number).detach(), output):
-                where, _ = _blame(model, [inputs, replaced, inputs], everyone, number)
-                raise ModelError(
-                    f"{where}: the same input and seed give another output the second time; keep no state from one "
-                    "forward to the next, and draw randomness from torch only"
-                )
-            if not agree(altered[others], output[others]):
-                where, blamed = _blame(model, [inputs, replaced], others, number)
-                raise ModelError(
-                    f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}"
-                )
 
 
 def refuse_counting(model: nn.Module, inputs: Tree) -> None:
@@ -165,43 +168,37 @@ def _copies(tree: Any) -> list[Tensor]:
 
 
 def _alternatives(model: nn.Module, inputs: Tree, record: int) -> list[Tree]:
-    """Records that are very different from one. Of a tree, all leaves are replaced together, ordinary values first."""
-    if is_plain(model, inputs):
-        return list(_values(inputs, record))
+    """Records that are very different from one, ordinary ones first. Of a tree, all leaves are replaced together."""
     leaves, spec = tree_flatten(inputs)
-    columns = []
-    for leaf in leaves:
-        old, values = leaf[record], _values(leaf, record)
-        columns.append([torch.rand_like(old), 1 - old, values[2], *values] if leaf.is_floating_point() else values)
-    longest = max(map(len, columns))
-    rows = zip(*([*column, *[column[-1]] * (longest - len(column))] for column in columns), strict=True)
-    return [tree_unflatten(row, spec) for row in rows]
+    columns = [_values(leaf, record, plain=is_plain(model, inputs)) for leaf in leaves]
+    most = max(map(len, columns))
+    return [tree_unflatten([values[min(n, len(values) - 1)] for values in columns], spec) for n in range(most)]
 
 
-def _values(inputs: Tensor, record: int) -> list[Tensor]:
-    """Records that are very different from one, in the range of the example where values are indices."""
+def _values(inputs: Tensor, record: int, *, plain: bool) -> list[Tensor]:
+    """Values for one record of a leaf: `plain` floats may be any, whole numbers stay in the range of the example."""
     old = inputs[record]
     if inputs.dtype == torch.bool:
         return [~old]
     if inputs.is_floating_point() or inputs.is_complex():
-        largest = torch.finfo(inputs.dtype).max
-        far = 10 * torch.randn_like(old) + 3
-        values = [far, -far, inputs[1 - min(record, 1)]]  # ordinary
-        return values + [torch.full_like(old, value) for value in (0.0, largest, float("inf"), float("nan"))]
+        far, other = 10 * torch.randn_like(old) + 3, inputs[1 - min(record, 1)]
+        values = [far, -far, other] if plain else [torch.rand_like(old), 1 - old, other, far, -far]
+        extreme = (0.0, torch.finfo(inputs.dtype).max, float("inf"), float("nan"))
+        return values + [torch.full_like(old, value) for value in extreme]
     mirrored = inputs.min() + inputs.max() - old
     return [torch.where(mirrored == old, (old == 0).to(old.dtype), mirrored)]
 
 
-def _replaced(inputs: Tree, record: int, values: list[Tree]) -> Iterator[Tree]:
-    """The batch with one record made another, each time."""
+def _with(inputs: Tree, values: dict[int, Tree]) -> Tree:
+    """The batch with some of its records made others."""
 
-    def put(leaf: Tensor, value: Tensor) -> Tensor:
+    def put(leaf: Tensor, *given: Tensor) -> Tensor:
         replaced = leaf.clone()
-        replaced[record] = value
+        for record, value in zip(values, given, strict=True):
+            replaced[record] = value
         return replaced
 
-    for value in values:
-        yield tree_map(put, inputs, value)
+    return tree_map(put, inputs, *values.values())
 
 
 def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> tuple[str, nn.Module]:
@@ -210,7 +207,10 @@ def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> 
     Compares the first of these forwards with the last. Only here is every layer's output kept, which takes many times
     the memory of a forward.
     """
-    before, *_, after = [_traced(model, batch, number) for batch in batches]
+    before = _traced(model, batches[0], number)
+    for batch in batches[1:-1]:
+        forward(model, batch, number)
+    after = _traced(model, batches[-1], number)
     for old, new in zip(before, after, strict=False):
         if old.path != new.path:
             break

@@ -5,6 +5,7 @@ Nothing here sees private data. Callers hold the model in `untouched`, so seedin
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -117,37 +118,27 @@ def removing(handles: Iterable[RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-@contextmanager
-def innermost(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
-    """The stack of modules in their forward; after an exception the last entry is where it happened."""
-    stack: list[tuple[str, nn.Module]] = []
-
-    def entering(path: str) -> Any:
-        return lambda module, _: stack.append((path, module))
-
-    def leaving(*_: object) -> None:
-        stack.pop()
-
-    handles = [module.register_forward_pre_hook(entering(path)) for path, module in model.named_modules()]
-    handles += [module.register_forward_hook(leaving) for module in model.modules()]
-    with removing(handles):
-        yield stack
+def innermost(model: nn.Module, error: Exception, otherwise: str) -> str:
+    """The module in whose forward an error was raised, by its traceback; `otherwise` where it was in none."""
+    paths = {module: path for path, module in model.named_modules()}
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    failed = [module for module in frames if isinstance(module, nn.Module) and module in paths]
+    return describe(paths[failed[-1]], failed[-1]) if failed else otherwise
 
 
 def forward(model: nn.Module, inputs: Tree, number: int = 0) -> Tensor:
     """One seeded forward; a failure is reported with the module it happened in."""
     seed(number)
-    with innermost(model) as stack:
-        try:
-            output: Tensor = model(inputs)
-        except Exception as error:
-            where = describe(*stack[-1]) if stack else describe("", model)
-            plain = isinstance(inputs, Tensor)
-            what = f"shape {tuple(inputs.shape)} and {inputs.dtype}" if plain else f"records {describe_tree(inputs)}"
-            raise ModelError(
-                f"{where}: forward fails on an example of {what}: {first_line(error)}; match the model to the data"
-            ) from error
-    return output
+    try:
+        output: Tensor = model(inputs)
+        return output
+    except Exception as error:
+        where = innermost(model, error, describe("", model))
+        plain = isinstance(inputs, Tensor)
+        what = f"shape {tuple(inputs.shape)} and {inputs.dtype}" if plain else f"records {describe_tree(inputs)}"
+        raise ModelError(
+            f"{where}: forward fails on an example of {what}: {first_line(error)}; match the model to the data"
+        ) from error
 
 
 def quiet_mode(model: nn.Module, inputs: Tree) -> bool | None:

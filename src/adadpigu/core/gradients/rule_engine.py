@@ -69,14 +69,14 @@ class Selection:
     """whether any of the layers is run unfolded"""
 
 
+@dataclass(eq=False)
 class Wanted:
     """What a query wants of some parameters, and how their gradients are standardised. Public."""
 
-    def __init__(self, query: GradientSum, chosen: Selection, size: int, device: torch.device) -> None:
-        self.query = query
-        self.chosen = chosen
-        self.size = size
-        self.device = device
+    query: GradientSum
+    chosen: Selection
+    size: int
+    device: torch.device
 
     @functools.cached_property
     def whole(self) -> Standardiser:
@@ -99,11 +99,13 @@ class RuleEngine(GradientEngine):
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str, net: nn.Module | None = None) -> None:
         super().__init__(model, loss, reason, net)
         self.precision: Precision = "float32"
-        self.laid_out = True
+        self.channels_last = True
         """whether images are given with their channels side by side"""
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._last: tuple[Wanted, Wanted] | None = None
         """what the query before wanted: in all, and of the layers that were built"""
+        self._apart: frozenset[str] = frozenset()
+        """the weights that it wanted and that were not built"""
 
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:
         everything = self.selection(self.layout.slots)
@@ -114,13 +116,15 @@ class RuleEngine(GradientEngine):
     def clipped(
         self, inputs: Tree, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:
-        part, before = self._wanted(query, targets.device)
+        part, built = self._wanted(query, targets.device)
         with side_stream(targets.device):  # vectors that this batch will need if it builds the layers of the last
-            _ = part.whole, (part if query.top_k < 1 else before).standardised
+            _ = part.whole, (part if query.top_k < 1 else built).standardised
         calls, losses = self._forward(inputs, targets, copies, part.chosen)
         pairs = self._backward(calls, losses, copies * len(targets))
         outer = self.outer_layers(pairs, copies, part)
-        built = self._without(part, outer, before)
+        apart = frozenset([layer.slot.name for layer in outer])
+        if apart != self._apart:
+            self._apart, built = apart, self._without(part, apart)
         self._last = part, built
         return self._totals(pairs, built, outer, copies, len(targets), present)
 
@@ -133,21 +137,14 @@ class RuleEngine(GradientEngine):
         if self._last is not None and self._last[0].query is query and self._last[0].device == device:
             return self._last
         part = self.wanted(query, active_slots(self.layout.slots, query), device)
-        if self._last is None:
-            return part, part
-        apart = self._last[0].chosen.names - self._last[1].chosen.names
-        return part, self._less(part, apart)
+        return part, self._without(part, self._apart)
 
-    def _less(self, part: Wanted, apart: frozenset[str]) -> Wanted:
+    def _without(self, part: Wanted, apart: frozenset[str]) -> Wanted:
+        """The same without the weights of outer layers."""
         if part.chosen.names.isdisjoint(apart):
             return part
         kept = [slot for slot in part.chosen.slots if slot.name not in apart]
         return self.wanted(part.query, kept, part.device)
-
-    def _without(self, part: Wanted, outer: Sequence[OuterLayer], before: Wanted) -> Wanted:
-        """The same without the weights of outer layers; `before` is a guess at it."""
-        apart = frozenset([layer.slot.name for layer in outer])
-        return before if before.chosen.names == part.chosen.names - apart else self._less(part, apart)
 
     def selection(self, slots: Sequence[Slot]) -> Selection:
         """Some parameters, worked out once."""
@@ -162,18 +159,14 @@ class RuleEngine(GradientEngine):
         return made
 
     def _select(self, slots: tuple[Slot, ...]) -> Selection:
-        device, names = self._kind()[1], frozenset(slot.name for slot in slots)
-        places = [torch.arange(slot.start, slot.stop, device=device) for slot in slots]
-        columns = torch.cat(places) if places else torch.zeros(0, dtype=torch.long, device=device)
-        layers = [(path, module) for path, module in ruled(self.model) if self.owns(module, names)]
-        return Selection(
-            slots,
-            names,
-            [slot.stop - slot.start for slot in slots],
-            None if len(slots) == len(self.layout.slots) else columns,
-            [(path, module) for path, module in layers if type(module) not in UNFOLDINGS],
-            any(type(module) in UNFOLDINGS for module in self.model.modules()),
-        )
+        names = frozenset(slot.name for slot in slots)
+        columns = None
+        if len(slots) < len(self.layout.slots):  # made on the device: a recording copies nothing to it
+            everywhere = torch.arange(self.layout.size, device=self._kind()[1])
+            columns = torch.cat([everywhere[:0], *(everywhere[slot.start : slot.stop] for slot in slots)])
+        layers = [(path, m) for path, m in ruled(self.model) if self.owns(m, names) and type(m) not in UNFOLDINGS]
+        unfolds = any(type(module) in UNFOLDINGS for module in self.model.modules())
+        return Selection(slots, names, [slot.stop - slot.start for slot in slots], columns, layers, unfolds)
 
     @functools.cached_property
     def slots_of(self) -> dict[nn.Module, dict[str, Slot]]:
@@ -186,7 +179,7 @@ class RuleEngine(GradientEngine):
         """Whether one of these parameters is the module's own."""
         return not names.isdisjoint([slot.name for slot in self.slots_of[module].values()])
 
-    def keepsake(self) -> object:
+    def replay_memory(self) -> object:
         return self._last
 
     def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
@@ -207,7 +200,7 @@ class RuleEngine(GradientEngine):
     ) -> Tensor:
         """Σ of clipped rows, zero where frozen; of the parameters that are built, slice by slice."""
         query, chosen = built.query, built.chosen
-        used = self._pairs_of(pairs, chosen)
+        used = [(call, dy) for call, dy in pairs if self.owns(call.module, chosen.names)]
         with side_stream(built.device):
             elsewhere = [layer.squares() for layer in outer]
         row = sum(chosen.sizes) * (4 if built.standardised.in_place else 8)
@@ -223,8 +216,9 @@ class RuleEngine(GradientEngine):
             squares = [z.squares(), *[square[..., part].contiguous() for square in elsewhere]]
             factors.append(record_factors(squares, query, here, length=self.layout.size))
             if len(elsewhere) and part.stop == records and self.layout.size <= LARGE:  # of more, one at a time
+                every = factors[0] if len(factors) == 1 else torch.cat(factors)
                 with side_stream(built.device):
-                    parts = {layer.slot.name: layer.total(_joined(factors)) for layer in outer}
+                    parts = {layer.slot.name: layer.total(every) for layer in outer}
             here_added = z.total(factors[-1])
             added = here_added if added is None else added.add_(here_added)
         assert added is not None
@@ -244,12 +238,8 @@ class RuleEngine(GradientEngine):
             if slot.name in parts:
                 total[slot.start : slot.stop] = parts[slot.name]
             elif slot.name in missing:
-                total[slot.start : slot.stop] = missing[slot.name].total(_joined(factors))
+                total[slot.start : slot.stop] = missing[slot.name].total(torch.cat(factors))
         return total
-
-    def _pairs_of(self, pairs: Sequence[tuple[Call, Tensor]], chosen: Selection) -> list[tuple[Call, Tensor]]:
-        """The calls of layers that own one of these parameters."""
-        return [(call, dy) for call, dy in pairs if self.owns(call.module, chosen.names)]
 
     def _rows(self, pairs: Sequence[tuple[Call, Tensor]], chosen: Selection, part: slice, copies: int) -> Tensor:
         """The gradients of a slice of records, [slice, width]."""
@@ -264,13 +254,13 @@ class RuleEngine(GradientEngine):
         return buffer
 
     def _forward(self, inputs: Tree, targets: Tensor, copies: int, chosen: Selection) -> tuple[list[Call], Tensor]:
-        inputs = self.arranged(inputs) if self.laid_out else inputs
+        inputs = self.in_layout(inputs) if self.channels_last else inputs
         with captured(self.model, chosen) as calls:
             each = self.loss(self._outputs(inputs), targets if copies == 1 else repeated(targets, copies))
         return calls, each if copies == 1 else each.view(-1, copies).mean(dim=1)
 
-    def arranged(self, inputs: Tree) -> Tree:
-        return map_tensors(side_by_side, inputs) if self.laid_out else inputs
+    def in_layout(self, inputs: Tree) -> Tree:
+        return map_tensors(to_channels_last, inputs) if self.channels_last else inputs
 
     def _outputs(self, inputs: Tree) -> Tensor:
         """The model's outputs; with bf16 its products are shorter, all that follows is float32 again."""
@@ -283,7 +273,10 @@ class RuleEngine(GradientEngine):
 
     def _backward(self, calls: list[Call], losses: Tensor, rows: int) -> list[tuple[Call, Tensor]]:
         """Each call with dℓ/dy; calls that the loss does not depend on are left out."""
-        pairs = [(call, dy) for call, dy in zip(calls, _output_gradients(losses, calls), strict=True) if dy is not None]
+        if not calls or not losses.requires_grad:
+            return []
+        found = torch.autograd.grad(losses.sum(), [call.edge for call in calls], allow_unused=True)
+        pairs = [(call, dy) for call, dy in zip(calls, found, strict=True) if dy is not None]
         for call, dy in pairs:
             if call.x._version != call.version or call.x.dim() == 0 or len(call.x) != rows or len(dy) != rows:
                 raise _unruly(call)
@@ -297,7 +290,7 @@ def _long(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def side_by_side(inputs: Tensor) -> Tensor:
+def to_channels_last(inputs: Tensor) -> Tensor:
     """Images with their channels side by side on a CPU, where convolution and pooling are twice as fast that way."""
     if inputs.dim() != 4 or inputs.device.type != "cpu" or not inputs.is_floating_point():
         return inputs
@@ -324,10 +317,6 @@ def slice_size(records: int, bytes_a_record: int, device: torch.device, most: in
     while records % size:
         size -= 1
     return size
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @contextmanager
@@ -368,12 +357,6 @@ def _note_call(calls: list[Call], path: str, module: nn.Module, args: Any, kwarg
         x: Tensor = args[0] if args else kwargs["input"]
         # The edge is taken now: an in-place operation that follows replaces output.grad_fn, not the edge.
         calls.append(Call(path, module, x.detach(), x._version, get_gradient_edge(output), RULES[type(module)]))
-
-
-def _output_gradients(losses: Tensor, calls: list[Call]) -> tuple[Tensor | None, ...]:
-    if not calls or not losses.requires_grad:
-        return (None,) * len(calls)
-    return torch.autograd.grad(losses.sum(), [call.edge for call in calls], allow_unused=True)
 
 
 def _unruly(call: Call) -> ModelError:

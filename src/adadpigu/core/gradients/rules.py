@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class FlatGradients:
         self.unwritten = set(places)
 
     def claim(self, slot: Slot) -> tuple[Tensor, bool]:
-        """The parameter's [b, n] view, and whether it is still unwritten; it counts as written from here on."""
+        """The parameter's [b, n] view, and whether it is unwritten so far; it counts as written from here on."""
         view, fresh = self.places[slot.name], slot.name in self.unwritten
         self.unwritten.discard(slot.name)
         if not fresh and view.is_cuda:
@@ -83,30 +83,24 @@ class Destination:
             right = right.reshape(-1, self._copies * right.shape[1], right.shape[2])
         view, fresh = self._flat.claim(self._slots[name])
         if order is not None:
-            view = _reordered(view, self._slots[name].shape, order)
+            back = [order.index(dim) for dim in range(len(order))]
+            view = view.view(len(view), *self._slots[name].shape).permute(back)
+        else:
+            view = view.view(len(left), left.shape[1], right.shape[2])
+        if order is None and left.shape[2] == 1:
+            torch.mul(left, right, out=view) if fresh else view.addcmul_(left, right)
+        else:
+            # Not baddbmm_ into the view: its kernel for strided results is far slower than a product and a copy.
             product = self._product(left, right).reshape(view.shape)
             view.copy_(product) if fresh else view.add_(product)
-            return
-        view = view.view(len(left), left.shape[1], right.shape[2])
-        if left.shape[2] != 1:
-            # Not baddbmm_ into the view: its kernel for strided results is far slower than a product and a copy.
-            product = self._product(left, right)
-            view.copy_(product) if fresh else view.add_(product)
-        elif fresh:
-            torch.mul(left, right, out=view)
-        else:
-            view.addcmul_(left, right)
 
     def add_scaled(self, name: str, factors: Tensor, rows: Tensor) -> None:
         """Adds rows [m, n] that all records share, each times its factor [b, m], shaped as the parameter."""
         if self._copies > 1:
             factors = factors.reshape(-1, self._copies, factors.shape[1]).sum(dim=1)
         view, fresh = self._flat.claim(self._slots[name])
-        view = view.view(len(factors), *rows.shape)
-        if fresh:
-            torch.mul(factors.unsqueeze(2), rows, out=view)
-        else:
-            view.addcmul_(factors.unsqueeze(2), rows)
+        view, factors = view.view(len(factors), *rows.shape), factors.unsqueeze(2)
+        torch.mul(factors, rows, out=view) if fresh else view.addcmul_(factors, rows)
 
     def add_sum(self, name: str, value: Tensor, dimension: int) -> None:
         """Adds a gradient that is a sum over one dimension, [b, m, p] or [b, p, m] -> [b, m]."""
@@ -198,17 +192,24 @@ def layer_norm(module: nn.LayerNorm, x: Tensor, dy: Tensor, into: Destination) -
 @rule(nn.GroupNorm)
 def group_norm(module: nn.GroupNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = γ_c x̂_c + β_c, x̂ normalised over each group of channels."""
-    shape = (len(x), module.num_channels, math.prod(x.shape[2:]))
-    normal = partial(F.group_norm, x, module.num_groups, None, None, module.eps)
-    _scale_and_shift(dy, into, normal, lambda values: values.reshape(shape).sum(2))
+    _scale_and_shift(dy, into, partial(F.group_norm, x, module.num_groups, None, None, module.eps), _over_positions)
 
 
 @rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm(module: BatchNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
     """y = γ_c x̂_c + β_c, x̂ by stored statistics; one in training mode mixes records and was refused before."""
-    shape = (len(x), module.num_features, -1)
     normal = partial(F.batch_norm, x, module.running_mean, module.running_var, eps=module.eps)
-    _scale_and_shift(dy, into, normal, lambda values: values.reshape(shape).sum(2))
+    _scale_and_shift(dy, into, normal, _over_positions)
+
+
+@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+def instance_norm(module: InstanceNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ_c x̂_c + β_c, x̂ normalised over each channel of each record."""
+    _scale_and_shift(dy, into, partial(F.instance_norm, x, eps=module.eps), _over_positions)
+
+
+def _over_positions(values: Tensor) -> Tensor:
+    return values.reshape(*values.shape[:2], math.prod(values.shape[2:])).sum(2)
 
 
 @rule(nn.RMSNorm)
@@ -226,19 +227,6 @@ def _scale_and_shift(
         into.add("weight", summed(dy * normal()))
     if into.wants("bias"):
         into.add("bias", summed(dy))
-
-
-_INSTANCE_DIMENSIONS: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
-
-
-@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm(module: InstanceNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ_c x̂_c + β_c, x̂ normalised over each channel of each record."""
-    if x.dim() != _INSTANCE_DIMENSIONS[type(module)]:
-        raise ModelError(
-            f"{type(module).__name__}: takes an input {tuple(x.shape)} for one record; give it [batch, channels, ...]"
-        )
-    _scale_and_shift(dy, into, partial(F.instance_norm, x, eps=module.eps), lambda values: values.flatten(2).sum(2))
 
 
 @rule(nn.Embedding)
@@ -281,20 +269,14 @@ def patches(module: Convolution, x: Tensor) -> Tensor:
 
     [b, c, kh, kw, h', w'] for images; as many kernel and output dimensions as the convolution has.
     """
-    dimensions = len(module.kernel_size)
-    x = _padded(module, x)
+    dimensions, sides = len(module.kernel_size), _sides(module)
+    if any(sides):
+        x = F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
     for axis in range(dimensions):
         span = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
         x = x.unfold(2 + axis, span, module.stride[axis])[..., :: module.dilation[axis]]
     outer, inner = range(2, 2 + dimensions), range(2 + dimensions, 2 + 2 * dimensions)
     return x.permute(0, 1, *inner, *outer)
-
-
-def _padded(module: Convolution, x: Tensor) -> Tensor:
-    sides = _sides(module)
-    if not any(sides):
-        return x
-    return F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 
 def _sides(module: Convolution) -> list[int]:
@@ -315,19 +297,15 @@ def _by_kernel(module: Convolution, x: Tensor, dy: Tensor, into: Destination) ->
     """Whether a kernel has written the weight's gradients where they belong, without patches in between."""
     if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros" or not kernels.usable(x):
         return False
-    from adadpigu.core.kernels.convolution import worthwhile
+    from adadpigu.core.kernels.convolution import weight_gradients, worthwhile
 
     small = worthwhile(module.out_channels, math.prod(module.weight.shape[1:]))
     found = into.place("weight") if small and x.dtype == dy.dtype == torch.float32 else None
     if found is None:
         return False
-    from adadpigu.core.kernels.convolution import weight_gradients
-
     left, _, top, _ = _sides(module)
     place, copies = found
-    kernel, stride, dilation = (
-        cast(tuple[int, int], part) for part in (module.kernel_size, module.stride, module.dilation)
-    )
+    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
     weight_gradients(
         x, dy, place, kernel_size=kernel, stride=stride, padding=(top, left), dilation=dilation, copies=copies
     )
@@ -357,9 +335,3 @@ def _gathered_at_first(index: Tensor, rows: Tensor) -> Tensor:
     same = index.unsqueeze(2) == index.unsqueeze(1)
     again = same.tril(-1).any(2)
     return torch.bmm(same.to(rows.dtype), rows).masked_fill(again.unsqueeze(2), 0.0)
-
-
-def _reordered(view: Tensor, shape: torch.Size, order: tuple[int, ...]) -> Tensor:
-    """A view of rows [b, n] whose dimensions, permuted by `order`, are those of a parameter."""
-    back = [order.index(dim) for dim in range(len(order))]
-    return view.view(len(view), *shape).permute(back)

@@ -46,8 +46,6 @@ def attention(
     """As the module's forward; the batch is brought to the front inside where the module has it second."""
     if query.dim() != 3 or query.is_nested:
         raise ModelError("MultiheadAttention: takes one record without a batch, or nested; give it [batch, length, e]")
-    if is_causal and attn_mask is None:
-        raise ModelError("MultiheadAttention: is_causal=True is a hint about attn_mask; give attn_mask too")
     q, k, v = _projected(module, note_of(""), _batch_first(module, (query, key, value)))
     hinted = is_causal and key_padding_mask is None and not need_weights
     mask = None if hinted else _merged(module, attn_mask, key_padding_mask, q)
@@ -71,12 +69,9 @@ def _batch_first(module: nn.MultiheadAttention, given: Three) -> Three:
     """Inputs that are the same tensor stay the same: they are projected together."""
     if module.batch_first:
         return given
-    query, key, value = given
-    turned = query.transpose(0, 1)
-    turned_key = turned if key is query else key.transpose(0, 1)
-    if value is key:
-        return turned, turned_key, turned_key
-    return turned, turned_key, turned if value is query else value.transpose(0, 1)
+    turned = {id(each): each.transpose(0, 1) for each in given}
+    query, key, value = (turned[id(each)] for each in given)
+    return query, key, value
 
 
 def _projected(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:

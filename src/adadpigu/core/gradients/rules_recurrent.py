@@ -7,7 +7,7 @@ hidden part has a gradient of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,20 +38,13 @@ def gru(entering: Tensor, hidden: Tensor, state: State) -> State:
     return (torch.addcmul(n, z, state[0] - n),)
 
 
-def tanh(_: Tensor, gates: Tensor, state: State) -> State:
-    return (torch.tanh(gates),)
-
-
-def relu(_: Tensor, gates: Tensor, state: State) -> State:
-    return (torch.relu(gates),)
-
-
 def _step(module: nn.RNNBase | nn.RNNCellBase) -> Step:
     if isinstance(module, nn.LSTM | nn.LSTMCell):
         return lstm
     if isinstance(module, nn.GRU | nn.GRUCell):
         return gru
-    return relu if module.nonlinearity == "relu" else tanh
+    activation = torch.relu if module.nonlinearity == "relu" else torch.tanh
+    return lambda _, gates, state: (activation(gates),)
 
 
 @unfolding(nn.LSTM, nn.GRU, nn.RNN)
@@ -119,9 +112,9 @@ def _along(
         outputs[t] = state[0]
     biases = _names(module, suffix)
     note(x, entering, affine(f"weight_ih{suffix}", biases[0]))
-    note(_history(before), hidden, affine(f"weight_hh{suffix}", biases[1]))
+    note(torch.stack(before, dim=1).detach(), hidden, affine(f"weight_hh{suffix}", biases[1]))
     if narrow is not None:
-        note(_history(wide), narrow[0], affine(f"weight_hr{suffix}"))
+        note(torch.stack(wide, dim=1).detach(), narrow[0], affine(f"weight_hr{suffix}"))
     return torch.stack(outputs), state
 
 
@@ -147,10 +140,6 @@ def _narrowing(module: nn.Module, x: Tensor, suffix: str) -> tuple[Tensor, tuple
 
 def _names(module: nn.RNNBase | nn.RNNCellBase, suffix: str) -> tuple[str | None, str | None]:
     return (f"bias_ih{suffix}", f"bias_hh{suffix}") if module.bias else (None, None)
-
-
-def _history(states: Sequence[Tensor]) -> Tensor:
-    return torch.stack([state.detach() for state in states], dim=1)
 
 
 def _starts(module: nn.RNNBase, hx: Any, x: Tensor) -> list[State]:

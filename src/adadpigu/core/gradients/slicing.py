@@ -1,17 +1,16 @@
 """How many records go through a net together: one length for all slices of a run, from public numbers alone.
 
 A product rounds a row otherwise among 129 rows than among 128, and the last rows of a slice otherwise than the first.
-So every slice has the same length, and its last rows are absent where records are missing. On a CPU the last slice may
-be shorter by whole blocks, where a rehearsal on synthetic rows has shown that each is computed alike, bit for bit, at
-any place and in any number of blocks. Elsewhere a record's place is chosen by its input. So its gradient depends on no
-other record.
+So every slice has the same length, padded with absent rows. On a CPU the last may be shorter by whole blocks, where a
+rehearsal on synthetic rows has shown that each row is computed alike, bit for bit, at any place. Elsewhere a record's
+place is chosen by its input. So its gradient depends on no other record.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeGuard
 
@@ -105,14 +104,26 @@ def aligned(model: nn.Module, *, attention: bool) -> Iterator[None]:
         and "forward" not in vars(module)  # one of its own, which somebody put there
         and module.weight.device.type == "cpu"
     ]
-    for module in narrow:
-        vars(module)["forward"] = functools.partial(_aligned_forward, module)
+    with (
+        other_forwards({module: functools.partial(_aligned_forward, module) for module in narrow}),
+        sdpa_kernel(SDPBackend.MATH) if attention else nullcontext(),
+    ):
+        yield
+
+
+@contextmanager
+def other_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within, these modules run these functions in place of their forwards."""
+    own = {module: vars(module)["forward"] for module in forwards if "forward" in vars(module)}
     try:
-        with sdpa_kernel(SDPBackend.MATH) if attention else nullcontext():
-            yield
+        for module, function in forwards.items():
+            vars(module)["forward"] = function
+        yield
     finally:
-        for module in narrow:
+        for module in forwards:
             del vars(module)["forward"]
+        for module, function in own.items():
+            vars(module)["forward"] = function
 
 
 def is_narrow(layer: nn.Module) -> TypeGuard[nn.Linear]:

@@ -7,7 +7,7 @@ inspection runs the model on public examples only and puts everything back as it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ declared_public: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
 
 @dataclass(frozen=True)
 class Remembered:
-    """One buffer or parameter as it was: the object itself and how often it had been written to."""
+    """One buffer, parameter or plain tensor as it was: the object, how often it had been written to, maybe a copy."""
 
     path: str
     module: nn.Module
@@ -36,6 +36,12 @@ class Remembered:
     name: str
     tensor: Tensor
     version: int
+    value: Tensor | None
+
+    @property
+    def place(self) -> str:
+        """The dotted path of the tensor."""
+        return f"{self.path}.{self.name}".lstrip(".")
 
 
 def describe(path: str, module: nn.Module) -> str:
@@ -48,8 +54,8 @@ def describe(path: str, module: nn.Module) -> str:
     return f"{path!r} ({type(module).__name__})" if path else whole
 
 
-def remember(model: nn.Module) -> list[Remembered]:
-    """Every buffer, parameter and plain tensor of every module, without copying any."""
+def remember(model: nn.Module, copied: Callable[[Tensor], bool] | None = None) -> list[Remembered]:
+    """Every buffer, parameter and plain tensor of every module, with copies of those that `copied` chooses."""
     seen = []
     for path, module in model.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
@@ -57,29 +63,36 @@ def remember(model: nn.Module) -> list[Remembered]:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     version = 0 if tensor.is_inference() else tensor._version
-                    seen.append(Remembered(path, module, kind, name, tensor, version))
+                    value = tensor.detach().clone() if copied is not None and copied(tensor) else None
+                    seen.append(Remembered(path, module, kind, name, tensor, version, value))
     return seen
 
 
+def refuse_differences(before: list[Remembered], now: list[Remembered]) -> None:
+    """Raises `ModelError` where a tensor was replaced, added or written to; copies are compared bit for bit."""
+    for old, new in zip_longest(before, now):
+        if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
+            raise changed(new or old)
+        if old.value is not None and not identical(old.value, new.tensor.detach()):
+            raise changed(old)
+
+
 @contextmanager
-def refuse_changes(model: nn.Module) -> Iterator[None]:
+def refuse_changes(model: nn.Module, copied: Callable[[Tensor], bool] | None = None) -> Iterator[None]:
     """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter, or wrote to another tensor.
 
-    Compares identity and version counter: free of data, and cheap enough for every step. Plain attributes are put back
-    as they were, lists and dicts with their content, so that nothing a forward leaves there stays in the model.
+    Compares identity and version counter: free of data, and cheap enough for every step; and the values of those that
+    are `copied`. Plain attributes are put back as they were, lists and dicts with their content, so that nothing a
+    forward leaves there stays in the model.
     """
-    before, kept = remember(model), Kept(model)
-    copies = [(e, e.tensor.detach().clone()) for e in before if e.tensor in declared_public] if declared_public else []
+    # no other net is under what the user may write to: that is copied
+    before = remember(model, copied or (declared_public.__contains__ if declared_public else None))
+    kept = Kept(model)
     try:
         yield
     finally:
         kept.put_back()
-    for entry, value in copies:  # no other net is under what the user may write to
-        if not _identical(value, entry.tensor.detach()):
-            raise changed(entry)
-    for old, new in zip_longest(before, remember(model)):
-        if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
-            raise changed(new or old)
+    refuse_differences(before, remember(model))
 
 
 _OWN = frozenset(vars(nn.Module()))
@@ -147,7 +160,7 @@ class Untrained:
     def __init__(self, model: nn.Module) -> None:
         trained = {id(p) for p in model.parameters() if p.requires_grad}
         self._model = model
-        self._copies = [(e, e.tensor.detach().clone()) for e in remember(model) if id(e.tensor) not in trained]
+        self._before = remember(model, lambda tensor: id(tensor) not in trained)
 
     def put_back(self) -> ModelError | None:
         """Restores all of them but those declared public; the refusal names the first that was changed.
@@ -156,21 +169,24 @@ class Untrained:
         """
         present = {(e.path, e.kind, e.name): e.tensor for e in remember(self._model)}
         refusal = None
-        for entry, value in self._copies:
+        for entry in self._before:
+            if entry.value is None:
+                continue
             found = present.get((entry.path, entry.kind, entry.name))
             if found is not None and found in declared_public:
                 continue
             left_by_evaluation = entry.kind == "attribute" and found is not entry.tensor
-            if not left_by_evaluation and (found is None or not _identical(value, found.detach())):
+            if not left_by_evaluation and (found is None or not identical(entry.value, found.detach())):
                 refusal = refusal or changed(entry)
-            entry.tensor.data.copy_(value)
+            entry.tensor.data.copy_(entry.value)
             tables: dict[str, Any] = {"buffer": entry.module._buffers, "parameter": entry.module._parameters}
             tables.get(entry.kind, vars(entry.module))[entry.name] = entry.tensor
         return refusal
 
 
-def _identical(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit, so that a NaN equals itself."""
+def identical(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, so that a NaN equals itself; of sharded tensors, the part that this process holds."""
+    one, other = (getattr(tensor, "_local_tensor", tensor) for tensor in (one, other))
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
@@ -182,8 +198,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     Covers parameters, buffers, training flags and plain attributes that the forward sets.
     """
-    kept = Kept(model, whole=True)
-    values = [(entry.tensor, entry.tensor.detach().clone()) for entry in remember(model)]
+    kept, before = Kept(model, whole=True), remember(model, lambda _: True)
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
     devices = range(torch.cuda.device_count()) if cuda else ()
     try:
@@ -191,5 +206,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         kept.put_back()
-        for tensor, value in values:
-            tensor.data.copy_(value)  # .data: a graph the caller still holds stays usable
+        for entry in before:
+            assert entry.value is not None
+            entry.tensor.data.copy_(entry.value)  # .data: a graph the caller still holds stays usable

@@ -9,8 +9,8 @@ Embedding bags are unfolded here, attention and recurrent nets in files of their
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adadpigu.core.gradients.rules import RULES, Destination, Rule, embedding, positions, refuse_lookup
+from adadpigu.core.gradients.slicing import other_forwards
 from adadpigu.errors import ModelError
 
 
@@ -56,23 +57,15 @@ def has_rule(module: nn.Module) -> bool:
     return type(module) in RULES or type(module) in UNFOLDINGS
 
 
-@contextmanager
-def unfolded(model: nn.Module, parameters: set[int], record: Record) -> Iterator[None]:
+def unfolded(model: nn.Module, parameters: set[int], record: Record) -> AbstractContextManager[None]:
     """Runs the layers that hold one of these parameters (by identity) unfolded; each part that has one is recorded."""
-    replaced: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    try:
-        for path, module in model.named_modules():
-            function = UNFOLDINGS.get(type(module))
-            if function is not None and any(id(parameter) in parameters for parameter in module.parameters()):
-                attributes = vars(module)
-                replaced.append((attributes, {key: attributes[key] for key in ("forward",) if key in attributes}))
-                note_of = functools.partial(_note, path, module, parameters, record)
-                attributes["forward"] = functools.partial(function, module, note_of)
-        yield
-    finally:
-        for attributes, own in replaced:
-            del attributes["forward"]
-            attributes.update(own)
+    forwards = {}
+    for path, module in model.named_modules():
+        function = UNFOLDINGS.get(type(module))
+        if function is not None and any(id(parameter) in parameters for parameter in module.parameters()):
+            note_of = functools.partial(_note, path, module, parameters, record)
+            forwards[module] = functools.partial(function, module, note_of)
+    return other_forwards(forwards)
 
 
 def _note(path: str, layer: nn.Module, parameters: set[int], record: Record, name: str) -> Note:
