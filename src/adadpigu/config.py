@@ -16,9 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from adadpigu.core.gradients import Precision
+from adadpigu.durable import read_text
 from adadpigu.errors import InputError, check, check_known
+from adadpigu.methods import all_methods
+
+Clipping = Literal["flat", "automatic"]
+LearningRateSchedule = Literal["constant", "linear", "cosine"]
+Execution = Literal["auto", "eager"]
 
 
 def option(default: object, group: str, about: str, *, off: object = None, text: str = "") -> Any:
@@ -48,50 +55,24 @@ _RUN, _PRIVACY, _DATA, _STEPS, _UPDATE, _METHOD, _INPUTS, _AUGMENT, _MEMORY, _CR
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """What `adadpigu train` does: every setting once, for files, flags and `--help`.
+class CommonOptions:
+    """Options of training that are the same in Python (`TrainingOptions`), in files and as flags (`RunConfig`)."""
 
-    The defaults train AdaDPIGU on the embedded digits.
-    """
-
-    dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
-    method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
-    model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
-    epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
-    delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
     noise_multiplier: float | None = option(None, _PRIVACY, "σ; without it, the least that keeps the budget.")
-    clipping: str = option("flat", _PRIVACY, "flat, or automatic (every record is scaled). [flat]")
+    clipping: Clipping = option("flat", _PRIVACY, "flat, or automatic (every record is scaled). [flat]")
     clip_stability: float = option(0.01, _PRIVACY, "γ of automatic clipping. [0.01]")
-    ledger: str | None = option(
-        None, _PRIVACY, "That several runs on one data set share; see `adadpigu ledger`.", text="FILE"
-    )
-    randomness: str | None = option(
-        None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
-    )
-    records: int | None = option(None, _DATA, "N, the public record count of your own data.", text="int")
-    classes: int | None = option(None, _DATA, "Number of classes of your own data.", text="int")
-    describe: str | None = option(None, _DATA, "TOML file with the public facts of your own data (docs/own-data.md).")
     steps: int | None = option(None, _STEPS, "T, steps of all stages of the method.")
     epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
-    batch_size: int | None = option(None, _STEPS, "B, the expected batch size. [N/4, up to 512]")
-    evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set.")
-    seed: int | None = option(None, _STEPS, "Fixes what is public: weights at the start, random masks.")
+    evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set. [20 looks a run]")
     lr: float = option(1.0, _UPDATE, "Learning rate. [1]")
-    lr_schedule: str = option("constant", _UPDATE, "constant, linear or cosine. [constant]", off="constant")
+    lr_schedule: LearningRateSchedule = option(
+        "constant", _UPDATE, "constant, linear or cosine. [constant]", off="constant"
+    )
     warmup: float = option(0.0, _UPDATE, "Share of the steps over which the rate rises. [0]", off=0.0)
     momentum: float = option(0.9, _UPDATE, "Momentum of the optimiser. [0.9]", off=0.0)
-    optimizer: str = option("sgd", _UPDATE, "Any of torch.optim, by name. [sgd]")
     weight_decay: float = option(0.0, _UPDATE, "Weight decay of the optimiser.", off=0.0)
     ema: float | None = option(None, _UPDATE, "Decay of the average of the weights that is kept.")
     tail: float | None = option(None, _UPDATE, "Instead: average the weights of this last share.")
-    features: str = option("none", _INPUTS, "Fixed front: none, scattering, prior (images). [none]", off="none")
-    normalisation: str = option(
-        "none", _INPUTS, "none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged).", off="none"
-    )
-    normalisation_clip: float = option(1.0, _INPUTS, "For released: public bound on a record's channel means. [1]")
-    normalisation_noise: float = option(8.0, _INPUTS, "For released: noise multiplier of each of its two sums. [8]")
-    activation: str | None = option(None, _INPUTS, "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")
-    initialisation: str = option("default", _INPUTS, "Where weights start: default, xavier. [default]", off="default")
     copies: int = option(1, _AUGMENT, "Augmented copies of a record, one clip for all. [1]", off=1)
     shift: int = option(0, _AUGMENT, "Shift images by up to so many pixels. [0]", off=0)
     shift_step: int = option(1, _AUGMENT, "Shifts are multiples of this. [1]")
@@ -106,25 +87,67 @@ class RunConfig:
     engine: str = option(
         "auto", _MEMORY, "How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"
     )
-    precision: str = option("float32", _MEMORY, "Of products within the net: float32 or bf16. [float32]")
-    execution: str = option("auto", _MEMORY, "auto: a GPU records a step once and replays it; eager: never. [auto]")
+    precision: Precision = option("float32", _MEMORY, "Of products within the net: float32 or bf16. [float32]")
+    execution: Execution = option(
+        "auto", _MEMORY, "auto: a GPU records a step once and replays it; eager: never. [auto]"
+    )
     checkpoint_every: int | None = option(None, _CRASH, "Steps between checkpoints. [about once a minute]")
     spare_steps: int = option(0, _CRASH, "Calibrate for so many steps more, to be repeated after a crash. [0]", off=0)
     reserve: int | None = option(
         None, _CRASH, "Steps charged at once. [1, or more where the ledger would cost over 2 %]"
     )
+    diagnostics: bool = option(False, _DEBUG, "Write un-noised losses and norms: OUTSIDE the guarantee.", off=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(CommonOptions):
+    """What `adadpigu train` does: every setting once, for files, flags and `--help`.
+
+    The defaults train AdaDPIGU on the embedded digits.
+    """
+
+    dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
+    method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
+    model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
+    epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
+    delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
+    ledger: str | None = option(
+        None, _PRIVACY, "That several runs on one data set share; see `adadpigu ledger`.", text="FILE"
+    )
+    randomness: str | None = option(
+        None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
+    )
+    records: int | None = option(None, _DATA, "N, the public record count of your own data.", text="int")
+    classes: int | None = option(None, _DATA, "Number of classes of your own data.", text="int")
+    describe: str | None = option(None, _DATA, "TOML file with the public facts of your own data (docs/own-data.md).")
+    batch_size: int | None = option(None, _STEPS, "B, the expected batch size. [N/4, up to 512]")
+    seed: int | None = option(None, _STEPS, "Fixes what is public: weights at the start, random masks.")
+    optimizer: str = option("sgd", _UPDATE, "Any of torch.optim, by name. [sgd]")
+    features: str = option("none", _INPUTS, "Fixed front: none, scattering, prior (images). [none]", off="none")
+    normalisation: str = option(
+        "none", _INPUTS, "none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged).", off="none"
+    )
+    normalisation_clip: float = option(1.0, _INPUTS, "For released: public bound on a record's channel means. [1]")
+    normalisation_noise: float = option(8.0, _INPUTS, "For released: noise multiplier of each of its two sums. [8]")
+    activation: str | None = option(None, _INPUTS, "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")
+    initialisation: str = option("default", _INPUTS, "Where weights start: default, xavier. [default]", off="default")
     reproducible_noise: bool = option(
         False, _DEBUG, "Fix noise by --seed, for debugging: the run is NOT PRIVATE.", off=False
     )
-    diagnostics: bool = option(False, _DEBUG, "Write un-noised losses and norms: OUTSIDE the guarantee.", off=False)
     method_options: Mapping[str, object] = field(default_factory=dict)
 
     def to_toml(self) -> str:
         """The config as a file that `from_toml` reads back."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        options = dict(values.pop("method_options"))
-        method = values.pop("method")
-        return to_toml({k: v for k, v in values.items() if v is not None} | {"method": {"name": method, **options}})
+        values = {f.name: getattr(self, f.name) for f in SETTINGS if f.name != "method"}
+        method = {"name": self.method, **self.method_options}
+        return to_toml({k: v for k, v in values.items() if v is not None} | {"method": method})
+
+
+SETTINGS = sorted(
+    (f for f in dataclasses.fields(RunConfig) if f.metadata),
+    key=lambda f: (GROUPS.index(f.metadata["group"]), f.name in CommonOptions.__dataclass_fields__),
+)
+"""in the order of `train --help` and of `config.toml`"""
 
 
 _RIVALS = (
@@ -135,7 +158,7 @@ _RIVALS = (
 )
 """keys of which a later layer's choice replaces an earlier layer's other one"""
 OFF = "off"
-_NEUTRAL = {f.name: f.metadata["off"] for f in dataclasses.fields(RunConfig) if f.metadata.get("off") is not None}
+_NEUTRAL = {f.name: f.metadata["off"] for f in SETTINGS if f.metadata["off"] is not None}
 
 
 def parse(text: str, name: str) -> dict[str, object]:
@@ -146,9 +169,7 @@ def parse(text: str, name: str) -> dict[str, object]:
         reason = "it nests too deep" if isinstance(error, RecursionError) else error
         raise InputError(f"config {name}: {reason}") from None
     method = table.pop("method", {})
-    options = {"name": method} if isinstance(method, str) else method
-    if not isinstance(options, dict):
-        options = {"name": options}
+    options = method if isinstance(method, dict) else {"name": method}
     found: dict[str, object] = {"method_options": {key: value for key, value in options.items() if key != "name"}}
     if "name" in options:
         found["method"] = options["name"]
@@ -157,7 +178,7 @@ def parse(text: str, name: str) -> dict[str, object]:
         for key, value in options.items():
             _check_method(key, value, options.get("name"))
         for key, value in table.items():
-            check_known("key", key, [*_types(), "method"])
+            check_known("key", key, _types())
             found[key] = _checked(value, key)
     except InputError as error:
         raise InputError(f"config {name}, line {_line(text, key)}: {error}") from None
@@ -171,7 +192,7 @@ def read_flag(key: str, text: str) -> object:
     (40, 0, 'off')
     """
     for kind in (int, float):
-        if kind in get_args(_types()[key]) or kind is _types()[key]:
+        if kind in _kinds(key):
             with contextlib.suppress(ValueError):
                 return kind(text)
     return _checked(text, key)
@@ -179,8 +200,6 @@ def read_flag(key: str, text: str) -> object:
 
 def _check_method(key: str, value: object, method: object) -> None:
     """Checks the method's name, or an option of it where the file names the method; else the flags will."""
-    from adadpigu.methods import all_methods
-
     if key == "name":
         check("name", repr(value), isinstance(value, str), "must be a string")
         check_known("method", value, all_methods())
@@ -190,8 +209,7 @@ def _check_method(key: str, value: object, method: object) -> None:
 
 @functools.cache
 def _types() -> dict[str, Any]:
-    hints = get_type_hints(RunConfig)
-    return {name: hint for name, hint in hints.items() if name not in ("method", "method_options")}
+    return {name: hint for name, hint in get_type_hints(RunConfig).items() if name != "method_options"}
 
 
 def flag_type(key: str) -> tuple[type, str]:
@@ -202,9 +220,7 @@ def flag_type(key: str) -> tuple[type, str]:
     >>> flag_type("delta"), flag_type("steps"), flag_type("flip"), flag_type("ledger")
     ((<class 'float'>, ''), (<class 'str'>, '<int>|off'), (<class 'bool'>, ''), (<class 'str'>, 'FILE'))
     """
-    shown = next(f.metadata["text"] for f in dataclasses.fields(RunConfig) if f.name == key)
-    if key == "method":
-        return str, shown
+    shown = next(f.metadata["text"] for f in SETTINGS if f.name == key)
     kinds = _kinds(key)
     if str in kinds or bool in kinds:
         return kinds[-1], shown
@@ -215,6 +231,8 @@ def flag_type(key: str) -> tuple[type, str]:
 
 def _kinds(key: str) -> tuple[type, ...]:
     hint = _types()[key]
+    if get_origin(hint) is Literal:
+        return (str,)
     return tuple(kind for kind in (get_args(hint) or (hint,)) if kind is not type(None))
 
 
@@ -263,12 +281,7 @@ def merge(*layers: Mapping[str, object]) -> RunConfig:
 
 def read_config(path: Path) -> dict[str, object]:
     """The keys of a config file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"config={str(path)!r} cannot be read: {reason}") from None
-    return parse(text, str(path))
+    return parse(read_text(path, f"config={str(path)!r}"), str(path))
 
 
 @functools.cache

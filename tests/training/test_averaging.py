@@ -13,13 +13,13 @@ from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.methods import DPSGD
-from adadpigu.training.learned import ExponentialAverage, TailAverage
+from adadpigu.training.learned import WeightAverage, exponential, tail_mean
 from trials import run_small, small_net, weights
 
 Make = Callable[..., Release]
 
 
-def exponential(values: list[np.ndarray], decay: float, start: np.ndarray) -> np.ndarray:
+def averaged(values: list[np.ndarray], decay: float, start: np.ndarray) -> np.ndarray:
     """The definition in float64, one weight at a time."""
     average = start.astype(np.float64)
     for t, value in enumerate(values, start=1):
@@ -39,7 +39,7 @@ def iterates(recorder: Recorder, lr: float) -> list[np.ndarray]:
 
 
 def test_an_exponential_average_forgets_its_start_fast(release: Make) -> None:
-    average = ExponentialAverage(0.5, torch.zeros(2))
+    average = WeightAverage(exponential(0.5), torch.zeros(2))
     average.begin_step()
     average.update(release(torch.ones(1, 2)))
     decay = 2 / 11
@@ -53,20 +53,20 @@ def test_an_exponential_average_forgets_its_start_fast(release: Make) -> None:
 def test_an_exponential_average_follows_its_definition(release: Make, decay: float) -> None:
     """Over 50 steps the warm-up alone decides at a decay of 0.999, and the decay from step 8 and 35 at 0.5 and 0.8."""
     values = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    average = ExponentialAverage(decay, torch.ones(3))
+    average = WeightAverage(exponential(decay), torch.ones(3))
     for count, value in enumerate(values, start=1):
         average.begin_step()
         average.update(release(value[None]))
-        expected = exponential([v.double().numpy() for v in values[:count]], decay, np.ones(3))
+        expected = averaged([v.double().numpy() for v in values[:count]], decay, np.ones(3))
         np.testing.assert_allclose(average.value.numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [lambda x: ExponentialAverage(0.9, x), lambda x: TailAverage(1.0, 4, x)])
+@pytest.mark.parametrize("share", [exponential(0.9), tail_mean(1.0, 4)])
 def test_an_average_changes_neither_its_start_nor_the_weights_it_takes(
-    release: Make, make: Callable[[torch.Tensor], ExponentialAverage | TailAverage]
+    release: Make, share: Callable[[int], float]
 ) -> None:
     start = torch.full((2,), 5.0)
-    average = make(start)
+    average = WeightAverage(share, start)
     assert average.value.tolist() == [5.0, 5.0]
     taken = [release(torch.full((1, 2), float(value))) for value in range(4)]
     for weight in taken:
@@ -81,7 +81,7 @@ def test_a_share_that_rounding_puts_just_above_a_whole_number_of_steps_is_that_n
     release: Make, share: float, count: int
 ) -> None:
     """0.14 · 50 is 7.000000000000001 in floating point; 0.145 · 50 is 7.25, and truly more than 7."""
-    average = TailAverage(share, 50, torch.zeros(1))
+    average = WeightAverage(tail_mean(share, 50), torch.zeros(1))
     for value in range(1, 51):
         average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
@@ -90,7 +90,7 @@ def test_a_share_that_rounding_puts_just_above_a_whole_number_of_steps_is_that_n
 
 @pytest.mark.parametrize(("share", "expected"), [(0.1, 10.0), (0.2, 9.5), (0.3, 9.0), (0.5, 8.0), (1.0, 5.5)])
 def test_a_tail_average_is_the_mean_of_the_last_weights(release: Make, share: float, expected: float) -> None:
-    average = TailAverage(share, 10, torch.zeros(1))
+    average = WeightAverage(tail_mean(share, 10), torch.zeros(1))
     for value in range(1, 11):
         average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
@@ -98,15 +98,16 @@ def test_a_tail_average_is_the_mean_of_the_last_weights(release: Make, share: fl
 
 
 def test_before_the_tail_the_average_is_the_last_weights(release: Make) -> None:
-    average = TailAverage(0.1, 10, torch.zeros(1))
+    average = WeightAverage(tail_mean(0.1, 10), torch.zeros(1))
     for value in range(1, 6):
         average.begin_step()
         average.update(release(torch.tensor([[float(value)]])))
         assert average.value.item() == value
 
 
-@pytest.mark.parametrize("average", [ExponentialAverage(0.9, torch.zeros(2)), TailAverage(0.5, 4, torch.zeros(2))])
-def test_an_average_takes_a_release_and_nothing_else(average: ExponentialAverage | TailAverage) -> None:
+@pytest.mark.parametrize("share", [exponential(0.9), tail_mean(0.5, 4)])
+def test_an_average_takes_a_release_and_nothing_else(share: Callable[[int], float]) -> None:
+    average = WeightAverage(share, torch.zeros(2))
     with pytest.raises(PrivacyLineError, match="takes a Release"):
         average.update(torch.ones(2))  # type: ignore[arg-type]
 
@@ -122,7 +123,7 @@ def test_a_run_keeps_the_tail_average_of_its_own_iterates() -> None:
 def test_a_run_keeps_the_exponential_average_of_its_iterates(decay: float) -> None:
     recorder = Recorder()
     run = run_small(DPSGD(), steps=8, lr=0.5, momentum=0.0, ema=decay, tape=recorder)
-    expected = exponential(iterates(recorder, 0.5), decay, weights(small_net()).double().numpy())
+    expected = averaged(iterates(recorder, 0.5), decay, weights(small_net()).double().numpy())
     np.testing.assert_allclose(weights(run.model).numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

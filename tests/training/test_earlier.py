@@ -48,6 +48,11 @@ def test_a_second_run_on_the_same_data_set_says_what_both_amount_to() -> None:
     assert told(trained((inputs, targets), records=50)) == []  # another declaration
 
 
+def test_an_earlier_run_that_exposed_values_leaves_no_finite_total() -> None:
+    trained(records(1), diagnostics=True)
+    assert "epsilon = inf" in told(trained(records(1)))[0]
+
+
 def test_the_statement_is_the_same_whatever_the_records_are() -> None:
     """Public facts alone decide: with the same ones, and not one record in common, every line is the same."""
     statements = []

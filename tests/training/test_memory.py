@@ -31,15 +31,12 @@ from adadpigu.errors import InputError
 from adadpigu.methods import DPSGD, DPSUR, AdaDPIGU, Method, QuantileClipping
 from adadpigu.training import Preparation, Run, TrainingOptions, train_prepared
 from adadpigu.training.earlier import earlier_runs
-from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal, bytes_of, peak_memory, records_at_once
+from adadpigu.training.memory import MemoryWarning, Rehearsal, bytes_of, most_drawn, peak_memory
+from adadpigu.training.micro_batches import records_at_once
 from trials import SHORT, arrays, prepare_small, small_net, weights
 
 CPU = torch.device("cpu")
 NOISY: dict[str, Any] = {"records": 240, "method": DPSGD(), "noise_multiplier": 1.0, **SHORT}
-
-
-def auto(limit: int | str | None, batch_size: int = 1000) -> Auto:
-    return Auto.within(limit, batch_size=batch_size)
 
 
 def rehearsal() -> Rehearsal:
@@ -76,8 +73,8 @@ class Cramped:
     def layout(self) -> Layout:
         return self._engine.layout
 
-    def keepsake(self) -> object:
-        return self._engine.keepsake()
+    def replay_memory(self) -> object:
+        return self._engine.replay_memory()
 
     @property
     def rows_alike(self) -> bool:
@@ -146,7 +143,7 @@ def test_a_limit_alone_means_auto_and_with_a_number_it_is_refused() -> None:
 def test_options_with_auto_can_be_replaced_and_follow_the_new_values() -> None:
     second = replace(TrainingOptions(steps=1, memory_limit=9), batch_size=400, memory_limit="2GiB")
     assert second.physical_batch_size == "auto"
-    assert second.at_once == Auto(limit="2GiB", most=400 + 8 * 20)
+    assert (second.memory_limit, most_drawn(second.batch_size)) == ("2GiB", 400 + 8 * 20)
 
 
 def test_peak_memory_counts_what_lives_at_a_time_and_not_what_was_there() -> None:
@@ -181,24 +178,24 @@ def test_a_larger_limit_takes_more_records_and_the_limit_is_kept() -> None:
         tried.append(len(unseal(records)[1]))
         torch.empty(10_000 + tried[-1] * 2_500)
 
-    sizes = [trial.largest(work, auto(limit)) for limit in ("60kB", "200kB", "2MB", "4MB", "8MB")]
+    sizes = [trial.largest(work, limit, most_drawn(1000)) for limit in ("60kB", "200kB", "2MB", "4MB", "8MB")]
     for size, limit in zip(sizes, (60e3, 200e3, 2e6, 4e6, 8e6), strict=True):
         need = peak_memory(lambda at=size: work(trial.records(at)), CPU)  # type: ignore[misc]
         assert 0.8 * limit <= need <= limit
     assert sizes == sorted(set(sizes))
     tried.clear()
-    assert trial.largest(work, auto("1TB")) == 1000 + 253
+    assert trial.largest(work, "1TB", most_drawn(1000)) == 1000 + 253
     assert tried == [1, 4, 16, 64, 256, 512]
 
 
 def test_what_saturates_is_found_to_fit_and_what_jumps_is_not_taken() -> None:
     trial = rehearsal()
-    assert trial.largest(lambda records: torch.empty(50_000), auto("1MB", 400)) == 400 + 160
+    assert trial.largest(lambda records: torch.empty(50_000), "1MB", most_drawn(400)) == 400 + 160
 
     def jumps(records: Records) -> None:
         torch.empty(1_000_000 if len(unseal(records)[1]) > 37 else 1_000)
 
-    assert 30 <= trial.largest(jumps, auto("1MB", 400)) <= 37
+    assert 30 <= trial.largest(jumps, "1MB", most_drawn(400)) <= 37
 
 
 def test_a_number_is_halved_until_synthetic_records_pass() -> None:

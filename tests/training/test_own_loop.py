@@ -351,6 +351,14 @@ def test_a_model_is_in_one_loop_at_a_time_and_the_next_one_warns() -> None:
         loop_for(net, torch.optim.SGD(net.parameters(), lr=0.5))
     with pytest.raises(ad.InputError, match="by another private loop that has not ended"):
         loop_for(nn.Sequential(net), torch.optim.SGD(net.parameters(), lr=0.5))
+    alike = model()
+    alike.load_state_dict(net.state_dict(), assign=True)  # other parameters over the same memory
+    with pytest.raises(ad.InputError, match="by another private loop that has not ended"):
+        loop_for(alike, torch.optim.SGD(alike.parameters(), lr=0.5))
+    tied = model()
+    tied.last.bias = net.last.bias
+    with pytest.raises(ad.InputError, match=r"parameter 'last.bias' is trained by another private loop.*finish"):
+        loop_for(tied, torch.optim.SGD(tied.parameters(), lr=0.5))
     for batch in first:
         batch.backward()
         optimizer.step()

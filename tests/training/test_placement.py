@@ -27,7 +27,7 @@ from trials import prepare_small
 CPU = torch.device("cpu")
 DECLARED, TRAIN, TEST = 700, 600, 60
 """more records than one chunk holds; the declared count is another than the true one"""
-FEATURES = Scattering((1, 8, 8)).output_shape((1, 8, 8))
+FEATURES = Scattering((1, 8, 8)).features
 MOVED = Augmentation(copies=2, shift=2, shift_step=2, flip=True)
 MIRRORED = Augmentation(flip=True)
 

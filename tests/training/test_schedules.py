@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from adadpigu.audit.tapes import Recorder
+from adadpigu.config import LearningRateSchedule
 from adadpigu.errors import InputError
 from adadpigu.methods import DPSGD
-from adadpigu.training.options import LearningRateSchedule, lr_factor
+from adadpigu.training.options import lr_factor
 from open_method import OpenMethod
 from trials import run_small, small_net, weights
 

@@ -106,16 +106,12 @@ def _read(folder: Path) -> Checkpoint:
         whole = whole and _sha256((folder / _TENSORS).read_bytes()) == facts["tensors"]
         if not whole:
             raise ValueError
-        count, digest = facts["ledger"]
-        kinds = [(facts["step"], int), (facts["run"], str), (count, int), (digest, str)]
-        if not all(type(value) is kind for value, kind in kinds):
-            raise ValueError
         for metrics in facts["metrics"]:
             Metrics(**metrics)
         return Checkpoint(
             step=facts["step"],
             run=facts["run"],
-            ledger=(count, digest),
+            ledger=tuple(facts["ledger"]),
             metrics=tuple(facts["metrics"]),
             state=read_tensors(folder / _TENSORS, f"checkpoint {folder.name}"),
         )

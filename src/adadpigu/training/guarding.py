@@ -16,8 +16,8 @@ import copy
 import functools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,15 +26,17 @@ from torch.nn.modules import module as every_module
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from adadpigu.core.gradients.state import declared_public, remember
+from adadpigu.core.gradients.state import Remembered, declared_public, remember
 from adadpigu.errors import InputError, ModelError, PrivacyLineError, require
+
+if TYPE_CHECKING:
+    from adadpigu.training.own_loop import PrivateLoop
 
 _held: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
 """parameters that an open loop trains"""
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING = object()
-_NONE: tuple[Tensor | None, int, bool] = (None, 0, False)
 _KINDS = {
     "_forward_pre_hooks": "forward pre-hook",
     "_forward_hooks": "forward hook",
@@ -44,9 +46,6 @@ _KINDS = {
 """tables of a module, and what stands in them"""
 _LIBRARIES = frozenset({"torch", "transformers", "peft", "accelerate", "lightning", "torchmetrics", "adadpigu"})
 """packages whose own hooks are part of their layers"""
-
-Hook = tuple[str, Any]
-"""where it is, in words, and itself"""
 
 
 class _PublicFloat(float):
@@ -87,37 +86,29 @@ class Guard:
         optimizer: torch.optim.Optimizer,
         trained: set[str],
         loss: object,
-        add_caveat: Callable[[str], None],
+        loop: PrivateLoop,
     ) -> None:
-        self._model, self._optimizer, self._trained, self._loss = model, optimizer, trained, loss
-        self._add_caveat = add_caveat
+        self._model, self._optimizer, self._loss, self._loop = model, optimizer, loss, loop
         self._named = dict(model.named_parameters())
+        self._trained = {name: self._named[name] for name in sorted(trained)}
         taken = {_memory(parameter) for parameter in _held} - {0}
-        for name in sorted(trained):
+        for name, parameter in self._trained.items():
             ended = "is trained by another private loop that has not ended: end that one first (finish())"
-            require(_memory(self._named[name]) not in taken, f"parameter {name!r} {ended}")
-        _check_optimizer(self._named, trained, optimizer)
+            require(_memory(parameter) not in taken, f"parameter {name!r} {ended}")
+        self._check_optimizer()
+        self._parts = _parts(model)
         self._modules = dict(model.named_modules())
-        self._types = {path: type(module) for path, module in self._modules.items()}
-        self._modes = {path: module.training for path, module in self._modules.items()}
+        self._modes: dict[str, bool] = {}
         self._attributes = {place: _copied(value) for place, value in _attributes(model).items()}
-        self._probed: dict[str, object] = {}
-        """by place, the value that acts instead of the one of the start"""
         self._fixed = self._fixed_tensors()
-        self._told: set[object] = set()
-        self._hooks: list[Hook] = []
-        self._released = False
-        _held.update(dict.fromkeys(self._named[name] for name in trained))
+        self._told: set[tuple[str, str]] = set()
+        self._probed: dict[str, object] = {"": [hook for _, hook in hooks_of(model, loss)]}
+        """what acts besides the model as it began, by place, when it was last probed; hooks under no place"""
+        _held.update(dict.fromkeys(self._trained.values()))
         watched: list[Any] = [p for p in self._named.values() if p.requires_grad]
-        self._handles = [p.register_post_accumulate_grad_hook(_refuse_backward) for p in watched]
-        self._waits = True
-        self._pre: Any = optimizer.register_step_pre_hook(self._before_step)
-        self._post: Any = optimizer.register_step_post_hook(self._after_step)
-        self._used: Callable[[], None] = lambda: None
-
-    def await_release(self) -> None:
-        """A batch was drawn: there is nothing to step along until its release."""
-        self._waits, self._released = True, False
+        steps: list[Any] = [optimizer.register_step_pre_hook(self._before_step)]
+        steps.append(optimizer.register_step_post_hook(self._after_step))
+        self._handles = [*steps, *(p.register_post_accumulate_grad_hook(_refuse_backward) for p in watched)]
 
     def begin(self) -> None:
         """The model is in training mode now: in this mode it is trained."""
@@ -125,44 +116,42 @@ class Guard:
 
     def take_off(self) -> None:
         """From here on model and optimiser are the user's alone; gradients are gone."""
-        for handle in (*self._handles, self._pre, self._post):
+        for handle in self._handles:
             handle.remove()
-        for name in self._trained:
-            _held.pop(self._named[name], None)
-            self._named[name].grad = None
+        for parameter in self._trained.values():
+            _held.pop(parameter, None)
+            parameter.grad = None
 
-    def name_hooks(self) -> bool:
-        """Warns of hooks that were not there before, and has the statement name them; False where there are none."""
-        known = {(where, id(hook)) for where, hook in self._hooks}  # held, so that no other gets its id
+    def name_hooks(self) -> list[Any]:
+        """All hooks of the user's; warns of those that were not named before, and has the statement name them."""
         found = hooks_of(self._model, self._loss)
-        new = tuple((where, hook) for where, hook in found if (where, id(hook)) not in known)
-        self._hooks += new
-        if new:
+        if new := self._first_time("hook", [where for where, _ in found]):
             warnings.warn(f"{in_words(new)}; the statement says that it is not covered", stacklevel=4)
-            self._add_caveat(in_words(new))
-        return bool(new)
+            self._loop.add_caveat(in_words(new))
+        return [hook for _, hook in found]
 
     @contextlib.contextmanager
     def as_begun(self, probe: Callable[[], None]) -> Iterator[None]:
         """Within, the model trains as when the loop began: what was frozen since, or put in evaluation mode, is back.
 
-        Refuses other layers, parameters and buffers. Other plain values act; `probe` then looks again whether records
-        stay apart.
+        Refuses other layers, parameters and buffers. Other plain values and hooks act; where these are not those of the
+        last time, `probe` looks again whether records stay apart.
         """
         self._check_parts()
         modes = [(m, m.training) for path, m in self._modules.items() if m.training != self._modes[path]]
-        frozen = [self._named[name] for name in self._trained if not self._named[name].requires_grad]
+        frozen = [parameter for parameter in self._trained.values() if not parameter.requires_grad]
         aside: list[tuple[dict[str, Any], str, object]] = []
         try:
             for module, mode in modes:
                 module.training = not mode
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            acts = self._changed_attributes(aside)
-            if self.name_hooks() or acts:
+            acting = {"": self.name_hooks(), **self._changed_attributes(aside)}
+            if not _alike(acting, self._probed):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what is tried on synthetic records
                     probe()
+                self._probed = _copied(acting)
             yield
         finally:
             for attributes, key, value in aside:
@@ -174,98 +163,91 @@ class Guard:
 
     def _check_parts(self) -> None:
         """Layers, parameters and fixed tensors must be those of the start."""
-        for name, parameter in self._model.named_parameters():
-            if self._named.get(name) is not parameter:
-                raise ModelError(f"parameter {name!r} is another than when the loop began; allowed: make another loop")
+        now = _parts(self._model)
+        for place in sorted(now.keys() | self._parts.keys()):
+            if now.get(place) is not self._parts.get(place):
+                raise ModelError(f"the model has changed at {place!r} since the loop began; allowed: make another loop")
+        for name, parameter in self._named.items():
             if parameter.requires_grad and name not in self._trained:
                 raise ModelError(
                     f"parameter {name!r} was frozen when the loop began, so its gradient has no bound; allowed: make "
                     "the loop with all that will be trained, and freeze later"
                 )
-        now = dict(self._model.named_modules())
-        for path in sorted(now.keys() | self._modules.keys()):
-            if now.get(path) is not self._modules.get(path) or type(now.get(path)) is not self._types.get(path):
-                raise ModelError(f"the model has changed at {path!r} since the loop began; allowed: make another loop")
         fixed = self._fixed_tensors()
         for place in sorted(fixed.keys() | self._fixed.keys()):
-            (tensor, version, plain), begun = fixed.get(place, _NONE), self._fixed.get(place, _NONE)
-            if tensor is not None and tensor in declared_public:
-                self._tell_once(f"declared public: {place!r} of the model, which changed during the run")
-            elif tensor is begun[0] and version == begun[1]:
+            begun, found = self._fixed.get(place), fixed.get(place)
+            if found is not None and found.tensor in declared_public:
+                self._loop.add_caveat(_declared(place))
                 continue
-            elif tensor is begun[0] or not (plain or begun[2]):  # other plain tensors are put aside
+            refused = all(entry is None or entry.kind != "attribute" for entry in (begun, found))  # those are put aside
+            if begun is not None and found is not None and begun.tensor is found.tensor:
+                refused = begun.version != found.version
+            if refused:
                 raise ModelError(
                     f"{place!r} has changed since the loop began, and what it holds reaches the weights without noise; "
                     "allowed: as it was, or a tensor that you declare public, such as a temperature: ad.public(tensor)"
                 )
 
-    def _fixed_tensors(self) -> dict[str, tuple[Tensor | None, int, bool]]:
-        """All tensors but trained ones, how often each was written to, and whether it is a plain attribute."""
-        trained = {id(self._named[name]) for name in self._trained}
-        return {
-            f"{entry.path}.{entry.name}".lstrip("."): (entry.tensor, entry.version, entry.kind == "attribute")
-            for entry in remember(self._model)
-            if id(entry.tensor) not in trained
-        }
+    def _fixed_tensors(self) -> dict[str, Remembered]:
+        """All tensors but trained ones."""
+        trained = set(map(id, self._trained.values()))
+        return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
 
-    def _changed_attributes(self, aside: list[tuple[dict[str, Any], str, object]]) -> bool:
-        """Puts tensors aside that are not declared public; returns whether other values act that were not probed."""
-        now, acting, kept, probe = _attributes(self._model), [], [], False
-        for (path, key), found in [*now.items(), *((k, _MISSING) for k in self._attributes if k not in now)]:
-            begun, place = self._attributes.get((path, key), _MISSING), f"{path}.{key}".lstrip(".")
+    def _changed_attributes(self, aside: list[tuple[dict[str, Any], str, object]]) -> dict[str, object]:
+        """Puts tensors aside that are not declared public; returns the other values that act, all numbers alike."""
+        now = _attributes(self._model)
+        acting: dict[str, object] = {}
+        kept = []
+        for path, key in {**now, **self._attributes}:
+            begun, found = (held.get((path, key), _MISSING) for held in (self._attributes, now))
+            place = f"{path}.{key}".lstrip(".")
             if _alike(begun, found):
-                self._probed.pop(place, None)
                 continue
             if isinstance(found, _PublicFloat | _PublicInt) or (isinstance(found, Tensor) and found in declared_public):
-                self._tell_once(f"declared public: {place!r} of the model, which changed during the run")
+                self._loop.add_caveat(_declared(place))
             elif _holds_tensors(begun) or _holds_tensors(found):
                 attributes = self._modules[path].__dict__
                 aside.append((attributes, key, found))
                 _set(attributes, key, _copied(begun))
                 kept.append(place)
             else:
-                acting.append(place)
-                last = self._probed.get(place, _MISSING)
-                probe |= not (_alike(last, found) or (type(last) is float and type(found) is float))
-                self._probed[place] = _copied(found)
-        if new := [place for place in acting if ("acts", place) not in self._told]:
-            self._told.update(("acts", place) for place in new)
+                acting[place] = float if type(found) is float else found
+        if new := self._first_time("acts", acting):
             told = f"what the training code set on the model during the run: {_listed(new)}"
             warnings.warn(f"{told}; the statement says that it is not covered", stacklevel=5)
-            self._add_caveat(f"{told}; computed from private records, it would tell of them without noise")
-        if kept := [place for place in kept if place not in self._told]:
-            self._told.update(kept)
+            self._loop.add_caveat(f"{told}; computed from private records, it would tell of them without noise")
+        if new := self._first_time("put aside", kept):
             warnings.warn(
-                f"the model has another tensor at {_listed(kept)} than when the loop began; steps are made with what "
+                f"the model has another tensor at {_listed(new)} than when the loop began; steps are made with what "
                 "was there then; to train with the new one, declare it public: ad.public(tensor)",
                 stacklevel=5,
             )
-        return probe
+        return acting
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._add_caveat(text)
+    def _first_time(self, what: str, places: Iterable[str]) -> list[str]:
+        """Those of which this was not said before."""
+        new = [place for place in dict.fromkeys(places) if (what, place) not in self._told]
+        self._told.update((what, place) for place in new)
+        return new
 
-    def released(self, used: Callable[[], None]) -> None:
-        """`p.grad` is a release now: the next step of the optimiser may use it, and then `used` is called."""
-        for name in self._trained:
-            parameter = self._named[name]
+    def hand_over(self) -> None:
+        """`p.grad` is a release now: the next step of the optimiser may use it."""
+        for parameter in self._trained.values():
             if not parameter.requires_grad:
                 parameter.grad = None
             elif parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()  # the user may write to what they see, not to the release
-        self._used, self._waits, self._released = used, False, True
 
     def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Nothing but a release, once, may be stepped along."""
         closure = any(given is not None and given is not self._optimizer for given in (*args, kwargs.get("closure")))
         require(not closure, "optimizer.step(closure): a closure would compute un-noised gradients; call it without")
-        if self._waits or not self._released:
-            early = "before batch.backward(): there is no release to step along"
-            late = "twice on one release; allowed: once a batch"
-            raise PrivacyLineError(f"optimizer.step() {early if self._waits else late}")
-        _check_optimizer(self._named, self._trained, self._optimizer)
+        batch = self._loop.batch
+        if batch is not None and batch.state == "used":
+            raise PrivacyLineError("optimizer.step() twice on one release; allowed: once a batch")
+        if batch is None or batch.state != "released":
+            raise PrivacyLineError("optimizer.step() before batch.backward(): there is no release to step along")
+        self._check_optimizer()
         if all(parameter.grad is None for parameter in self._named.values()):
             warnings.warn(
                 "optimizer.step() after zero_grad(): the release is gone, so the step moves nothing; "
@@ -274,8 +256,24 @@ class Guard:
             )
 
     def _after_step(self, *_: object) -> None:
-        self._released = False
-        self._used()
+        assert self._loop.batch is not None
+        self._loop.batch._settle()
+
+    def _check_optimizer(self) -> None:
+        """What the optimiser moves must be the model's, and all that is trained must be moved by it."""
+        names = {id(parameter): name for name, parameter in self._named.items()}
+        held = set()
+        for number, group in enumerate(self._optimizer.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                require(
+                    id(parameter) in names,
+                    f"optimizer: parameter {place} of group {number}, of shape {tuple(parameter.shape)}, is not the "
+                    "model's; allowed: parameters of the model that is made private",
+                )
+                held.add(names[id(parameter)])
+        for name in sorted(self._trained.keys() - held):
+            allowed = "which is trained; allowed: freeze it, or add it"
+            raise InputError(f"optimizer does not hold parameter {name!r}, {allowed}")
 
 
 def _refuse_backward(parameter: Tensor) -> None:
@@ -287,22 +285,12 @@ def _refuse_backward(parameter: Tensor) -> None:
     )
 
 
-def _check_optimizer(named: dict[str, nn.Parameter], trained: set[str], optimizer: torch.optim.Optimizer) -> None:
-    """What the optimiser moves must be the model's, and all that is trained must be moved by it."""
-    once = "optimizer=LBFGS asks for the loss several times a step; allowed: one gradient a step"
-    require(not isinstance(optimizer, torch.optim.LBFGS), once)
-    own = {id(parameter): name for name, parameter in named.items()}
-    held = set()
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            require(
-                id(parameter) in own,
-                f"optimizer: parameter {place} of group {number}, of shape {tuple(parameter.shape)}, is not the "
-                "model's; allowed: parameters of the model that is made private",
-            )
-            held.add(own[id(parameter)])
-    for name in sorted(trained - held):
-        raise InputError(f"optimizer does not hold parameter {name!r}, which is trained; allowed: freeze it, or add it")
+def _declared(place: str) -> str:
+    return f"declared public: {place!r} of the model, which changed during the run"
+
+
+def _parts(model: nn.Module) -> dict[str, object]:
+    return {**dict(model.named_modules()), **dict(model.named_parameters())}
 
 
 def _attributes(model: nn.Module) -> dict[tuple[str, str], object]:
@@ -370,40 +358,36 @@ def _listed(places: list[str]) -> str:
     return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
 
 
-def hooks_of(model: nn.Module, loss: object = None) -> tuple[Hook, ...]:
-    """The hooks of the user's own that private records would pass: on modules, parameters, and on all modules at once.
+def hooks_of(model: nn.Module, loss: object = None) -> list[tuple[str, Any]]:
+    """The hooks of the user's own that private records would pass, each after where it is, in words.
 
     >>> net = nn.Sequential(nn.Linear(2, 1))
     >>> _ = net[0].register_forward_hook(print)
-    >>> [where for where, _ in hooks_of(net)]
-    ["forward hook print on '0'"]
+    >>> hooks_of(net)
+    [("forward hook print on '0'", <built-in function print>)]
     """
-    found = [*_global_hooks(), *_hooks_on(model, "")]
-    if isinstance(loss, nn.Module):
-        found += _hooks_on(loss, "loss")
-    return tuple((f"{kind} {_name(hook)} on {place}", hook) for kind, hook, place in found if _is_users(hook))
+    found = [
+        (kind, hook, "all modules")
+        for table, kind in _KINDS.items()
+        for hook in getattr(every_module, f"_global{table}", {}).values()
+    ]
+    for prefix, root in (("", model), ("loss", loss)):
+        for path, module in root.named_modules(prefix=prefix) if isinstance(root, nn.Module) else ():
+            on = repr(path) if path else "the model"
+            found += [(kind, hook, on) for table, kind in _KINDS.items() for hook in getattr(module, table).values()]
+        for name, parameter in root.named_parameters(prefix=prefix) if isinstance(root, nn.Module) else ():
+            found += [("gradient hook", hook, repr(name)) for hook in (parameter._backward_hooks or {}).values()]
+    named = [(f"{kind} {{}} on {on}", hook, _plain(hook)) for kind, hook, on in found]
+    return [
+        (where.format(plain.__qualname__.rpartition("<locals>.")[2]), hook)
+        for where, hook, plain in named
+        if str(plain.__module__).partition(".")[0] not in _LIBRARIES
+    ]
 
 
-def in_words(hooks: tuple[Hook, ...]) -> str:
-    """The line of a statement that names them."""
-    named = ", ".join(dict.fromkeys(where for where, _ in hooks))
-    return f"what hooks of the user's own keep or write of the records that pass them: {named}"
-
-
-def _global_hooks() -> Iterator[tuple[str, Any, str]]:
-    for table, kind in _KINDS.items():
-        for hook in getattr(every_module, f"_global{table}", {}).values():
-            yield kind, hook, "all modules"
-
-
-def _hooks_on(model: nn.Module, prefix: str) -> Iterator[tuple[str, Any, str]]:
-    for path, module in model.named_modules(prefix=prefix):
-        for table, kind in _KINDS.items():
-            for hook in getattr(module, table).values():
-                yield kind, hook, repr(path) if path else "the model"
-    for name, parameter in model.named_parameters(prefix=prefix):
-        for hook in (parameter._backward_hooks or {}).values():
-            yield "gradient hook", hook, repr(name)
+def in_words(places: Iterable[str]) -> str:
+    """The line of a statement that names hooks, by where they are."""
+    return f"what hooks of the user's own keep or write of the records that pass them: {', '.join(places)}"
 
 
 def _plain(hook: Any) -> Any:
@@ -412,11 +396,3 @@ def _plain(hook: Any) -> Any:
         hook = hook.func
     hook = getattr(hook, "__func__", hook)
     return hook if hasattr(hook, "__qualname__") else type(hook)
-
-
-def _name(hook: Any) -> str:
-    return str(_plain(hook).__qualname__).rpartition("<locals>.")[2]
-
-
-def _is_users(hook: Any) -> bool:
-    return str(_plain(hook).__module__).partition(".")[0] not in _LIBRARIES

@@ -6,7 +6,7 @@ It comes back from a checkpoint in the same parts. Weights come first, because t
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.preparation import Preparation
 
 
-class WeightAverage(ABC):
+class WeightAverage:
     """θ̄ ← θ̄ + w_t (θ − θ̄) over the steps of a run. The weight w_t lies beside θ̄, where a recorded step finds it."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, share: Callable[[int], float], start: Tensor) -> None:
+        """`share` is w_t, by the number of the step, from 1."""
+        self._share = share
         self._steps = 0
         self._filled = 1.0
         self._weight = torch.ones((), dtype=start.dtype, device=start.device)
@@ -32,7 +34,7 @@ class WeightAverage(ABC):
     def begin_step(self) -> None:
         """Counts a step; called before each."""
         self._steps += 1
-        if (share := self._share()) != self._filled:
+        if (share := self._share(self._steps)) != self._filled:
             self._weight.fill_(share)
             self._filled = share
 
@@ -47,37 +49,24 @@ class WeightAverage(ABC):
         self.value.copy_(state["value"])
         self._steps = int(state["steps"])
 
-    @abstractmethod
-    def _share(self) -> float:
-        """w_t."""
+
+def exponential(decay: float) -> Callable[[int], float]:
+    """w_t = 1 − min(decay, (1 + t)/(10 + t)), so that early weights are forgotten fast."""
+    return lambda step: 1 - min(decay, (1 + step) / (10 + step))
 
 
-class ExponentialAverage(WeightAverage):
-    """θ̄ ← θ̄ + (1 − d_t)(θ − θ̄), d_t = min(decay, (1 + t)/(10 + t)), so that early weights are forgotten fast."""
-
-    def __init__(self, decay: float, start: Tensor) -> None:
-        self._decay = decay
-        super().__init__(start)
-
-    def _share(self) -> float:
-        return 1 - min(self._decay, (1 + self._steps) / (10 + self._steps))
-
-
-class TailAverage(WeightAverage):
+def tail_mean(share: float, steps: int) -> Callable[[int], float]:
     """The plain mean of the weights of the last `share` of the steps; before those begin, the weights themselves."""
-
-    def __init__(self, share: float, steps: int, start: Tensor) -> None:
-        self._first = steps - max(1, math.ceil(share * steps - 1e-9))
-        super().__init__(start)
-
-    def _share(self) -> float:
-        return 1 / max(1, self._steps - self._first)
+    first = steps - max(1, math.ceil(share * steps - 1e-9))
+    return lambda step: 1 / max(1, step - first)
 
 
 class Learned:
     """What learns in one run."""
 
-    def __init__(self, prepared: Preparation, state: State | None = None) -> None:
+    def __init__(
+        self, prepared: Preparation, state: State | None = None, optimiser: type[MaskedOptimiser] = MaskedOptimiser
+    ) -> None:
         """From the start, or from what a checkpoint has kept."""
         self._modules: dict[str, nn.Module] = {"model": prepared.model}
         if prepared.released_norm is not None:
@@ -85,7 +74,7 @@ class Learned:
         if state is not None:
             for name, module in self._modules.items():
                 _put_back(module, part(name, state))
-        self.optimiser = MaskedOptimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
+        self.optimiser = optimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
         self.running = prepared.method.begin(prepared.setting(self.optimiser))
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
@@ -121,7 +110,8 @@ def _put_back(module: nn.Module, stored: State) -> None:
 def _average(prepared: Preparation, start: Tensor) -> WeightAverage | None:
     options = prepared.options
     if options.ema is not None:
-        return ExponentialAverage(options.ema, start)
+        return WeightAverage(exponential(options.ema), start)
     if options.tail is not None:
-        return TailAverage(options.tail, sum(s.steps for s in prepared.stages if s.name != STAGE), start)
+        steps = sum(stage.steps for stage in prepared.stages if stage.name != STAGE)
+        return WeightAverage(tail_mean(options.tail, steps), start)
     return None

@@ -15,8 +15,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +23,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.core.bounding import GradientSum
 from adadpigu.core.gradients.norms import train_mode
-from adadpigu.core.gradients.slicing import rounded
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
 from adadpigu.core.sensitive import Records
-from adadpigu.core.trees import map_tensors
 from adadpigu.errors import require
+from adadpigu.training.task import synthetic, synthetic_records
 
 if TYPE_CHECKING:
     from adadpigu.training.micro_batches import View
-    from adadpigu.training.preparation import Preparation
 
 _SHARE_OF_FREE = 0.8
 """of what a device has free; the rest is for the optimiser, the noise, and whoever else is there"""
@@ -55,23 +50,9 @@ class MemoryWarning(UserWarning):
     """A device ran out of memory, and fewer records at once are processed from here on."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Auto:
-    """As many records at once as fit: what `auto` means to one run."""
-
-    limit: int | str | None
-    """what they may take, as it was named; None: what the device has free"""
-    most: int
-    """records, of which more are of no use"""
-
-    def __post_init__(self) -> None:
-        if self.limit is not None:
-            bytes_of(self.limit)
-
-    @classmethod
-    def within(cls, limit: int | str | None, *, batch_size: int) -> Auto:
-        """Up to `limit`; a Poisson draw of `batch_size` expected records is practically never larger than `most`."""
-        return cls(limit=limit, most=batch_size + math.ceil(8 * math.sqrt(batch_size)))
+def most_drawn(batch_size: int) -> int:
+    """Of so many expected records; a Poisson draw is practically never larger."""
+    return batch_size + math.ceil(8 * math.sqrt(batch_size))
 
 
 def bytes_of(limit: int | str) -> int:
@@ -169,13 +150,10 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float:
     """Bytes that `work` takes at its peak beyond what was held before; infinite where a GPU does not have them."""
     if device.type != "cuda":
         with _LiveBytes() as live:
-            work()
-        return float(live.peak)
+            return math.inf if runs_out(work) else float(live.peak)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    if runs_out(work):
-        return math.inf
-    return float(torch.cuda.max_memory_allocated(device) - before)
+    return math.inf if runs_out(work) else float(torch.cuda.max_memory_allocated(device) - before)
 
 
 def runs_out(work: Callable[[], object]) -> bool:
@@ -200,26 +178,25 @@ class Rehearsal:
     def records(self, size: int) -> Records:
         """So many synthetic records as the model takes them; no private one is read."""
         view, device = self._view, self._view.device
-        inputs, targets = self._population.take(torch.arange(0))
-        blank = torch.zeros((size, *targets.shape[1:]), dtype=targets.dtype, device=device)
+        inputs, blank = synthetic_records(self._population, device, size)
         if view.variants is None:
-            return view(Records((map_tensors(partial(_random, size=size), inputs), blank)))
+            return view(Records((inputs, blank)))
         copies = view.augmentation.copies  # positions would name private features: these are made up instead
         with torch.no_grad():
-            shown = _random(view.variants[:0, 0], size * copies)
+            shown = synthetic(view.variants[:0, 0], size * copies, device, torch.Generator().manual_seed(0))
             return Records((shown if view.front is None else view.front(shown), blank), copies=copies)
 
-    def largest(self, work: Callable[[Records], object], choice: Auto) -> int:
-        """The most records that `work` can take within the limit.
+    def largest(self, work: Callable[[Records], object], asked: int | str | None, most: int) -> int:
+        """The most records, up to `most`, that `work` can take within the limit asked for; None: what is free.
 
         Sizes grow up to fourfold, never past what the growth so far leaves room for. Engines take no more for a record
         among many than for a record alone, so that line is an upper bound, and what is tried fits.
         """
-        limit = self._limit(choice)
+        limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(bytes_of(asked))
         size, peak = 1, self._peak(work, 1)
-        require(peak <= limit, _too_small(choice, limit, peak))
-        slope, over = peak, choice.most + 1
-        most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, choice.most), choice.most)
+        require(peak <= limit, _too_small(asked, limit, peak))
+        slope, over = peak, most + 1
+        most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, most), most)
         while True:
             reach = min(size + int((limit - peak) / max(slope, 1.0)), over - 1)
             if size == most_measured:
@@ -236,50 +213,21 @@ class Rehearsal:
 
     def passing(self, work: Callable[[Records], object], size: int) -> int:
         """`size`, halved as often as a GPU runs out of memory over it."""
-        with isolated(SystemRandomness(), self._view.device):
-            while size > 1 and runs_out(partial(self._on_synthetic, work, size)):
-                size //= 2
+        while size > 1 and math.isinf(self._peak(work, size)):
+            size //= 2
         return size
-
-    def _on_synthetic(self, work: Callable[[Records], object], size: int) -> None:
-        work(self.records(size))
 
     def _peak(self, work: Callable[[Records], object], size: int) -> float:
         device = self._view.device
         with isolated(SystemRandomness(), device):  # neither the user's stream nor the run's moves on
-            return _MARGIN * peak_memory(partial(self._on_synthetic, work, size), device)
-
-    def _limit(self, choice: Auto) -> float:
-        if choice.limit is not None:
-            return bytes_of(choice.limit)
-        return _SHARE_OF_FREE * free_memory(self._view.device)
+            return _MARGIN * peak_memory(lambda: work(self.records(size)), device)
 
 
-def _random(like: Tensor, size: int) -> Tensor:
-    shape = (size, *like.shape[1:])
-    if like.is_floating_point():
-        return torch.rand(shape, dtype=like.dtype, device=like.device)
-    return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-
-def _too_small(choice: Auto, limit: float, peak: float) -> str:
+def _too_small(asked: int | str | None, limit: float, peak: float) -> str:
     need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
-    if choice.limit is None:
+    if asked is None:
         return f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
-    return f"memory_limit={choice.limit!r} is too small: {need}; allowed: at least that"
-
-
-def records_at_once(prepared: Preparation) -> int | None:
-    """What `auto` comes to for plain sums of gradients; None where the size was not left to the machine."""
-    choice, model = prepared.options.at_once, prepared.model
-    if not isinstance(choice, Auto):
-        return None
-    query = GradientSum(clip_norm=1.0)
-    with in_training(model):  # as it will be: dropout takes memory too
-        rehearsal, copies = Rehearsal(prepared.data.train, prepared.view), prepared.view.augmentation.copies
-        most = prepared.engine.slice_length(prepared.options.batch_size, copies)
-        choice = replace(choice, most=min(most, choice.most))
-        return rounded(rehearsal.largest(lambda records: prepared.engine.clipped_sum(records, query), choice))
+    return f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
 
 
 @contextmanager

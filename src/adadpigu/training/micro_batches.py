@@ -6,16 +6,14 @@ costs, which records it took and what noise it gets is decided elsewhere, before
 
 from __future__ import annotations
 
-import random
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,9 +22,9 @@ from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum, Query, Reco
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.choice import inspect_again
 from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
-from adadpigu.core.processes import Alone, Processes
-from adadpigu.core.randomness import Randomness, host_state, isolated
-from adadpigu.core.sampling import Drawn, bytes_of, gather
+from adadpigu.core.processes import ALONE, Processes
+from adadpigu.core.randomness import Randomness, SystemRandomness, host_state, isolated, streams_put_back
+from adadpigu.core.sampling import Drawn, Population, bytes_of, gather
 from adadpigu.core.sensitive import (
     GradientBatch,
     PerRecordLosses,
@@ -37,11 +35,11 @@ from adadpigu.core.sensitive import (
     padded,
     unseal,
 )
-from adadpigu.core.trees import Tree, to_device
+from adadpigu.core.trees import Tree, map_tensors, to_device
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import require
 from adadpigu.features.front import apply_front
-from adadpigu.training.memory import Auto, MemoryWarning, Rehearsal
+from adadpigu.training.memory import MemoryWarning, Rehearsal, in_training, most_drawn
 
 if TYPE_CHECKING:
     from adadpigu.training.preparation import Preparation
@@ -89,18 +87,27 @@ class View:
         return self.augmentation(images), labels.repeat_interleave(self.augmentation.copies, dim=0)
 
 
+class ShownDraw:
+    """The records of one draw that a script was shown, by their position: they are differentiated as it saw them."""
+
+    def __init__(self, drawn: Drawn, records: Records) -> None:
+        self._positions, self._records = unseal(drawn), unseal(records)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
+        places = torch.searchsorted(self._positions, indices)
+        inputs, targets = (map_tensors(lambda rows: rows[places.to(rows.device)], part) for part in self._records)
+        return inputs, targets
+
+
 class MicroBatches:
     """Bounds the draws of one run, so many records at a time.
 
-    | a GPU is out of memory | what happens |
-    | --- | --- |
-    | over synthetic records, before a draw of a new kind | the size is halved; nothing private was looked at |
-    | over drawn records, beside recorded steps | these are given up, and the draw is processed anew |
-    | over drawn records | the size is halved and the draw processed anew; its sums are those of the smaller size |
-    | over one record | an error of one line |
-
-    That a draw was processed again is told (`MemoryWarning`) and takes time. Micro-batches have a public size; so this
-    tells about the device, not about the draw.
+    Where a GPU runs out of memory, recorded steps are given up first, then the size is halved, and the draw is
+    processed anew. That is told (`MemoryWarning`) and takes time. Micro-batches have a public size; so it tells about
+    the device, not about the draw.
 
     Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
     each row is computed alike (`rows_alike`). Where a CPU was not seen to compute rows alike at any place, a record's
@@ -115,15 +122,18 @@ class MicroBatches:
         randomness: Randomness,
         *,
         diagnostics: Diagnostics | None = None,
-        processes: Processes | None = None,
+        processes: Processes = ALONE,
     ) -> None:
-        self._processes: Processes = Alone() if processes is None else processes
-        self._population, self._view = prepared.data.train, prepared.view
+        self._processes = processes
+        self.population: Population = prepared.data.train
+        """where drawn records are read, or a draw that was read already"""
+        self._view = prepared.view
         self._model, self._engine = prepared.model, prepared.engine
         self._randomness = randomness
-        self._at_once = prepared.options.at_once
+        self._at_once, self._limit = prepared.options.physical_batch_size, prepared.options.memory_limit
+        self._most_drawn = most_drawn(prepared.options.batch_size)
         self._expected = prepared.options.batch_size / self._processes.size
-        self._rehearsal = Rehearsal(self._population, self._view)
+        self._rehearsal = Rehearsal(self.population, self._view)
         self._sizes: dict[object, int] = {}
         self._most: int | None = None
         self._told: int | None = None
@@ -174,12 +184,13 @@ class MicroBatches:
             start = host_state() if fixed_shape else None
             while True:
                 self._seen = []
-                with _streams_put_back(self._view.device):
-                    bounders = self._attempt(rows, queries, size)
+                with streams_put_back(self._view.device), suppress(torch.cuda.OutOfMemoryError):
+                    bounders = self._process(*rows, queries, size)
                     self.draws_on_host = self.draws_on_host or (fixed_shape and host_state() != start)
-                if bounders is not None:
                     break
                 self.ran_out = True
+                if torch.cuda.is_available():  # every tensor of the attempt went with its error
+                    torch.cuda.empty_cache()
                 if not self.relief():
                     size = self._most = _smaller(size)
                     if not fixed_shape and self._places_matter(size):
@@ -188,18 +199,6 @@ class MicroBatches:
             for part in self._seen:
                 self._diagnostics.observe(part)
         return [bounder.result() for bounder in bounders]
-
-    def _attempt(
-        self, rows: tuple[Drawn, Presence | None], queries: tuple[Query, ...], size: int
-    ) -> list[Bounder] | None:
-        """None where a GPU runs out of memory; what the attempt held is free again then."""
-        try:
-            return self._process(*rows, queries, size)
-        except torch.cuda.OutOfMemoryError:
-            pass  # its traceback, and with it every tensor of the attempt, goes before the cache is emptied
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return None
 
     def recorded_sums(self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """What `sums` does, once and in the stream that is there: for a device that records it."""
@@ -228,8 +227,8 @@ class MicroBatches:
         """One for each record, of its input alone; it is read for that when it is drawn first."""
         wanted = positions.tolist()
         unknown = [position for position in wanted if position not in self._known]
-        with _streams_put_back(self._view.device):
-            inputs = self._population.take(torch.tensor(unknown, dtype=torch.long))[0]
+        with streams_put_back(self._view.device):
+            inputs = self.population.take(torch.tensor(unknown, dtype=torch.long))[0]
         self._known.update(zip(unknown, map(zlib.crc32, bytes_of(inputs)), strict=True))
         return positions.new_tensor([self._known[position] for position in wanted])
 
@@ -247,15 +246,9 @@ class MicroBatches:
         if front is None or not self._engine.rows_alike:
             return self._engine.rows_alike
         variants = self._view.variants
-        example = self._population.take(torch.arange(0))[0] if variants is None else variants[:0, 0]
-        plain = isinstance(example, Tensor) and example.is_floating_point()
-        if self._view.device.type != "cpu" or not plain:
-            return False
-        rows, copies = torch.zeros(3, *example.shape[1:], dtype=example.dtype), self._view.augmentation.copies
-        with torch.no_grad():
-            return computes_rows_alike(
-                lambda x, y: front(x).reshape(len(y), -1), rows, torch.zeros(3), self._longest(), copies
-            )
+        example = self.population.take(torch.arange(0))[0] if variants is None else variants[:0, 0]
+        on_cpu = self._view.device.type == "cpu"
+        return on_cpu and front_rows_alike(front, example, self._longest(), self._view.augmentation.copies)
 
     def _longest(self) -> int:
         return self._engine.slice_length(self._expected, self._view.augmentation.copies)
@@ -270,35 +263,29 @@ class MicroBatches:
         asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
 
         def work(records: Records) -> None:
-            self._bound(records, asked, self._bounders(asked))
+            self._bound(records, asked, [Bounder(query, self._engine.layout.size) for query in asked])
 
-        if isinstance(size, Auto):
-            return rounded(self._rehearsal.largest(work, replace(size, most=min(most, size.most))))
+        if isinstance(size, str):  # auto
+            return rounded(self._rehearsal.largest(work, self._limit, min(most, self._most_drawn)))
         size = rounded(min(size, most))
         passing = self._rehearsal.passing(work, size) if self._view.device.type == "cuda" else size
         if passing < size:
             _warn(passing)
         return passing
 
-    def _bounders(self, queries: tuple[Query, ...]) -> list[Bounder]:
-        return [Bounder(query, self._engine.layout.size) for query in queries]
-
     def _process(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[Bounder]:
         """Gathers and bounds a draw in micro-batches of `size` rows; an empty one is one empty micro-batch."""
-        bounders = self._bounders(queries)
+        bounders = [Bounder(query, self._engine.layout.size) for query in queries]
         parts = torch.split(unseal(drawn), size)
         here: list[Presence | None] = [None] * len(parts)
         if present is not None:
             here = [Presence(part) for part in torch.split(unseal(present), size)]
         with self._engine.watched() if self.clipped_by_engine(queries) else nullcontext():
             for part, presence in zip(parts, here, strict=True):
-                records = padded(gather(self._population, Drawn(part), presence), self._rows(len(part), size))
+                rows = min(size, -(-len(part) // BLOCK) * BLOCK) if self._alike else size
+                records = padded(gather(self.population, Drawn(part), presence), rows)
                 self._bound(self._view(records), queries, bounders)
         return bounders
-
-    def _rows(self, records: int, size: int) -> int:
-        """How many rows a micro-batch of so many records gets."""
-        return min(size, -(-records // BLOCK) * BLOCK) if self._alike else size
 
     def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
         """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
@@ -337,6 +324,26 @@ class MicroBatches:
         return PerRecordLosses(torch.stack(columns, dim=1))
 
 
+def records_at_once(prepared: Preparation) -> int | None:
+    """What `auto` comes to for plain sums of gradients; None where the size was not left to the machine."""
+    if prepared.options.physical_batch_size != "auto":
+        return None
+    with in_training(prepared.model):  # as it will be: dropout takes memory too
+        return MicroBatches(prepared, SystemRandomness()).size((GradientSum(clip_norm=1.0),))
+
+
+@torch.no_grad()
+def front_rows_alike(front: nn.Module, example: Tree, length: int, copies: int = 1) -> bool:
+    """Whether a front computes a row alike wherever it lies among so many: tried on synthetic rows."""
+    if not (isinstance(example, Tensor) and example.is_floating_point()):
+        return False
+    rows = torch.zeros(3, *example.shape[1:], dtype=example.dtype)
+    try:
+        return computes_rows_alike(lambda x, y: front(x).reshape(len(y), -1), rows, torch.zeros(3), length, copies)
+    except Exception:  # a front that takes other numbers than these
+        return False
+
+
 def _kind(query: Query) -> object:
     """What decides about the memory that a query takes; its mask aside, for which as much is kept as without one."""
     if isinstance(query, GradientSum):
@@ -363,15 +370,3 @@ def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
     batch = unseal(gradients).records_only()
     norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
     return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
-
-
-@contextmanager
-def _streams_put_back(device: torch.device) -> Iterator[None]:
-    """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
-    before = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])

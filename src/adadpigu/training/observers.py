@@ -36,7 +36,7 @@ class ObserverHub:
         self._randomness = randomness
         self._running = running
         self.observers = observers
-        self._resumed = len(ledger.sessions()) > 1
+        self.resumed = len(ledger.sessions()) > 1
         self.looks: dict[int, float | None] = {}
         """after which steps the test set is looked at, and the ε spent by then"""
         self.metrics: list[Metrics] = []
@@ -67,6 +67,9 @@ class ObserverHub:
         """Metrics after a step; at some steps the test set is looked at."""
         look = done in self.looks
         mean, variance = self._running.standardising if look else (None, None)
+        active, shares = self._running.active, None
+        if look:
+            shares = torch.ones(self._p.engine.layout.size) if active is None else active
         metrics = Metrics(
             step=done,
             steps=self._p.plan.steps,
@@ -74,9 +77,9 @@ class ObserverHub:
             epsilon=self._spent(done) if look else None,
             test_accuracy=accuracy() if look else None,
             active=self._running.active_share,
-            mask=self._mask_by_layer() if look else {},
-            alpha=self._mean_by_layer(mean),
-            beta=self._mean_by_layer(variance),
+            mask=self._layer_means(shares),
+            alpha=self._layer_means(mean, active),
+            beta=self._layer_means(variance, active),
         )
         if look:
             self.metrics.append(metrics)
@@ -110,25 +113,19 @@ class ObserverHub:
     def _spent(self, done: int) -> float | None:
         """ε so far; of a run that was resumed, with what was charged for steps that were repeated."""
         planned = self.looks[done]
-        if not self._resumed or planned is None:
+        if not self.resumed or planned is None:
             return planned
         return min(quick_epsilon(self._ledger.events(), self._p.delta), self._p.epsilons["pld"])
 
-    def _mean_by_layer(self, values: Tensor | None) -> dict[str, float]:
-        """Means over each layer's active coordinates; a layer without any has none."""
+    def _layer_means(self, values: Tensor | None, counted: Tensor | None = None) -> dict[str, float]:
+        """The mean over each layer's coordinates that are counted (None: all); a layer without any has none."""
         if values is None:
             return {}
-        index, active = self._p.engine.layout.layer_index(), self._running.active
-        kept = torch.ones(len(index), dtype=torch.float64) if active is None else active.cpu().double()
-        count = torch.bincount(index, kept)
-        means = torch.bincount(index, torch.where(kept > 0, values.detach().cpu().double(), 0.0)) / count
-        return {name: mean for name, mean in self._by_layer(means).items() if math.isfinite(mean)}
-
-    def _mask_by_layer(self) -> dict[str, float]:
-        index, active = self._p.engine.layout.layer_index(), self._running.active
-        kept = torch.ones(len(index), dtype=torch.float64) if active is None else active.cpu().double()
-        return self._by_layer(torch.bincount(index, kept) / torch.bincount(index))
-
-    def _by_layer(self, values: Tensor) -> dict[str, float]:
-        named = zip(self._p.engine.layout.layers(), values.tolist(), strict=True)
-        return {layer or "model": value for layer, value in named}
+        layout = self._p.engine.layout
+        index = layout.layer_index()
+        weights = torch.ones(len(index), dtype=torch.float64) if counted is None else counted.cpu().double()
+        sums = torch.bincount(index, torch.where(weights > 0, values.detach().cpu().double(), 0.0))
+        means = (sums / torch.bincount(index, weights)).tolist()
+        return {
+            layer or "model": mean for layer, mean in zip(layout.layers(), means, strict=True) if math.isfinite(mean)
+        }

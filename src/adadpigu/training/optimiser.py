@@ -6,7 +6,6 @@ if the optimiser had never seen it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,23 +61,23 @@ class MaskedOptimiser:
 
     def __init__(self, model: nn.Module, layout: Layout, factory: OptimiserFactory) -> None:
         self._parameters = layout.parameters(model)
-        self._layout = layout
+        self._model, self._layout = model, layout
         self.weights = layout.read(model)
         """θ as one vector, always in the same place"""
         try:
-            self._optimiser = factory(self._parameters)
+            self.inner = factory(self._parameters)
         except (TypeError, ValueError) as error:
             raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
         self._factor = 1.0
         self._active: Tensor | None = None
         self._before: dict[tuple[str, int], Tensor] = {}
-        self._rates = [group["lr"] for group in self._optimiser.param_groups]
-        fits, name = not isinstance(self._optimiser, _UNFIT[1:]), type(self._optimiser).__name__
+        self._rates = [group["lr"] for group in self.inner.param_groups]
+        fits, name = not isinstance(self.inner, _UNFIT[1:]), type(self.inner).__name__
         require(fits, f"optimizer={name} cannot be fed one noisy gradient a step; use another")
 
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to this share of the one it was made with."""
-        for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+        for group, rate in zip(self.inner.param_groups, self._rates, strict=True):
             if isinstance(group["lr"], Tensor):
                 if factor != self._factor:
                     group["lr"].fill_(rate * factor)
@@ -88,8 +87,8 @@ class MaskedOptimiser:
 
     def keep_lr_on_device(self) -> bool:
         """Has the learning rate read from the device at every step, for steps that are recorded; False if it cannot."""
-        groups, device = self._optimiser.param_groups, self._parameters[0].device
-        if isinstance(self._optimiser, torch.optim.SGD):
+        groups, device = self.inner.param_groups, self._parameters[0].device
+        if isinstance(self.inner, torch.optim.SGD):
             settings = {"fused": True, "foreach": False}
         elif device.type != "cpu" and all("capturable" in group for group in groups):
             settings = {"capturable": True}
@@ -103,7 +102,7 @@ class MaskedOptimiser:
         """One optimiser step along ĝ. `p.grad` holds a release for its duration and nothing afterwards."""
         self.expose(direction)
         try:
-            self._optimiser.step()
+            self.inner.step()
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -114,7 +113,7 @@ class MaskedOptimiser:
         """Puts ĝ where an optimiser looks for it, and remembers what its step must leave alone."""
         value, active = look(direction)
         # SGD only reads p.grad; others may write to it
-        gradients = value if type(self._optimiser) is torch.optim.SGD else value.clone()
+        gradients = value if type(self.inner) is torch.optim.SGD else value.clone()
         self._active = active
         self._before = {} if active is None else {key: _flat(kind) for key, (_, kind) in self._states().items()}
         for parameter, gradient in zip(self._parameters, _split(gradients, self._parameters), strict=True):
@@ -147,22 +146,22 @@ class MaskedOptimiser:
     @property
     def second_moment(self) -> Callable[[], Tensor] | None:
         """Reads v, the mean square of the directions so far, [d], 0 where there was none; None if it keeps no such."""
-        kinds = [place for kind, place in _SECOND_MOMENTS.items() if isinstance(self._optimiser, kind)]
+        kinds = [place for kind, place in _SECOND_MOMENTS.items() if isinstance(self.inner, kind)]
         return (lambda: self._mean_squares(*kinds[0])) if kinds else None
 
     @torch.no_grad()
     def _mean_squares(self, key: str, seen: Callable[[dict[str, Any], float], float]) -> Tensor:
-        groups = {id(p): group for group in self._optimiser.param_groups for p in group["params"]}
+        groups = {id(p): group for group in self.inner.param_groups for p in group["params"]}
         found = []
         for parameter in self._parameters:
-            state = self._optimiser.state.get(parameter, {})
+            state = self.inner.state.get(parameter, {})
             share = seen(groups[id(parameter)], float(state["step"])) if key in state else 0.0
             found.append(state[key] / share if share > 0 else torch.zeros_like(parameter))
         return _flat(found)
 
     def state(self) -> State:
         """Momentum and the like, for a checkpoint."""
-        kept = self._optimiser.state_dict()["state"]
+        kept = self.inner.state_dict()["state"]
         found: State = {}
         for owner, state in kept.items():
             for key, value in state.items():
@@ -170,28 +169,24 @@ class MaskedOptimiser:
                     found[f"{owner}.{key}"] = value if isinstance(value, Tensor) else number(value)
         return found
 
+    def snapshot(self) -> State:
+        """A copy of `state`, to undo a rejected update."""
+        return {name: value.clone() for name, value in self.state().items()}
+
     def load(self, state: State) -> None:
         """Takes `state` again, on any device; θ is read from the model."""
         kept: dict[int, dict[str, Any]] = {}
         for name, value in state.items():
             owner, key = name.split(".", 1)
             kept.setdefault(int(owner), {})[key] = value
-        self._optimiser.load_state_dict({**self._optimiser.state_dict(), "state": kept})
+        self.inner.load_state_dict({**self.inner.state_dict(), "state": kept})
         self.refresh()
-
-    def snapshot(self) -> dict[str, Any]:
-        """The optimiser's state, to undo a rejected update."""
-        return copy.deepcopy(self._optimiser.state_dict())
-
-    def undo(self, state: dict[str, Any]) -> None:
-        """Back to a snapshot, momentum included."""
-        self._optimiser.load_state_dict(state)
 
     def _states(self) -> dict[tuple[str, int], tuple[list[int], list[Tensor]]]:
         """The optimiser's state that has its parameter's shape, by name and how many have it; whose it is, and it."""
         found: dict[str, tuple[list[int], list[Tensor]]] = {}
         for owner, parameter in enumerate(self._parameters):
-            for key, value in self._optimiser.state.get(parameter, {}).items():
+            for key, value in self.inner.state.get(parameter, {}).items():
                 if _same_shape(value, parameter):
                     owners, kind = found.setdefault(key, ([], []))
                     owners.append(owner)

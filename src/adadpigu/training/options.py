@@ -6,24 +6,22 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
+from adadpigu.config import Clipping, CommonOptions, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, check_range, require, unknown
 from adadpigu.methods.base import registered
-from adadpigu.training.memory import Auto
+from adadpigu.training.memory import bytes_of
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 
-Clipping = Literal["flat", "automatic"]
-LearningRateSchedule = Literal["constant", "linear", "cosine"]
-Execution = Literal["auto", "eager"]
 _SAID_OTHERWISE = {
     **dict.fromkeys(("epsilon", "eps", "target_epsilon"), "privacy=Budget(epsilon={value}, delta=1e-5)"),
     **dict.fromkeys(("sigma", "noise"), "noise_multiplier={value}"),
-    **dict.fromkeys(("learning_rate",), "lr={value}"),
+    "learning_rate": "lr={value}",
     **dict.fromkeys(("max_grad_norm", "clip"), "clip_norm of the method, e.g. method=DPSGD(clip_norm={value})"),
     "physical_batch": "physical_batch_size={value}",
 }
@@ -31,70 +29,27 @@ _SAID_OTHERWISE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(CommonOptions):
     """Options every method shares. One of `steps` and `epochs` is needed; steps count all stages."""
 
     batch_size: int = 512
     """B, the expected batch size"""
-    steps: int | None = None
-    epochs: float | None = None
-    lr: float = 1.0
-    momentum: float = 0.9
-    weight_decay: float = 0.0
     optimizer: str | OptimiserFactory = "sgd"
-    lr_schedule: LearningRateSchedule = "constant"
-    warmup: float = 0.0
-    """share of the steps over which the learning rate rises from 0"""
-    ema: float | None = None
-    """decay of the average of the weights that is evaluated and kept; None: the last iterate"""
-    tail: float | None = None
-    """instead of `ema`: the weights of this last share of the steps are averaged"""
-    clipping: Clipping = "flat"
-    """`flat` scales what exceeds C; `automatic` scales every record, to C·‖g‖/(‖g‖ + clip_stability)"""
-    clip_stability: float = 0.01
-    copies: int = 1
-    """augmented copies of each record, whose gradients are averaged before the clip"""
-    shift: int = 0
-    """augmentation: up to so many pixels either way"""
-    shift_step: int = 1
-    """augmentation: shifts are multiples of this"""
-    flip: bool = False
-    """augmentation: half of the copies are mirrored"""
-    noise_multiplier: float | None = None
-    """σ; None: the least that keeps the budget"""
-    physical_batch_size: int | str | None = None
-    """records processed at once; changes nothing but memory; `auto`: as many as fit; None: all that were drawn"""
-    memory_limit: int | str | None = None
-    """for `auto`: what processing records may take, such as "4GiB"; None: what the device has free"""
-    engine: str = "auto"
-    """how gradients are computed and bounded: see `gradients.ENGINES`; changes speed and memory, never the numbers"""
-    precision: Precision = "float32"
-    """`bf16`: products within the net are computed in bfloat16; norms, sums and noise are not"""
-    execution: Execution = "auto"
-    """`auto`: a GPU records a step once and replays it, where model and method allow; `eager`: never"""
-    device: str = "auto"
-    """`auto` takes a GPU where there is one"""
-    evaluate_every: int | None = None
-    """steps between looks at the test set; None: twenty looks a run"""
-    diagnostics: bool = False
-    spare_steps: int = 0
-    """steps that may be repeated after a crash: the noise is calibrated for so many more"""
-    checkpoint_every: int | None = None
-    """steps between checkpoints, in a run that has a folder; None: about once a minute"""
-    reserve: int | None = None
-    """steps that are charged at once; None: 1, or as many as keep the ledger under 2 % of a step's time"""
+    """any of torch.optim, by name; or a function of the parameters that makes one"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps", "evaluate_every", "checkpoint_every", "reserve"):
-            value = getattr(self, name)
-            check_range(name, value, "at least 1")
+            check_range(name, getattr(self, name), "at least 1")
         check_range("spare_steps", self.spare_steps, "at least 0")
         self._settle_memory()
         one = (self.steps is None) != (self.epochs is None)
         require(one, f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
         check_range("epochs", self.epochs, "a finite number above 0")
         check_range("noise_multiplier", self.noise_multiplier, "a finite number above 0")
-        self._check_averages()
+        check_range("ema", self.ema, "in (0, 1)")
+        check_range("tail", self.tail, "in (0, 1]")
+        one = self.ema is None or self.tail is None
+        require(one, f"ema={self.ema} and tail={self.tail}: give one of them, not both")
         check_range("warmup", self.warmup, "in [0, 1)")
         for name, kinds in (
             ("lr_schedule", get_args(LearningRateSchedule)),
@@ -117,29 +72,17 @@ class TrainingOptions:
             size = "auto"
             object.__setattr__(self, "physical_batch_size", size)
         if size == "auto":
-            Auto.within(limit, batch_size=self.batch_size)  # checks the limit
+            if limit is not None:
+                bytes_of(limit)
         else:
             idle = f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'"
             require(limit is None, idle)
             fits = size is None or (not isinstance(size, str) and size >= 1)
             require(fits, f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
 
-    def _check_averages(self) -> None:
-        check_range("ema", self.ema, "in (0, 1)")
-        check_range("tail", self.tail, "in (0, 1]")
-        require(
-            self.ema is None or self.tail is None, f"ema={self.ema} and tail={self.tail}: give one of them, not both"
-        )
-
     def augmentation(self) -> Augmentation:
         """How records are augmented."""
         return Augmentation(copies=self.copies, shift=self.shift, shift_step=self.shift_step, flip=self.flip)
-
-    @property
-    def at_once(self) -> int | Auto | None:
-        """How many records are processed at once; None: all that were drawn."""
-        size = self.physical_batch_size
-        return Auto.within(self.memory_limit, batch_size=self.batch_size) if isinstance(size, str) else size
 
     @property
     def stability(self) -> float | None:

@@ -4,9 +4,7 @@
         batch.backward()          charged, bounded, noised: p.grad now holds a release
         optimizer.step()          the user's own optimiser, scheduler, logging
 
-`p.grad` holds releases and nothing else, which the user may clip, scale or zero. A backward pass of their own, a second
-step on one release, and a release that was never used are refused by name. Weights are functions of releases, so the
-user may look at them at any moment.
+`p.grad` holds releases and nothing else, which the user may clip, scale or zero; `guarding` sees to it.
 """
 
 from __future__ import annotations
@@ -91,9 +89,12 @@ class PrivateBatch:
         self._loop._busy = True
         try:
             keep_norms_frozen(self._loop._prepared.model)
-            with self._loop._guard.as_begun(self._loop._session.probe), using(self._loop._prepared.threads):
-                self._update.enter_context(self._loop._session.update(self._step))
-            self._loop._guard.released(self._settle)
+            with (
+                self._loop._guard.as_begun(self._loop._session.draws.micro_batches.probe),
+                using(self._loop._prepared.threads),
+            ):
+                self._update.enter_context(self._loop._session.updates.shown(self._step))
+            self._loop._guard.hand_over()
         except BaseException as error:
             self._loop._end_by(error)
             raise
@@ -115,10 +116,10 @@ class PrivateBatch:
         if self._state != "drawn":
             raise PrivacyLineError(f"a batch that was {self._state} is not drawn again")
         try:
-            return self._loop._session.ahead(query)
+            return self._loop._session.draws.ahead(query)
         except BaseException as error:
             self._state = "failed"
-            self._loop._fail(error)
+            self._loop._end_by(error)
             raise
 
     def drop(self) -> bool:
@@ -190,16 +191,16 @@ class PrivateLoop:
             seed=seed,
             out=out,
             resume=resume,
-            options={"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
+            **{"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
         self._start(
             optimizer,
             losses if loss is None else loss,
-            out=None if out is None else Path(out),
+            out=out,
             observers=observers,
             randomness=randomness,
             resuming=resume,
-            shared=None if ledger is None else Path(ledger),
+            shared=ledger,
         )
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
@@ -214,18 +215,21 @@ class PrivateLoop:
         return loop
 
     def _start(self, optimizer: torch.optim.Optimizer, loss: object = None, **how: Any) -> None:
-        """Puts the guard on and opens the ledger; nothing is charged yet."""
-        self._batch: PrivateBatch | None = None
+        """Puts the guard on and opens the ledger, both until the run ends (`_ending`); nothing is charged yet."""
+        self.batch: PrivateBatch | None = None
+        """the latest one"""
         self._run: Run | None = None
-        self._begun = self._entered = self._over = False
+        self._begun = self._entered = False
+        self.ended = False
+        """whether the run is over, well or not"""
         self._busy = False
         """whether the package's own code runs, which a first Ctrl-C does not interrupt"""
         with contextlib.ExitStack() as opening:
             trained = {slot.name for slot in self._prepared.engine.layout.slots}
-            self._guard = Guard(self._prepared.model, optimizer, trained, loss, self.add_caveat)
+            self._guard = Guard(self._prepared.model, optimizer, trained, loss, self)
             opening.callback(self._guard.take_off)
             self._session = opening.enter_context(session(self._prepared, **how))
-            self._session.add_caveat(_OWN_CODE)
+            self.add_caveat(_OWN_CODE)
             self._guard.name_hooks()
             self._ending = opening.pop_all()
 
@@ -254,21 +258,14 @@ class PrivateLoop:
         return self._prepared.engine.reason
 
     @property
-    def ended(self) -> bool:
-        """Whether the run is over, well or not."""
-        return self._over
-
-    @property
     def failed(self) -> bool:
         """Whether the run was ended by an error."""
-        return self._over and self._run is None
+        return self.ended and self._run is None
 
     @property
     def privacy(self) -> PrivacyReport:
         """What is claimed for a run that has ended, also where an error has ended it."""
-        if self._run is not None:
-            return self._run.privacy
-        if self._over and self._session.reported is not None:
+        if self.ended and self._session.reported is not None:
             return self._session.reported
         raise InputError("privacy: the loop has not ended; allowed: after its last batch, or after finish()")
 
@@ -278,11 +275,6 @@ class PrivateLoop:
         return self._session.done
 
     @property
-    def on_last_step(self) -> bool:
-        """Whether no step of the plan is left after the one that is being made."""
-        return self._session.done == self._prepared.plan.steps - 1
-
-    @property
     def planned(self) -> DpEvent:
         """All that the run may ever charge."""
         return self._prepared.plan.event()
@@ -290,21 +282,21 @@ class PrivateLoop:
     @property
     def spent(self) -> DpEvent:
         """All that was charged so far, for any accountant."""
-        return self._session.spent
+        return self._session.ledger.events()
 
     def add_caveat(self, text: str) -> None:
         """Has the statement name something that the guarantee does not cover."""
-        self._session.add_caveat(text)
+        self._session.ledger.add_caveat(text)
 
     def process_at_once(self, records: int) -> None:
         """Differentiates so many records at a time from here on; it changes nothing but memory."""
-        self._session.process_at_once(records)
+        self._session.draws.micro_batches.process_at_once(records)
 
     @property
     def run(self) -> Run:
         """The finished run: its privacy report, its model."""
         if self._run is None:
-            what = "ended by an error" if self._over else "not ended"
+            what = "ended by an error" if self.ended else "not ended"
             raise InputError(f"run: the loop has {what}; allowed: after its last batch, or after finish()")
         return self._run
 
@@ -322,18 +314,17 @@ class PrivateLoop:
             self._session.begin()
             self._guard.begin()
             for step in self._session.steps():
-                self._guard.await_release()
                 for part in range(1, self._parts + 1):
-                    self._batch = PrivateBatch(self, step, last_part=part == self._parts)
+                    self.batch = PrivateBatch(self, step, last_part=part == self._parts)
                     self._busy = False
-                    yield self._batch
+                    yield self.batch
                     if self._run is not None:  # interrupted, and the user's code went on
                         return
                     self._busy = True
-                    self._require_used(self._batch)
-                self._session.refresh()
+                    self._require_used(self.batch)
+                self._session.learned.optimiser.refresh()  # the user may have written to the weights
         except GeneratorExit:  # left early: a `with` around it will know why
-            if not (self._entered or self._over):
+            if not (self._entered or self.ended):
                 self.finish()
             raise
         except BaseException as error:
@@ -345,7 +336,7 @@ class PrivateLoop:
 
     def _end_unless_halfway(self) -> bool:
         """For Ctrl-C: ends the run where no step is half made, and says whether it is over."""
-        halfway = self._busy or (self._batch is not None and self._batch.state == "released")
+        halfway = self._busy or (self.batch is not None and self.batch.state == "released")
         if halfway or current().size > 1:  # several processes agree before the next step
             return False
         self.finish()
@@ -363,15 +354,16 @@ class PrivateLoop:
 
     def finish(self) -> Run:
         """Ends the run: what was spent is reported, and the weights that are kept are in the model."""
-        if not self._over:
+        if not self.ended:
             self._begun = True
-            batch = self._batch
+            batch = self.batch
             if batch is not None and batch.state == "used" and self._session.done == batch._step.count:
-                self._session.refresh()
+                self._session.learned.optimiser.refresh()
                 self._session.after_step(batch._step.stage)  # the loop was left after its step
             if batch is not None and batch.state != "released" and self._session.done < self._prepared.plan.steps:
                 self._session.save()  # what a release that no step followed has taught the method is not a step
-            with self._last():
+            self.ended = True
+            with self._ending:
                 self._run = self._session.finish()
         return self.run
 
@@ -379,20 +371,10 @@ class PrivateLoop:
         """Ends the run: with the weights of its last step where the user stopped it, else with none."""
         if isinstance(error, KeyboardInterrupt):
             self.finish()
-        else:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._over:
-            with self._last():
+        elif not self.ended:
+            self.ended = True
+            with self._ending:
                 self._session.fail(error)
-
-    @contextlib.contextmanager
-    def _last(self) -> Iterator[None]:
-        """What ends the run: after it the optimiser is the user's alone, and the ledger is closed."""
-        self._over = True
-        with self._ending:
-            yield
 
     def __enter__(self) -> Self:
         self._entered = True
@@ -403,5 +385,5 @@ class PrivateLoop:
     ) -> None:
         if error is not None:
             self._end_by(error)
-        elif not self._over:
+        elif not self.ended:
             self.finish()

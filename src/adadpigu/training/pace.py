@@ -61,7 +61,7 @@ def step_seconds(prepared: Preparation) -> float:
     """About the least that a step takes, from the gradients of synthetic records."""
     batch, on_gpu = prepared.options.batch_size, prepared.device.type == "cuda"
     size = batch if on_gpu else min(batch, _RECORDS)
-    if (at_once := prepared.options.at_once) is not None:
+    if (at_once := prepared.options.physical_batch_size) is not None:
         size = min(size, at_once if isinstance(at_once, int) else _FEW)
     rehearsal, query = Rehearsal(prepared.data.train, prepared.view), GradientSum(clip_norm=1.0)
 

@@ -8,21 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike
+from adadpigu.core.gradients.slicing import BLOCK
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
 from adadpigu.core.trees import Tree, count_rows, select, to_device
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.cache import cache_folder
 from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.features.cache import at_once, cached, computed
 from adadpigu.features.front import Front, apply_front
 from adadpigu.training.memory import free_memory
-from adadpigu.training.micro_batches import View
+from adadpigu.training.micro_batches import View, front_rows_alike
 
 _SHARE_OF_MEMORY = 0.6
 """of a device's free memory that records and features may take"""
@@ -48,29 +50,29 @@ def settle(
     record has one set of features. With it, a record has as many as there are variants of it; where they do not all
     fit, features are computed for each drawn copy.
     """
+    tell: Progress = progress or (lambda _: None)
     features, records = None if front is None else front.features, data.train
     left: nn.Module | None = front
     variants: Tensor | None = None
     if front is None or features is None:
         pass
     elif not front.is_known or not isinstance(records, TensorRecords):
-        kept = None if augmentation else _kept_in_memory(data, features, device, progress)
+        kept = None if augmentation else _kept_in_memory(data, features, device, tell)
         data, left = (data, front) if kept is None else (kept, front.normaliser)
     elif not augmentation:
-        data, left = _featurised(data, features, device, progress), front.normaliser
+        data, left = _featurised(data, features, device, tell), front.normaliser
     else:
-        shape = features(records.inputs[:0].to(device)).shape[1:]
-        size = 4 * data.records * augmentation.variants * math.prod(shape)
+        every, told = _EveryVariant(features, augmentation), _told(records, tell)
+        size = 4 * data.records * math.prod(every(records.inputs[:0].to(device)).shape[1:])
         if size <= _SHARE_OF_MEMORY * free_memory(device):
-            variants, left = _variants(records, features, augmentation, device, progress), front.normaliser
+            variants = computed(records.inputs, every, device=device, progress=told, kept_on=device)
+            left = front.normaliser
             positions = TensorRecords(torch.arange(len(records)), records.targets)
-            data = _featurised(replace(data, train=positions), features, device, progress, parts=("test",))
+            data = _featurised(replace(data, train=positions), features, device, tell, parts=("test",))
     return _on_device(data, device), View(augmentation=augmentation, front=left, device=device, variants=variants)
 
 
-def _kept_in_memory(
-    data: DataSet, features: nn.Module, device: torch.device, progress: Progress | None
-) -> DataSet | None:
+def _kept_in_memory(data: DataSet, features: nn.Module, device: torch.device, progress: Progress) -> DataSet | None:
     """The features that any front makes of any records; None where items change at every reading, or do not fit."""
     parts = {name: found for name in ("train", "test") if (found := getattr(data, name)) is not None}
     if not all(_reads_alike(records) for records in parts.values()):
@@ -86,19 +88,16 @@ def _kept_in_memory(
 
 
 @torch.no_grad()
-def _made_of(
-    records: Population, features: nn.Module, device: torch.device, progress: Progress | None
-) -> TensorRecords:
-    from adadpigu.features.cache import at_once
-
+def _made_of(records: Population, features: nn.Module, device: torch.device, progress: Progress) -> TensorRecords:
     parts = []
-    alike = device.type == "cpu" and _computes_alike(features, records.take(torch.arange(0))[0])
+    example = records.take(torch.arange(0))[0]
+    example = example[0] if isinstance(example, tuple | list) else example
+    alike = device.type == "cpu" and front_rows_alike(features, example, 512)
     for places in torch.split(torch.arange(len(records)), at_once(device)):
         inputs, targets = records.take(places)
         made = _features_of(to_device(inputs, device), features, device, alike)
         parts.append(to_device((made, targets), torch.device("cpu")))
-        if progress is not None:
-            progress(None)
+        progress(None)
     inputs, targets = tree_map(lambda *leaves: torch.cat(leaves), *parts)
     made = TensorRecords(inputs, targets, name=getattr(records, "name", "data"))
     made.whole = getattr(records, "whole", False)
@@ -121,18 +120,6 @@ def _features_of(inputs: Tree, features: nn.Module, device: torch.device, alike:
     return tree_map(lambda *leaves: torch.cat(leaves), *made)
 
 
-def _computes_alike(features: nn.Module, inputs: Tree) -> bool:
-    """Whether a front computes a row alike wherever it lies among whole blocks: tried on synthetic rows."""
-    example = inputs[0] if isinstance(inputs, tuple | list) else inputs
-    if not (isinstance(example, Tensor) and example.is_floating_point()):
-        return False
-    rows = torch.zeros(3, *example.shape[1:], dtype=example.dtype)
-    try:
-        return computes_rows_alike(lambda x, y: features(x).reshape(len(y), -1), rows, torch.zeros(3), 512, 1)
-    except Exception:  # a front that takes other numbers than these
-        return False
-
-
 def _reads_alike(records: Population) -> bool:
     """Whether records are the same at every reading: not if a data set augments them at random."""
     if isinstance(records, TensorRecords):
@@ -147,60 +134,35 @@ def _featurised(
     data: DataSet,
     features: nn.Module,
     device: torch.device,
-    progress: Progress | None,
+    progress: Progress,
     parts: tuple[str, ...] = ("train", "test"),
 ) -> DataSet:
     made: dict[str, Population] = {}
     for name in parts:
         records = getattr(data, name)
         if isinstance(records, TensorRecords):
-            values = _features(records, features, device, progress)
+            kept = partial(cached, folder=cache_folder() / "features") if records.published else computed
+            values = kept(records.inputs, features, device=device, progress=_told(records, progress))
             made[name] = TensorRecords(values, records.targets, name=data.name)
     return replace(data, **made)  # type: ignore[arg-type]
 
 
-def _features(records: TensorRecords, features: nn.Module, device: torch.device, progress: Progress | None) -> Tensor:
-    from adadpigu.features.cache import cached, computed
-
-    told = _told(records, progress)
-    if records.published:
-        return cached(records.inputs, features, folder=cache_folder() / "features", device=device, progress=told)
-    return computed(records.inputs, features, device=device, progress=told)
-
-
-def _told(records: TensorRecords, progress: Progress | None) -> Callable[[int, int], None]:
+def _told(records: TensorRecords, progress: Progress) -> Callable[[int, int], None]:
     """Passes on how far a loop over records is: of private records only that it goes on."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(done / total if records.published else None)
-
-    return tell
+    return lambda done, total: progress(done / total if records.published else None)
 
 
-@torch.no_grad()
-def _variants(
-    records: TensorRecords,
-    features: nn.Module,
-    augmentation: Augmentation,
-    device: torch.device,
-    progress: Progress | None,
-) -> Tensor:
-    """[n, v, ...] on the device."""
-    features.to(device)
-    inputs, told = records.inputs, _told(records, progress)
-    shape = features(inputs[:0].to(device)).shape[1:]
-    made = torch.empty(len(inputs), augmentation.variants, *shape, device=device)
-    from adadpigu.features.cache import at_once
+class _EveryVariant(nn.Module):
+    """The features of every variant of each record, [n, v, ...]."""
 
-    chunk = at_once(device)
-    for start in range(0, len(inputs), chunk):
-        part = inputs[start : start + chunk].to(device)
-        for variant in range(augmentation.variants):
-            which = torch.full((len(part),), variant, device=device)
-            made[start : start + chunk, variant] = features(augmentation.show(part, which))
-        told(min(start + chunk, len(inputs)), len(inputs))
-    return made
+    def __init__(self, features: nn.Module, augmentation: Augmentation) -> None:
+        super().__init__()
+        self._features, self._augmentation = features, augmentation
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        which = inputs.new_zeros(len(inputs), dtype=torch.long)
+        shown = (self._augmentation.show(inputs, which + variant) for variant in range(self._augmentation.variants))
+        return torch.stack([self._features(images) for images in shown], dim=1)
 
 
 def _on_device(data: DataSet, device: torch.device) -> DataSet:

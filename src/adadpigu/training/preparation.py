@@ -176,7 +176,10 @@ def prepare(
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     claim = epsilons(plan.event(), delta)
-    cost = f"no budget was set: noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
+    warned = delta_warnings(delta, data.records) if method.private else ()
+    if method.private and budget is None:
+        cost = f"noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
+        warned = (*warned, f"no budget was set: {cost}")
     placed, view = settle(task.data, front, device, augmentation=options.augmentation(), progress=progress)
     ready = Preparation(
         model=model,
@@ -195,7 +198,7 @@ def prepare(
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=claim,
         told=(*told, *task.declared()),
-        warnings=_warnings(model, data, method, delta, cost if budget is None else ""),
+        warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
         loss=task.loss,
         threads=threads,
@@ -267,11 +270,6 @@ def _fix_noise(
             f"{cost:.4g}; allowed: at most {most} steps, or more noise"
         )
     return fixed, plan
-
-
-def _warnings(model: nn.Module, data: DataSet, method: Method, delta: float, cost: str) -> tuple[str, ...]:
-    private = (*delta_warnings(delta, data.records), *([cost] if cost else [])) if method.private else ()
-    return (*private, *trained_before(model))
 
 
 def trained_before(model: nn.Module) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ class ReplayedDraws(Draws):
         size, (_, noise_multiplier) = self.micro_batches.size(queries), self._planned[draw]
         sums = self.micro_batches.recorded_sums(*fixed.drawn(), queries, min(size, fixed.size))
         recorded = self._mechanism.record(sums, noise_multiplier)
-        self._made.append(RecordedDraw(draw, recorded, self._engine.keepsake()))
+        self._made.append(RecordedDraw(draw, recorded, self._engine.replay_memory()))
         return recorded.releases
 
     def _toss(self, sampler: PoissonSampler) -> Coins:
@@ -232,7 +232,13 @@ class RecordedSteps:
 
 
 def choose_recorder(
-    prepared: Preparation, learned: Learned, randomness: Randomness, *, exposed: bool, recorder: Recorder | None = None
+    prepared: Preparation,
+    learned: Learned,
+    randomness: Randomness,
+    *,
+    exposed: bool,
+    several: bool,
+    recorder: Recorder | None = None,
 ) -> tuple[Recorder | None, str]:
     """What records the steps of a run, or None and why none does.
 
@@ -240,7 +246,9 @@ def choose_recorder(
     """
     options, train = prepared.options, prepared.data.train
     reason = ""
-    if recorder is None and prepared.device.type != "cuda":
+    if several:
+        reason = "several processes add up their sums at every step"
+    elif recorder is None and prepared.device.type != "cuda":
         reason = "CUDA graphs need a GPU"
     elif options.execution == "eager":
         reason = "execution='eager' was asked for"

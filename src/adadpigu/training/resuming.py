@@ -8,7 +8,7 @@ checkpoint of the same run, a ledger that is not older than it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import cast
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
+from adadpigu.accounting.shared import SharedTotal
 from adadpigu.errors import InputError, require
 from adadpigu.runs.run import SUMMARY, RunFolder, says
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
@@ -38,6 +39,8 @@ class Begun:
     ledger: Ledger
     checkpoint: Checkpoint | None = None
     """None of a new run, and where the process ended before the first one: what was charged stays charged"""
+    total: Callable[[], SharedTotal] | None = None
+    """what a shared ledger says of all its runs"""
 
 
 def settings_of(prepared: Preparation) -> dict[str, object]:

@@ -25,7 +25,7 @@ from typing import Protocol, TypeVar, cast
 from adadpigu.core.bounding import BoundedSum, GradientSum, Query
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
-from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
 from adadpigu.core.sampling import Coins, PoissonSampler, gather
 from adadpigu.core.sensitive import Records
@@ -33,7 +33,7 @@ from adadpigu.core.side_stream import join
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.methods.base import Batches, MethodState
 from adadpigu.training.learned import Learned
-from adadpigu.training.micro_batches import MicroBatches
+from adadpigu.training.micro_batches import MicroBatches, ShownDraw
 from adadpigu.training.preparation import Preparation
 
 T = TypeVar("T")
@@ -100,8 +100,7 @@ class Steps:
         yield
         if not self._method.accept(self._batches, self._p.stages[step.stage], before, self._parameters.clone()):
             self._layout.write(self._p.model, before)
-            self._optimiser.undo(state)
-            self._optimiser.refresh()
+            self._optimiser.load(state)
 
 
 class Watch(Protocol):
@@ -140,17 +139,14 @@ class Draws:
         randomness: Randomness,
         *,
         diagnostics: Diagnostics | None = None,
-        processes: Processes | None = None,
+        processes: Processes = ALONE,
         watch: Watch | None = None,
     ) -> None:
-        self._processes: Processes = Alone() if processes is None else processes
+        self._processes = processes
         self._population, self._view, self._engine = prepared.data.train, prepared.view, prepared.engine
-        self._mechanism = mechanism
-        self._randomness = randomness
-        self._batch_size = prepared.options.batch_size
-        self._stability = prepared.options.stability
-        self._diagnostics = diagnostics
-        self._watch = watch
+        self._mechanism, self._randomness = mechanism, randomness
+        self._batch_size, self._stability = prepared.options.batch_size, prepared.options.stability
+        self._diagnostics, self._watch = diagnostics, watch
         self.micro_batches = MicroBatches(prepared, randomness, diagnostics=diagnostics, processes=processes)
         self._failed = False
         self._planned: dict[str, tuple[PoissonSampler, float]] = {}
@@ -161,7 +157,7 @@ class Draws:
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
         self._stage, self._step, self._planned = stage, step, dict(planned)
-        self._pending, self._ahead = None, False
+        self._pending, self._ahead, self.micro_batches.population = None, False, self._population
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """One fresh Poisson batch, one event, a release a query."""
@@ -207,11 +203,9 @@ class Draws:
         return Paid(receipt, self._toss(sampler))
 
     def _toss(self, sampler: PoissonSampler) -> Coins:
-        """One coin for each record; several processes toss the same ones, each for the records that live there."""
-        coins = self._randomness
-        if self._processes.size > 1:
-            coins = self._processes.coins(self._randomness, sampler.sample_rate)
-        return sampler.toss(self._population, coins)
+        """One coin for each record; several processes go by the first one's, each for the records that live there."""
+        coins = sampler.toss(self._population, self._randomness)
+        return coins if self._processes.size == 1 else coins.shared_by(self._processes)
 
     def _withholding(self, work: Callable[[], T]) -> T:
         """Does work amid private records. The text of errors and warnings is withheld: it may quote a record."""
@@ -239,14 +233,17 @@ class Draws:
     def ahead(self, *queries: Query, draw: str = "gradient") -> Records:
         """Charges for a draw and makes it before the method asks for it: for a script that is shown its records.
 
-        The next `release` answers with it.
+        The next `release` answers with it, and with the same records where items are augmented at random.
         """
         if self._watch is not None:
             self._watch.asked(draw, queries)
         self._ahead = True
         self._pending = self._pay(self._as_clipped(queries), draw)
-        with isolated(SystemRandomness(), self._view.device):  # items may be augmented at random
-            return gather(self._population, self._pending.coins.drawn())
+        drawn = self._pending.coins.drawn()
+        with isolated(SystemRandomness(), self._view.device):
+            records = gather(self._population, drawn)
+        self.micro_batches.population = ShownDraw(drawn, records)
+        return records
 
     def _as_clipped(self, queries: tuple[Query, ...]) -> tuple[Query, ...]:
         """The queries under the run's way of clipping, whatever the method."""

@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_REPLACED: dict[int, tuple[Any, ...]] = {
-    signal.SIGINT: (signal.default_int_handler,),
-    signal.SIGTERM: (signal.SIG_DFL,),
-}
-"""signals that are caught, and the handlers for which that is done: a program's own ones stay in place"""
+_REPLACED: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+"""signals that are caught, and the handler for which that is done: a program's own one stays in place"""
 
 
 class StopRequest:
@@ -31,7 +28,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
             for number, replaced in _REPLACED.items():
-                if signal.getsignal(number) in replaced and (self.end is None or number == signal.SIGINT):
+                if signal.getsignal(number) == replaced and (self.end is None or number == signal.SIGINT):
                     self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -74,6 +74,7 @@ class Task:
         if not all(isinstance(part, Tensor) for part in (inputs, targets, output)):
             return _of_losses(model, data, RecordLoss.of(loss, output, targets).of_model, loss, front, device)
         labels = label_options(loss) is not None or isinstance(loss, nn.CrossEntropyLoss)
+        ignored = (label_options(loss) or {}).get("ignore_index", ignored_label(loss, targets))
         return cls(
             data=data,
             loss=loss,
@@ -82,7 +83,7 @@ class Task:
             front=front,
             example=(inputs, targets),
             classes=_classes(output, targets, data) if labels else None,
-            ignored=ignored_label(loss, targets) if labels else None,
+            ignored=ignored if labels else None,
         )
 
     def shown(self) -> tuple[Tree, Tensor]:
@@ -107,8 +108,10 @@ def _of_losses(
     train = as_whole(data.train)
     example = synthetic_records(train, device)
     _check_front(front, example[0])
+    output = None if test is None else _output_or_none(model, front, example[0][0])
+    comparable = isinstance(output, Tensor) and output.dim() > 1 and isinstance(example[0][1], Tensor)
     require(
-        test is None or _comparable(model, front, example[0]),
+        test is None or comparable,
         "test: model(inputs) is not one tensor [n, classes] to compare labels with; leave test out, and evaluate "
         "run.model on your own",
     )
@@ -116,18 +119,11 @@ def _of_losses(
     return Task(data=data, loss=None, losses=losses, given=given, front=front, example=example)
 
 
-def _comparable(model: nn.Module, front: Front | None, batch: Tree) -> bool:
+def _output_or_none(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
+    """None where the model does not take such inputs."""
     with contextlib.suppress(ModelError):
-        output = _output(model, front, batch[0])
-        return isinstance(output, Tensor) and output.dim() > 1 and isinstance(batch[1], Tensor)
-    return False
-
-
-def _takes(model: nn.Module, front: Front | None, inputs: Tree) -> bool:
-    with contextlib.suppress(ModelError):
-        _output(model, front, inputs)
-        return True
-    return False
+        return _output(model, front, inputs)
+    return None
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -141,23 +137,25 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def synthetic_records(population: Population, device: torch.device) -> tuple[Tree, Tree]:
-    """Four synthetic records of the right shape and type: they look at no private value."""
+def synthetic_records(population: Population, device: torch.device, count: int = 4) -> tuple[Tree, Tree]:
+    """Synthetic records of the right shape and type: they look at no private value."""
     inputs, targets = population.take(torch.arange(0))
     generator = torch.Generator().manual_seed(0)
 
-    def made(leaf: Tensor) -> Tensor:
-        shape = (4, *leaf.shape[1:])
-        if leaf.is_floating_point():
-            return torch.randn(shape, generator=generator, dtype=leaf.dtype).to(device)
-        if leaf.dtype == torch.uint8:
-            return torch.randint(256, shape, generator=generator, dtype=leaf.dtype).to(device)
-        return torch.zeros(shape, dtype=leaf.dtype, device=device)
-
     def blank(leaf: Tensor) -> Tensor:
-        return torch.zeros((4, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
+        return torch.zeros((count, *leaf.shape[1:]), dtype=leaf.dtype, device=device)
 
-    return map_tensors(made, inputs), map_tensors(blank, targets)
+    return map_tensors(lambda leaf: synthetic(leaf, count, device, generator), inputs), map_tensors(blank, targets)
+
+
+def synthetic(like: Tensor, count: int, device: torch.device, generator: torch.Generator) -> Tensor:
+    """So many random rows of the shape and type of a tensor's; of whole numbers, which may be labels, zeros."""
+    shape = (count, *like.shape[1:])
+    if like.is_floating_point():
+        return torch.randn(shape, generator=generator, dtype=like.dtype).to(device)
+    if like.dtype == torch.uint8:
+        return torch.randint(256, shape, generator=generator, dtype=like.dtype).to(device)
+    return torch.zeros(shape, dtype=like.dtype, device=device)
 
 
 def _check_front(front: Front | None, inputs: Tree) -> None:
@@ -167,11 +165,13 @@ def _check_front(front: Front | None, inputs: Tree) -> None:
 
 def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front | None:
     """With uint8 inputs that the model does not take, but takes as floats: a front that divides them by 255."""
-    if not (isinstance(inputs, Tensor) and inputs.dtype == torch.uint8) or _takes(model, front, inputs):
+    if not (isinstance(inputs, Tensor) and inputs.dtype == torch.uint8):
+        return front
+    if _output_or_none(model, front, inputs) is not None:
         return front
     features = None if front is None else front.features
     scaled = Front(None, ByteScaling()) if features is None else Front(nn.Sequential(ByteScaling(), features), None)
-    if (front is not None and front.normaliser is not None) or not _takes(model, scaled, inputs):
+    if (front is not None and front.normaliser is not None) or _output_or_none(model, scaled, inputs) is None:
         return front
     warnings.warn("uint8 inputs are divided by 255 before the model; run.model does that too", stacklevel=4)
     return scaled

@@ -1,8 +1,7 @@
 """How many CPU threads a run trains with: public facts of the plan and of the machine decide, never a record.
 
 Small nets gain little from a second thread and lose much where other work wants the cores: threads then wait for each
-other in every operation. On two cores with a load of four `adadpigu train --json` took 12 s with one thread, and 101 s
-with OMP_NUM_THREADS=2.
+other in every operation.
 """
 
 from __future__ import annotations

@@ -92,41 +92,49 @@ def train(
         seed=seed,
         out=out,
         resume=resume,
-        options=options,
+        **options,
     )
-    folder, shared = (None if path is None else Path(path) for path in (out, ledger))
-    return train_prepared(
-        prepared, out=folder, observers=observers, randomness=randomness, resuming=resume, shared=shared
+    return train_prepared(prepared, out=out, observers=observers, randomness=randomness, resuming=resume, shared=ledger)
+
+
+def _check_kinds(model: object, method: object, privacy: object, loss: object, losses: object) -> None:
+    """Names what stands where something else is wanted, and what to write instead."""
+    wanted = (
+        ("model", model, isinstance(model, nn.Module), "a torch.nn.Module"),
+        ("method", method, method is None or isinstance(method, Method | str), "such as ad.DPSGD(), or its name"),
+        ("privacy", privacy, privacy is None or isinstance(privacy, Budget), "Budget(epsilon=4, delta=1e-5)"),
+        ("loss", loss, loss is None or callable(loss), "a function or module such as nn.MSELoss()"),
+        ("losses", losses, losses is None or callable(losses), "a function f(model, batch) -> one loss a record"),
     )
+    for name, value, fits, allowed in wanted:
+        require(fits, f"{name}={value!r} is a {type(value).__name__}; allowed: {allowed}")
 
 
 def prepared_for(
     model: nn.Module,
     dataset: Source,
     *,
-    options: Mapping[str, Any],
-    records: int | None,
-    method: Method | str | None,
-    privacy: Budget | None,
-    delta: float,
-    loss: Loss | None,
-    out: Path | str | None,
-    losses: Losses | None = None,
+    records: int | None = None,
     test: Source | None = None,
-    front: nn.Module | None = None,
-    seed: int | None = None,
+    method: Method | str | None = None,
+    privacy: Budget | None = None,
+    delta: float = 1e-5,
+    out: Path | str | None = None,
     resume: bool = False,
+    **given: Any,
 ) -> Preparation:
     """The arguments of `train`, checked and made ready."""
+    task = {name: given.pop(name, None) for name in ("loss", "losses", "front", "seed")}
+    _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
     data = declare(dataset, records=records, test=test)
     if isinstance(method, str):
         method = make_method(method)
-    check_names("train", options)
+    check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
-    chosen = TrainingOptions(**{**placed, **options})
-    given = delta if privacy is None else privacy.delta
-    require(delta in (given, 1e-5), f"delta={delta} contradicts the budget's {given}; give it once, in the budget")
+    chosen = TrainingOptions(**{**placed, **given})
+    asked = delta if privacy is None else privacy.delta
+    require(delta in (asked, 1e-5), f"delta={delta} contradicts the budget's {asked}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
         privacy = Budget(epsilon=4.0, delta=delta)
     folder = None if out is None else Path(out)
@@ -144,10 +152,7 @@ def prepared_for(
         budget=privacy,
         delta=delta,
         options=chosen,
-        loss=loss,
-        losses=losses,
-        front=front,
-        seed=seed,
+        **task,
     )
 
 
@@ -160,9 +165,9 @@ def device_of(model: object) -> str:
 def train_prepared(prepared: Preparation, **how: Any) -> Run:
     """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
     with session(prepared, **how) as begun:
-        if hooks := hooks_of(prepared.whole_model()):
+        if hooks := dict(hooks_of(prepared.whole_model())):
             warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=2)
-            begun.add_caveat(in_words(hooks))
+            begun.ledger.add_caveat(in_words(hooks))
         return begun.run()
 
 
@@ -187,7 +192,7 @@ def session(
         prepared = replace(prepared, warnings=prepared.warnings + again)
     processes, everywhere = current(), cast(object, watch)
     source = randomness_of(randomness, prepared)
-    with opened(prepared, source, **place) as (begun, total):
+    with opened(prepared, source, **place) as begun:
         yield Session(
             begun.prepared,
             ledger=begun.ledger,
@@ -197,7 +202,7 @@ def session(
             watch=watch,
             store=begun.folder,
             checkpoint=begun.checkpoint,
-            shared=total,
+            shared=begun.total,
             processes=processes,
         )
 
@@ -211,27 +216,24 @@ def randomness_of(given: Randomness | Tier | None, prepared: Preparation) -> Ran
     return given
 
 
-Total = Callable[[], SharedTotal] | None
-"""what a shared ledger says of all its runs"""
-
-
 @contextlib.contextmanager
 def opened(
     prepared: Preparation,
     source: Randomness,
     *,
-    out: Path | None = None,
+    out: Path | str | None = None,
     config: str = "",
     files: Mapping[str, str] | None = None,
     resuming: bool = False,
-    shared: Path | None = None,
-) -> Iterator[tuple[Begun, Total]]:
+    shared: Path | str | None = None,
+) -> Iterator[Begun]:
     """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
 
     `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
     is a ledger that it shares with other runs on the same data.
     """
     exposed = "diagnostics=True" if prepared.options.diagnostics else "" if source.private else "reproducible noise"
+    folder, common = (None if path is None else Path(path) for path in (out, shared))
     require(not (shared and exposed), f"{exposed} on a shared ledger: no total could cover it; allowed: without it")
     processes = current()
     prepared = check_ranks_agree(prepared, processes, source)
@@ -239,17 +241,17 @@ def opened(
     if processes.size > 1:
         drawn_by["processes"] = processes.size
 
-    def lead() -> tuple[Begun, Total]:
+    def lead() -> Begun:
         if resuming:
-            assert out is not None
-            begun = resume_run(prepared, out)
+            assert folder is not None
+            begun = resume_run(prepared, folder)
         else:
-            if shared is not None:  # before anything is written
-                place = SharedLedger(shared, dataset=prepared.data.name, records=prepared.data.records)
-                place.check(prepared.plan.event())
-            begun = _begin(prepared, out, config, files or {}, {**drawn_by, "shared": shared is not None})
+            if common is not None:  # before anything is written
+                asked = SharedLedger(common, dataset=prepared.data.name, records=prepared.data.records)
+                asked.check(prepared.plan.event())
+            begun = _begin(prepared, folder, config, files or {}, {**drawn_by, "shared": common is not None})
         kept.enter_context(begun.ledger)
-        total = kept.enter_context(_shared(begun, shared))
+        begun = replace(begun, total=kept.enter_context(_shared(begun, common)))
         if resuming:
             begun = _told_of_processes(begun, processes.size)
             step = 0 if begun.checkpoint is None else begun.checkpoint.step
@@ -257,17 +259,16 @@ def opened(
             begun.ledger.note("resumed", step=step, **drawn_by, **told)
             assert begun.folder is not None
             begun.folder.rewind(() if begun.checkpoint is None else begun.checkpoint.metrics)
-        return begun, total
+        return begun
 
     with contextlib.ExitStack() as kept:
         led = processes.first(lead)
         if led is not None and processes.size > 1:
-            begun = led[0]
-            facts = begun.ledger.record, begun.prepared.seed, begun.prepared.warnings
-            processes.broadcast_object((facts, begun.checkpoint))
-        begun, total = (_follow(prepared, processes), None) if led is None else led
-        _tell_earlier(begun, source, shared)
-        yield begun, total
+            facts = led.ledger.record, led.prepared.seed, led.prepared.warnings
+            processes.broadcast_object((facts, led.checkpoint))
+        begun = _follow(prepared, processes) if led is None else led
+        _tell_earlier(begun, source, common)
+        yield begun
 
 
 def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
@@ -278,12 +279,11 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
         preparation=prepared.identity,
         dataset=prepared.data.name,
         records=prepared.data.records,
-        epsilon=prepared.epsilons["pld"] if source.private else math.inf,
+        epsilon=prepared.epsilons["pld"] if source.private and not prepared.options.diagnostics else math.inf,
         delta=prepared.delta,
         ledger=None if shared is None else shared.resolve(),
     )
-    told = earlier_runs.add(run)
-    if told is not None:
+    if (told := earlier_runs.add(run)) is not None:
         begun.ledger.add_caveat(told)
 
 
@@ -389,14 +389,12 @@ def _describe(prepared: Preparation) -> str:
     from adadpigu.config import to_toml
 
     options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
-    lines = ["# started from Python: model and data were objects there"]
+    said = "# started from Python: model and data were objects there\n"
     if callable(prepared.options.optimizer):
-        lines.append("# the optimiser was an object too: its learning rate and momentum are not known here")
+        said += "# the optimiser was an object too: its learning rate and momentum are not known here\n"
         options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay")}
     asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
     method = {"name": prepared.method.name, **prepared.method.options()}
-    return (
-        "\n".join(lines)
-        + "\n"
-        + to_toml({"dataset": prepared.data.name, **asked, "delta": prepared.delta, **options, "method": method})
+    return said + to_toml(
+        {"dataset": prepared.data.name, **asked, "delta": prepared.delta, **options, "method": method}
     )

@@ -27,7 +27,7 @@ from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.runs.run import Facts, Metrics
 from adadpigu.training.distributed import alone
 from adadpigu.training.distributed.job import Job
-from adadpigu.training.distributed.sharded_training import ShardedRun, train_sharded, whole_weights
+from adadpigu.training.distributed.sharded_training import train_sharded, whole_weights
 
 COORDINATES = 40_001
 
@@ -211,23 +211,29 @@ def blocks() -> nn.Module:
 def sharded(folder: Path) -> dict[str, Any]:
     """The same run with weights, sums, noise and momentum sharded, and what is refused there."""
 
-    def train(model: nn.Module, **options: Any) -> ShardedRun:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def momentum(parameters: Any) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.SGD(parameters, lr=0.5, momentum=0.9))
+        return optimizers[-1]
+
+    def train(model: nn.Module, **options: Any) -> ad.Run:
         asked: dict[str, Any] = {"batch_size": 40, "steps": 12, "noise_multiplier": 1.0, "physical_batch_size": 16}
         asked["randomness"] = ReproducibleRandomness(5)
         return train_sharded(
             model,
             jobs.data(),
             records=96,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5, momentum=0.9),
+            optimizer=momentum,
             **asked | options,
         )
 
     run = train(blocks(), out=folder / "sharded")
-    momentum = [value for state in run.optimizer.state.values() for value in state.values()]
+    held = [value for state in optimizers[-1].state.values() for value in state.values()]
     return {
         "weights": torch.cat([tensor.double().flatten() for tensor in whole_weights(run.model).values()]),
         "held": sum(local(parameter) for parameter in run.model.parameters()),
-        "momentum": sum(local(value) for value in momentum),
+        "momentum": sum(local(value) for value in held),
         "epsilon": run.epsilon,
         "refused": {
             "no size": _refused(lambda: train(blocks(), physical_batch_size=None)),

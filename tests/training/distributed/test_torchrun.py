@@ -38,6 +38,10 @@ def net():
 '''
 
 
+def python_path(folder: Path) -> str:
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def launched(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     (folder / "mortal.py").write_text(MORTAL)
     launcher = ["--nproc-per-node", "2", "--standalone", "--max-restarts", str(restarts), "-m", "adadpigu"]
@@ -47,12 +51,12 @@ def launched(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Com
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(folder),
+            "PYTHONPATH": python_path(folder),
             "MARKER": str(folder / "died"),
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -78,10 +82,10 @@ def test_a_killed_worker_ends_the_job_with_the_ledger_right_and_another_number_o
     again = subprocess.run(
         [sys.executable, "-m", "adadpigu", *going_on],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "MARKER": str(tmp_path / "died")},
+        env={**os.environ, "PYTHONPATH": python_path(tmp_path), "MARKER": str(tmp_path / "died")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)

@@ -11,9 +11,9 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from adadpigu.core.processes import Alone, Processes
-from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import AdaDPIGUError, InputError, ModelError, first_line
+from adadpigu.tensors import digest
 
 T = TypeVar("T")
 _apart: ContextVar[bool] = ContextVar("_apart", default=False)
@@ -91,8 +91,11 @@ class Job:
                 "backend, or with 'gloo' or 'cpu:gloo,cuda:nccl'"
             )
 
-    def coins(self, randomness: Randomness, sample_rate: float) -> Randomness:
-        return _SharedCoins(self, randomness, sample_rate)
+    def share_coins(self, taken: Tensor) -> Tensor:
+        bits = torch.from_numpy(np.packbits(taken.cpu().numpy()))
+        self.broadcast(bits)
+        shared = torch.from_numpy(np.unpackbits(bits.numpy(), count=len(taken))).to(taken)
+        return shared & (torch.arange(len(taken), device=taken.device) % self.size == self.rank)
 
     def own(self, count: int) -> tuple[slice, ...]:
         width = -(-count // self.size)
@@ -153,13 +156,21 @@ class Job:
         said: T = box[0]
         return said
 
-    def heard(self, value: T) -> list[T]:
+    def check_alike(self, weights: Tensor) -> None:
+        every = self.all_gather_object(digest([("weights", weights)]))
+        if odd := odd_ranks(every):
+            raise JobError(
+                f"the weights of rank {odd} are not those of rank 0 any more; allowed: one kind of machine "
+                "and of device, deterministic optimisers, and no change to weights by hand"
+            )
+
+    def all_gather_object(self, value: T) -> list[T]:
         said: list[Any] = [None] * self.size
         with self._together():
             dist.all_gather_object(said, value)
         return said
 
-    def spread(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         whole = tensor if tensor.is_contiguous() else tensor.contiguous()
         with self._together():
             dist.broadcast(whole, src=0)
@@ -181,40 +192,11 @@ class Job:
         raise lost
 
 
+def odd_ranks(every: Sequence[object]) -> str:
+    """Who says something else than the first process."""
+    return ", ".join(str(rank) for rank, said in enumerate(every) if said != every[0])
+
+
 def _reason(error: RuntimeError) -> str:
     """What gloo or NCCL says, without where it stands in their sources."""
     return re.sub(r"^\[\S*\]\s*", "", first_line(error))[:80]
-
-
-class _SharedCoins:
-    """The first process's coins, of which each process sees those of the records that live there."""
-
-    def __init__(self, job: Job, inner: Randomness, sample_rate: float) -> None:
-        self._job, self._inner, self._rate = job, inner, sample_rate
-
-    @property
-    def description(self) -> str:
-        return self._inner.description
-
-    @property
-    def tier(self) -> Tier | Literal["reproducible"]:
-        return self._inner.tier
-
-    @property
-    def private(self) -> bool:
-        return self._inner.private
-
-    def uniform(self, count: int) -> Tensor:
-        """0 for a record that is taken and lives here, 1 for all others; every process tosses, one of them counts."""
-        tossed = self._inner.uniform(count)
-        bits = torch.from_numpy(np.packbits((tossed < self._rate).cpu().numpy()))
-        self._job.spread(bits)
-        taken = torch.from_numpy(np.unpackbits(bits.numpy(), count=count)).to(torch.bool)
-        here = torch.arange(count) % self._job.size == self._job.rank
-        return torch.where(taken & here, 0.0, 1.0).to(tossed)
-
-    def normal(self, count: int) -> Tensor:
-        raise AssertionError("noise is drawn by the mechanism")
-
-    def words(self, count: int) -> Tensor:
-        return self._inner.words(count)

@@ -154,7 +154,7 @@ def agreed(processes: Processes, work: Callable[[], T]) -> T:
         made = work()
     except InputError as error:
         refusal = error
-    every = processes.heard(None if refusal is None else str(refusal))
+    every = processes.all_gather_object(None if refusal is None else str(refusal))
     if refusal is not None and (processes.rank == 0 or every[0] is None):
         raise refusal
     for rank, text in enumerate(every):

@@ -24,7 +24,7 @@ from adadpigu.core.trees import describe_tree, select
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.runs.run import stored_tensors
-from adadpigu.training.distributed.job import JobError
+from adadpigu.training.distributed.job import JobError, odd_ranks
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.resuming import settings_of
 
@@ -66,7 +66,7 @@ def _facts(prepared: Preparation) -> dict[str, object]:
 
 
 def _compare_facts(mine: Mapping[str, object], processes: Processes) -> None:
-    every = processes.heard(mine)
+    every = processes.all_gather_object(mine)
     for rank, theirs in enumerate(every):
         for key, value in every[0].items():
             if theirs.get(key) != value:
@@ -76,12 +76,10 @@ def _compare_facts(mine: Mapping[str, object], processes: Processes) -> None:
 def _compare_records(prepared: Preparation, processes: Processes) -> None:
     """Whether all see the same records: what they hold is not told, only who differs."""
     key = processes.broadcast_object(secrets.token_bytes(32))
-    every = processes.heard(_digest(prepared.data.train, key, prepared.device))
-    odd = [rank for rank, digest in enumerate(every) if digest != every[0]]
-    if odd:
-        named = ", ".join(map(str, odd))
+    every = processes.all_gather_object(_digest(prepared.data.train, key, prepared.device))
+    if odd := odd_ranks(every):
         raise JobError(
-            f"dataset={prepared.data.name!r}: rank {named} sees other records than rank 0; allowed: the same records "
+            f"dataset={prepared.data.name!r}: rank {odd} sees other records than rank 0; allowed: the same records "
             "in the same order everywhere (each rank reads its own share of them)"
         )
 
@@ -110,19 +108,4 @@ def _add(digest: hashlib.blake2b, *tensors: Tensor) -> None:
 @torch.no_grad()
 def _spread_weights(module: nn.Module, processes: Processes) -> None:
     for tensor in stored_tensors(module).values():
-        processes.spread(tensor.detach())
-
-
-def check_alike(weights: Tensor, processes: Processes) -> None:
-    """Stops the job where public weights are not the same, bit for bit, in all processes."""
-    if processes.size == 1:
-        return
-    digest = hashlib.blake2b()
-    _add(digest, weights)
-    every = processes.heard(digest.digest())
-    odd = [str(rank) for rank, found in enumerate(every) if found != every[0]]
-    if odd:
-        raise JobError(
-            f"the weights of rank {', '.join(odd)} are not those of rank 0 any more; allowed: one kind of machine and "
-            "of device, deterministic optimisers, and no change to weights by hand"
-        )
+        processes.broadcast(tensor.detach())

@@ -5,7 +5,7 @@
 
 A rank owns the rows of every parameter that `fully_shard` has given it: it alone holds their weights, draws their
 noise and keeps their optimiser state. DP-SGD on models that layer rules cover; anything else is refused by name. The
-sampler, the ledger, the draws and the mechanism are those of `train`.
+loop, the sampler, the ledger, the draws and the mechanism are those of `train`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,65 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.accounting import Budget
 from adadpigu.core.bounding import GradientSum, record_factors
 from adadpigu.core.gradients import Loss
-from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.rule_engine import RuleEngine, Wanted
+from adadpigu.core.gradients.state import Remembered, refuse_differences, remember
 from adadpigu.core.layout import Layout, Slot
-from adadpigu.core.mechanism import GaussianMechanism, Release, look
+from adadpigu.core.mechanism import Release, look
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.core.standardising import Standardised
 from adadpigu.core.trees import Tree
 from adadpigu.data.datasets import Source
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.methods import DPSGD
+from adadpigu.runs.run import Run
 from adadpigu.training.distributed.job import Job, JobError, current
-from adadpigu.training.preparation import Preparation
-from adadpigu.training.reporting import report_on
-from adadpigu.training.step import Draws
+from adadpigu.training.loop import Session
+from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.train import opened, prepared_for, randomness_of
 
 Shard = Callable[[nn.Module], None]
 """applies `fully_shard` to the parts of a model and then to the model"""
+
+
+@dataclass(frozen=True)
+class ShardedLayout(Layout):
+    """The layout of a sharded model: places are those of the whole, θ is the part that this process holds."""
+
+    def read(self, model: nn.Module) -> Tensor:
+        return torch.cat([local.reshape(-1) for local in self._held(model)])
+
+    def write(self, model: nn.Module, flat: Tensor) -> None:
+        held = self._held(model)
+        for local, value in zip(held, torch.split(flat, [local.numel() for local in held]), strict=True):
+            local.copy_(value.view(local.shape))
+
+    @torch.no_grad()
+    def _held(self, model: nn.Module) -> list[Tensor]:
+        parameters: list[Any] = self.parameters(model)
+        return [parameter.to_local().detach() for parameter in parameters]
+
+
+class ShardedOptimiser(MaskedOptimiser):
+    """Steps the rows that this process holds, along its part of a release."""
+
+    @torch.no_grad()
+    def expose(self, direction: Release) -> None:
+        from torch.distributed.tensor import DTensor
+
+        (value, _), at = look(direction), 0
+        parameters: list[Any] = self._parameters
+        for parameter in parameters:
+            local = parameter.to_local()
+            part = value[at : at + local.numel()].view(local.shape).to(local)
+            at += local.numel()
+            place = parameter.device_mesh, parameter.placements
+            parameter.grad = DTensor.from_local(part, *place, shape=parameter.shape, stride=parameter.stride())
+
+    def refresh(self) -> None:
+        self.weights.copy_(self._layout.read(self._model))
 
 
 class Shards(Job):
@@ -91,6 +129,9 @@ class Shards(Job):
     def all_gather(self, part: Tensor, count: int) -> Tensor:
         return part
 
+    def check_alike(self, weights: Tensor) -> None:
+        """Each process holds weights of its own."""
+
 
 class ShardedEngine(RuleEngine):
     """Layer rules, one layer at a time, so that no process holds the sum of all of them: what it returns is its own.
@@ -102,7 +143,7 @@ class ShardedEngine(RuleEngine):
 
     def __init__(self, engine: RuleEngine, shards: Shards) -> None:
         super().__init__(engine.model, engine.loss, f"one layer at a time, sharded; {engine.reason}", engine.net)
-        self.layout = engine.layout
+        self.layout = shards.layout
         self.operations, self.rows_alike, self.align = engine.operations, engine.rows_alike, engine.align
         self._shards = shards
 
@@ -116,7 +157,7 @@ class ShardedEngine(RuleEngine):
         layers = [self.wanted(query, slots, targets.device) for slots in self.layout.layers().values()]
 
         def built(layer: Wanted) -> Standardised:
-            used = self._pairs_of(pairs, layer.chosen)
+            used = [(call, dy) for call, dy in pairs if self.owns(call.module, layer.chosen.names)]
             return layer.standardised(self._rows(used, layer.chosen, slice(0, len(targets)), copies))
 
         squares = [built(layer).squares() for layer in layers]
@@ -130,12 +171,12 @@ class ShardedEngine(RuleEngine):
     @contextmanager
     def _unchanged(self) -> Iterator[None]:
         """Watches buffers alone: `fully_shard` itself replaces parameters in a forward and keeps state in modules."""
-        before = {name: (buffer, buffer._version) for name, buffer in self.model.named_buffers()}
+        before = self._buffers()
         yield
-        for name, buffer in self.model.named_buffers():
-            held, version = before.get(name, (None, 0))
-            if held is not buffer or version != buffer._version:
-                raise ModelError(f"buffer {name!r} was changed in a forward; allowed: layers that keep nothing of it")
+        refuse_differences(before, self._buffers())
+
+    def _buffers(self) -> list[Remembered]:
+        return [entry for entry in remember(self.model) if entry.kind == "buffer"]
 
 
 def by_blocks(model: nn.Module) -> None:
@@ -155,7 +196,7 @@ def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, Sharded
     order = [slot for slots in engine.layout.layers().values() for slot in slots]
     if order != list(engine.layout.slots):
         raise ModelError("<model>: the parameters of a layer do not follow each other; allowed with shards: they do")
-    shards = Shards(engine.layout)
+    shards = Shards(ShardedLayout(engine.layout.slots))
     how(model)
     whole = [slot.name for slot in engine.layout.slots if not hasattr(model.get_parameter(slot.name), "to_local")]
     if whole:
@@ -163,48 +204,11 @@ def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, Sharded
     return shards, ShardedEngine(engine, shards)
 
 
-@torch.no_grad()
-def expose(release: Release, model: nn.Module, shards: Shards, batch_size: int) -> None:
-    """ĝ = S/B in the `grad` of every parameter, each process its own rows."""
-    value, _ = look(release)
-    at = 0
-    for slot in shards.layout.slots:
-        parameter: Any = model.get_parameter(slot.name)
-        local = parameter.to_local()
-        part = (value[at : at + local.numel()] / batch_size).view(local.shape).to(local)
-        at += local.numel()
-        parameter.grad = _sharded_like(part, parameter)
-
-
-def _sharded_like(local: Tensor, parameter: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    made: Tensor = DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-    )
-    return made
-
-
 Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-_IDLE = frozenset({"lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
+_IDLE = frozenset({"lr", "momentum", "weight_decay", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
     {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip"}
 )
 """options of `train` that mean nothing here"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardedRun:
-    """A finished run: the model stays sharded."""
-
-    model: nn.Module
-    privacy: PrivacyReport
-    steps: int
-    optimizer: torch.optim.Optimizer
-
-    @property
-    def epsilon(self) -> float:
-        """The ε to cite: of the whole plan, by PLD."""
-        return self.privacy.epsilon_pld
 
 
 def train_sharded(
@@ -221,7 +225,7 @@ def train_sharded(
     randomness: Randomness | Tier | None = None,
     delta: float = 1e-5,
     **options: Any,
-) -> ShardedRun:
+) -> Run:
     """Trains a model by DP-SGD, sharded over all processes of the job.
 
     `model` is whole and the same everywhere when it comes, on the CPU or on each rank's own device; `shards` applies
@@ -247,45 +251,18 @@ def train_sharded(
         delta=delta,
         loss=loss,
         out=out,
-        options={"device": "cpu", **options},
+        **{"device": "cpu", **options, "optimizer": optimizer},
     )
     source = randomness_of(randomness, prepared)
-    with opened(prepared, source, out=None if out is None else Path(out)) as (begun, _):
-        prepared, ledger = begun.prepared, begun.ledger
-        sharing, engine = shard(prepared.model, prepared.engine, shards)
-        mechanism = GaussianMechanism(ledger, source, sharing)
-        draws = Draws(replace(prepared, engine=engine), mechanism, source, processes=sharing)
-        made = optimizer(prepared.model.parameters())
-        train_mode(prepared.model)
-        done = _steps(prepared, draws, sharing, made, clip_norm, ledger.cover)
-        ledger.note("finished", steps_done=done)
-        report = report_on(prepared, ledger, source, done=done, interrupted=False, exposed=False)
+    with opened(prepared, source, out=out) as begun:
+        sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
+        ready = replace(begun.prepared, engine=engine)
+        session = Session(ready, ledger=begun.ledger, randomness=source, processes=sharing, optimiser=ShardedOptimiser)
+        run = session.run()
         if begun.folder is not None:
-            begun.folder.write_privacy(report)
+            begun.folder.write_privacy(run.privacy)
             begun.folder.close_record()
-    return ShardedRun(model=prepared.model, privacy=report, steps=done, optimizer=made)
-
-
-def _steps(
-    prepared: Preparation,
-    draws: Draws,
-    shards: Shards,
-    optimizer: torch.optim.Optimizer,
-    clip_norm: float,
-    cover: Callable[..., None],
-) -> int:
-    """All steps of the plan: charged, drawn, clipped where records live, noised by owners."""
-    (stage,), planned = prepared.stages, prepared.samplers(0)
-    events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
-    query = GradientSum(clip_norm=clip_norm)
-    for step in range(stage.steps):
-        cover(stage.name, step, events, left=stage.steps - step)
-        draws.begin_step(stage.name, step, planned)
-        release = draws.release(query)[query.name]
-        expose(release, prepared.model, shards, prepared.options.batch_size)
-        optimizer.step()
-        optimizer.zero_grad()
-    return stage.steps
+    return run
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
