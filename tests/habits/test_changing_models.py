@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ class Net(nn.Module):
         self.calls = 0
         self.mask: Tensor | None = None
         self.attention: list[Tensor] = []
-        self.memory: list[Any] = []
+        self.memory: Any = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -217,6 +218,22 @@ def test_every_value_of_a_switch_and_every_content_of_a_list_is_probed() -> None
 
     _, loop, told = trained(grows)
     assert sum("'memory'" in line for line in loop.run.privacy.not_covered) == len(told) == 1
+
+
+@pytest.mark.parametrize("kind", [Counter, deque, type("Tally", (dict,), {})])
+def test_what_is_counted_between_steps_is_named_whatever_holds_it(kind: Callable[[], Any]) -> None:
+    def count(net: Net, step: int) -> None:
+        net.memory.append(step) if isinstance(net.memory, deque) else net.memory.update({step: 1})
+
+    net, optimizer = made()
+    net.memory = kind()
+    data = torch.randn(N, 5), torch.randint(3, (N,))
+    loop = ad.PrivateLoop(net, optimizer, data, records=N, batch_size=8, steps=2, noise_multiplier=1.0)
+    for step, batch in enumerate(loop):
+        count(net, step)
+        batch.backward()
+        optimizer.step()
+    assert any("'memory'" in line for line in loop.run.privacy.not_covered)
 
 
 def test_every_hook_is_probed_though_another_was_there_before_it() -> None:

@@ -114,3 +114,16 @@ def test_an_option_that_nobody_knows_is_refused_by_name(option: dict[str, Any]) 
     net = Net()
     with pytest.raises(ad.InputError, match=f"{next(iter(option))}"):
         loop_for(net, torch.optim.SGD(net.parameters(), lr=1.0), **option)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"privacy": 4}, r"privacy=4 is a int; allowed: Budget\(epsilon=4"),
+        ({"method": ad.DPSGD}, r"method=.*allowed: such as ad.DPSGD\(\)"),
+        ({"loss": "mse"}, r"loss='mse' is a str; allowed: .*nn.MSELoss\(\)"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named_with_what_to_write(wrong: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ad.InputError, match=remedy):
+        ad.train(nn.Linear(4, 3), (torch.randn(8, 4), torch.zeros(8, dtype=torch.int64)), records=8, **wrong)

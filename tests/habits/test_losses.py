@@ -77,6 +77,21 @@ def test_a_label_that_is_ignored_by_name_passes_the_check_of_labels() -> None:
     assert found[y != 9].any(dim=1).all()
 
 
+def test_torchs_own_ignored_label_counts_for_nothing_with_one_label_a_record_too() -> None:
+    weights = []
+    x, y = points()
+    for ignored in (-100, 9):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 3)
+        loss = nn.CrossEntropyLoss(ignore_index=ignored)
+        how: dict[str, Any] = {"batch_size": 20, "steps": 2, "noise_multiplier": 1.0, "device": "cpu"}
+        how |= {"records": len(x), "method": "dpsgd", "randomness": ReproducibleRandomness(5), "seed": 3}
+        ad.train(net, (x, torch.where(y == 2, ignored, y)), loss=loss, **how)
+        weights.append([parameter.detach() for parameter in net.parameters()])
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_compiled_model_is_trained_as_the_module_inside(in_place: bool) -> None:
     weights = []

@@ -6,8 +6,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,7 +22,7 @@ from torch.utils.data import (
 )
 
 import adadpigu as ad
-from adadpigu.integrations.loaders import DROP_LAST, tell_ignored, validate_loader
+from adadpigu.integrations.loaders import CollatedRecords, validate_loader
 
 DATA = TensorDataset(torch.zeros(6, 2))
 
@@ -68,18 +70,108 @@ def test_what_decides_who_comes_together_is_refused(make: Callable[[], Any], tol
         validate_loader(make(), "mine")
 
 
-def test_what_has_no_effect_is_found_and_told() -> None:
+def test_what_has_no_effect_is_warned_of() -> None:
     loader = DataLoader(DATA, batch_size=2, shuffle=True, drop_last=True, num_workers=1)
-    found, ignored = validate_loader(loader, "mine")
-    assert found is loader
-    assert ignored == ("shuffle=True", DROP_LAST, "num_workers=1")
     with pytest.warns(UserWarning, match="mine: shuffle=True and drop_last=True and num_workers=1 has no effect"):
-        tell_ignored(ignored, "mine")
+        assert validate_loader(loader, "mine") is loader
 
 
 def test_a_plain_loader_is_taken_in_silence() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, ignored = validate_loader(DataLoader(DATA, batch_size=2), "mine")
-        tell_ignored(ignored, "mine")
-    assert ignored == ()
+        validate_loader(DataLoader(DATA, batch_size=2), "mine")
+
+
+def padding(items: list[dict[str, Any]]) -> dict[str, Any]:
+    ids = pad_sequence([item["ids"] for item in items], batch_first=True, padding_value=9)
+    return {"ids": ids, "name": [item["name"] for item in items]}
+
+
+WORDS = [{"ids": torch.arange(1 + place), "name": "somebody"} for place in range(3)]
+"""records of several lengths"""
+
+
+def padding_to_five(items: list[dict[str, Any]]) -> Any:
+    return padding([*items, {"ids": torch.zeros(5, dtype=torch.long), "name": ""}])["ids"][:-1]
+
+
+def test_a_collate_fn_that_pads_to_a_fixed_length_needs_no_other_record_and_declares_nothing() -> None:
+    records = CollatedRecords(WORDS, padding_to_five, pairs=False, pad=True)
+    assert torch.equal(records.take(torch.tensor([0, 2]))[0], torch.tensor([[0, 9, 9, 9, 9], [0, 1, 2, 9, 9]]))
+    assert records.declared == ()
+
+
+def test_records_of_several_lengths_are_refused_with_the_remedy_and_without_their_lengths() -> None:
+    with pytest.raises(ad.InputError, match="pad each record to a public length in the Dataset or in collate_fn") as no:
+        CollatedRecords(WORDS, padding, pairs=False)
+    assert not any(digit in str(no.value) for digit in "0123456789")
+
+
+def test_records_of_several_lengths_are_padded_to_the_longest_of_all_where_that_is_asked_for() -> None:
+    """As the collate_fn pads them, whoever is drawn with them; texts are left out."""
+    records = CollatedRecords(WORDS, padding, pairs=False, pad=True)
+    expected = torch.tensor([[0, 9, 9], [0, 1, 2]])
+    assert torch.equal(records.take(torch.tensor([0, 2]))[0]["ids"], expected)
+    assert records.take(torch.arange(0))[0]["ids"].shape == (0, 3)
+    assert records.declared == ("the longest record has length 3: all are padded to it",)
+
+
+def test_a_record_of_another_shape_than_before_is_refused_without_its_length() -> None:
+    """As a random crop makes it: the data set gives another length when it is read again."""
+    items = [torch.zeros(2), torch.zeros(2)]
+    records = CollatedRecords(items, torch.stack, pairs=False)
+    items[1] = torch.zeros(4)
+    with pytest.raises(ad.InputError, match="records of several lengths"):
+        records.take(torch.arange(2))
+
+
+def test_a_collate_fn_that_changes_a_record_by_those_beside_it_is_refused() -> None:
+    with pytest.raises(ad.InputError, match="makes another record of a record"):
+        CollatedRecords(WORDS, lambda rows: padding(rows[::-1]), pairs=False, pad=True)
+
+
+def of_lists(items: list[Any], length: int | None = None) -> tuple[Any, Any]:
+    """Lists as tensors, padded to a length, or to the longest of the batch."""
+    most = length or max(len(ids) for ids, _ in items)
+    rows = [[*ids, *[9] * (most - len(ids))] for ids, _ in items]
+    return torch.tensor(rows), torch.tensor([label for _, label in items])
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_lists_of_several_lengths_are_taken_where_the_collate_fn_pads_to_a_fixed_one(pad: bool) -> None:
+    items = [([1] * length, length) for length in (1, 3, 2)]
+    records = CollatedRecords(items, lambda rows: of_lists(rows, 4), pairs=True, pad=pad)
+    inputs, targets = records.take(torch.tensor([2, 0]))
+    assert torch.equal(inputs, torch.tensor([[1, 1, 9, 9], [1, 9, 9, 9]]))
+    assert torch.equal(targets, torch.tensor([2, 1]))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [([1] * length, length) for length in (1, 3, 2)],
+        [("a" * length, length) for length in (3, 1, 2)],
+        [(np.ones(length), length) for length in (3, 1, 2)],
+    ],
+    ids=["lists", "texts", "arrays"],
+)
+def test_lengths_that_no_blank_record_can_have_are_refused_without_naming_them(items: list[Any]) -> None:
+    """A blank record is made of tensors; the longest may stand first, so that another would do by chance."""
+
+    def numbers(rows: list[Any]) -> tuple[Any, Any]:
+        return of_lists([([1 for _ in ids], label) for ids, label in rows])
+
+    with pytest.raises(ad.InputError, match="records of several lengths") as refusal:
+        CollatedRecords(items, numbers, pairs=True, pad=True)
+    assert not any(digit in str(refusal.value) for digit in "0123456789")
+
+
+def test_the_length_that_is_declared_is_that_of_the_first_tensor() -> None:
+    """Also where a number stands before it."""
+    items = [(length, torch.ones(length)) for length in (1, 3, 2)]
+
+    def collate(rows: list[Any]) -> tuple[Any, Any]:
+        return pad_sequence([x for _, x in rows], batch_first=True), torch.tensor([y for y, _ in rows])
+
+    records = CollatedRecords(items, collate, pairs=True, pad=True)
+    assert records.declared == ("the longest record has length 3: all are padded to it",)

@@ -35,17 +35,8 @@ def prepared_by_fit(data: DataSet) -> Preparation:
     """What `fit` makes ready of a table."""
 
     def stop(model: Any, dataset: Any, **asked: Any) -> Run:
-        kept = {name: asked.pop(name) for name in ("method", "privacy", "loss", "seed")}
         asked.pop("observers"), asked.pop("ledger")
-        rest: dict[str, Any] = {
-            "losses": None,
-            "records": None,
-            "test": None,
-            "delta": 1e-5,
-            "front": None,
-            "out": None,
-        }
-        raise _Ready(prepared_for(model, dataset, **kept, **rest, resume=False, options=asked))
+        raise _Ready(prepared_for(model, dataset, **asked))
 
     inputs, targets = data.train.take(torch.arange(len(data.train)))
     with pytest.MonkeyPatch.context() as patch:

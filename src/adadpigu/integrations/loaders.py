@@ -1,46 +1,60 @@
-"""A training loader of the user's own, judged: its data set and its batch size are taken, its order is not.
+"""A training loader of the user's own: its data set, batch size and collate_fn are taken, its order is not.
 
 A loader decides which records come together, and accounting holds for Poisson draws alone. So whatever decides that
-besides the batch size is refused by name, but what has no say where every draw is Poisson; that is told.
+besides the batch size is refused by name; what has no effect where every draw is Poisson is warned of. Each record is
+collated by itself, so that none can change another. Sensitive: records before any draw.
 """
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
+from numbers import Number
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
-from adadpigu.errors import InputError
+from adadpigu.core.trees import Tree, check_tree, named_leaves, select
+from adadpigu.data.datasets import no_targets
+from adadpigu.errors import InputError, first_line, require
+from adadpigu.integrations.trainers import warn_of_no_effect
 
-DROP_LAST = "drop_last=True"
+Collate = Callable[[list[Any]], Any]
+PAIRS = "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records"
+_SEVERAL = (
+    "the training loader: records of several lengths; allowed: one; pad each record to a public length in the Dataset "
+    "or in collate_fn"
+)
+_CHECKED = 8
+"""records that are collated together once, to see that each comes out as it does alone"""
 
 
-def validate_loader(loader: object, name: str) -> tuple[DataLoader[Any], tuple[str, ...]]:
-    """The loader, if its records can be drawn by us, and which of its settings then have no effect.
-
-    >>> validate_loader(DataLoader([1, 2, 3], shuffle=True, drop_last=True), "data_loader")[1]
-    ('shuffle=True', 'drop_last=True')
-    """
+def validate_loader(loader: object, name: str) -> DataLoader[Any]:
+    """The loader, if its records can be drawn by us; warns of settings that then have no effect."""
     if (refusal := _refusal(loader)) is not None:
         raise InputError(f"{name}: {refusal}")
     assert isinstance(loader, DataLoader)
     settings = {
         "shuffle=True": _is_shuffle(loader.sampler),
-        DROP_LAST: loader.drop_last,
+        "drop_last=True": loader.drop_last,
         f"num_workers={loader.num_workers}": loader.num_workers > 0,
     }
-    return loader, tuple(setting for setting, there in settings.items() if there)
-
-
-def tell_ignored(ignored: tuple[str, ...], name: str) -> None:
-    """Warns of settings of a loader that have no effect."""
-    if ignored:
-        warnings.warn(
-            f"{name}: {' and '.join(ignored)} has no effect: each batch is a Poisson draw, every record by itself with "
-            "probability batch_size/records, read in this process; none is the last",
-            stacklevel=4,
+    if idle := [setting for setting, given in settings.items() if given]:
+        warn_of_no_effect(
+            f"{name}: {' and '.join(idle)}",
+            "each batch is a Poisson draw, every record by itself with probability batch_size/records, read in this "
+            "process; none is the last",
         )
+    return loader
 
 
 def _refusal(loader: object) -> str | None:
@@ -65,3 +79,115 @@ def _refusal(loader: object) -> str | None:
 def _is_shuffle(sampler: Any) -> bool:
     """Whether it is what `shuffle=True` makes: each record once, in random order."""
     return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+
+
+class CollatedRecords:
+    """Records of a data set as a loader's `collate_fn` makes them, each one by itself; texts are left out.
+
+    A `collate_fn` that pads to the longest of a batch would tell each record how long the others are, and is refused.
+    With `pad`, each is collated beside a blank record of the greatest length of all, which is then `declared` public.
+    """
+
+    def __init__(self, dataset: Any, collate: Collate, *, pairs: bool, pad: bool = False) -> None:
+        """With `pairs` (inputs, targets), else whole records."""
+        self.origin, self._collate, self.whole = dataset, collate, not pairs
+        self._blank: Any = None
+        if collate is not default_collate and not self._have_one_shape():
+            require(pad, _SEVERAL)
+            self._blank = _blank_of_greatest_length(dataset)
+            require(self._have_one_shape(), _SEVERAL)
+        self._empty = select(self._one(0), slice(0))
+        if pairs or self._blank is not None:
+            self._check_alone()
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What has become public by padding every record to the same length."""
+        if self._blank is None:
+            return ()
+        length = next(len(leaf) for leaf in tree_leaves(self._blank) if _has_length(leaf))
+        return (f"the longest record has length {length}: all are padded to it",)
+
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
+        batch = self._rows(indices.tolist()) if len(indices) else self._empty
+        return (batch, no_targets(batch)) if self.whole else batch
+
+    def _rows(self, places: list[int]) -> Tree:
+        rows = [*map(self._one, places)]
+        require({*map(_shapes, rows)} == {_shapes(self._empty)}, _SEVERAL)
+        return tree_map(lambda *parts: torch.cat(parts), *rows)
+
+    def _have_one_shape(self) -> bool:
+        """Whether every record comes out in one shape, whatever its length."""
+        return len({_shapes(self._one(index)) for index in range(len(self))}) == 1
+
+    def _one(self, index: int) -> Tree:
+        """A record as a batch of one."""
+        items = [self.origin[index], *([] if self._blank is None else [self._blank])]
+        batch = check_tree(self._batch(items), "collate_fn: a batch")
+        pair = isinstance(batch, tuple) and len(batch) == 2
+        rows = len(tree_leaves(batch)[0]) == len(items)
+        require(rows and (pair or self.whole), f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}")
+        return select(batch, slice(1))
+
+    def _batch(self, items: list[Any]) -> Tree:
+        try:
+            return _without_texts(self._collate(items))
+        except TypeError as error:
+            raise InputError(
+                f"the training loader: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays "
+                "and numbers, and tuples, lists and dicts of them"
+            ) from None
+
+    def _check_alone(self) -> None:
+        """A record must look the same whatever stands beside it, but for padding at its end."""
+        places = list(range(min(len(self), _CHECKED)))
+        alone, together = self._rows(places), self._batch([self.origin[place] for place in places])
+        for one, other in zip(tree_leaves(alone), tree_leaves(together), strict=True):
+            shared = tuple(slice(0, min(sizes)) for sizes in zip(one.shape, other.shape, strict=False))
+            require(
+                one.ndim == other.ndim and torch.equal(one[shared], other[shared]),
+                "collate_fn makes another record of a record when others stand beside it; allowed: stacking, or "
+                "padding at the end of the first dimension",
+            )
+
+
+def _without_texts(batch: Any) -> Any:
+    """The batch without columns of strings, which no tensor holds."""
+    if isinstance(batch, dict):
+        texts = {key for key, part in batch.items() if isinstance(part, list | tuple) and isinstance(part[0], str)}
+        return {key: _without_texts(part) for key, part in batch.items() if key not in texts}
+    return tuple(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch
+
+
+def _shapes(batch: Tree) -> tuple[Any, ...]:
+    """The shape of a record, by the place of each part."""
+    return tuple((place, leaf.shape[1:]) for place, leaf in named_leaves(batch, ""))
+
+
+def _blank_of_greatest_length(dataset: Any) -> Any:
+    """A record of zeros, each tensor as long as the longest of the data set; lists of several lengths have none."""
+    longest = dataset[0]
+    for index in range(1, len(dataset)):
+        item = dataset[index]
+        require(tree_structure(item) == tree_structure(longest), _SEVERAL)
+        longest = tree_map(_longer, longest, item)
+    require(any(_has_length(leaf) for leaf in tree_leaves(longest)), _SEVERAL)
+    return tree_map(_blank, longest)
+
+
+def _has_length(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _longer(one: Any, other: Any) -> Any:
+    return other if _has_length(other) and _has_length(one) and other.numel() > one.numel() else one
+
+
+def _blank(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return torch.zeros_like(leaf)
+    return type(leaf)() if isinstance(leaf, str | Number) else leaf

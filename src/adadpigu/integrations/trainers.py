@@ -1,10 +1,13 @@
-"""What trainers of other libraries share: options, epochs of batches, code for batches that runs on one record."""
+"""What integrations share: settings, epochs of batches, user code that runs on one record and leaves nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,8 +16,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
+from adadpigu.core.gradients.probing import seed
+from adadpigu.core.gradients.state import Kept
 from adadpigu.core.trees import Tree, count_rows, select
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.runs.run import Run
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
@@ -35,36 +40,81 @@ def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str
     TrainingOptions(**{"steps": 1, **options})
 
 
+Rule = tuple[tuple[object, ...], str]
+"""what a setting of another library may be here, and why"""
+
+
+def refuse_settings(rules: Mapping[str, Rule], given: Mapping[str, object]) -> None:
+    """Refuses settings that would break the guarantee, or that cannot be kept.
+
+    >>> refuse_settings({"debug": (("", None), "it prints activations; allowed: ''")}, {"debug": "overflow"})
+    Traceback (most recent call last):
+    adadpigu.errors.InputError: debug='overflow': it prints activations; allowed: ''
+    """
+    for name, (allowed, why) in rules.items():
+        value = given.get(name, allowed[0])
+        require(value in allowed, f"{name}={value!r}: {why}")
+
+
+def warn_of_no_effect(what: str, why: str) -> None:
+    """Warns of a setting that is safe and does nothing here."""
+    warnings.warn(f"{what} has no effect: {why}", stacklevel=4)
+
+
+@contextlib.contextmanager
+def attributes_put_back(
+    owner: object, follow: Callable[[str, Any], bool] = lambda *_: False
+) -> Iterator[dict[str, Any]]:
+    """Within, the user's code sees records: what it keeps in attributes of `owner` would be un-noised and is dropped.
+
+    Containers and objects in attributes that `follow` names are put back as well. Yields the attributes as they were.
+    """
+    before = dict(vars(owner))
+    kept = Kept(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
+    try:
+        yield before
+    finally:
+        vars(owner).clear()
+        vars(owner).update(before)
+        kept.put_back()
+
+
 class EpochBatches:
     """The batches of a private loop, an epoch at a time; they hold no record."""
 
-    def __init__(self, loop: PrivateLoop, steps_an_epoch: int) -> None:
-        self.loop = loop
-        self.done = loop.done
-        """steps of earlier processes"""
-        self._each, self._given = steps_an_epoch, loop.done
-        self._behind = loop.done % steps_an_epoch
-        """steps of the first epoch that an earlier process has made"""
+    loop: PrivateLoop
+    """set when the plan is fixed"""
+    done: int
+    """steps of earlier processes"""
+    batch: PrivateBatch
+    """the one that was handed out last"""
+
+    def __init__(self, steps_an_epoch: int) -> None:
+        self._each = steps_an_epoch
+
+    def start(self, loop: PrivateLoop) -> None:
+        """Begins the run; where an earlier process began an epoch, the first is the rest of it."""
+        self.loop, self.done, self._given = loop, loop.done, loop.done
+        self._behind = loop.done % self._each
         self._batches = iter(loop)
 
     def __len__(self) -> int:
         return self._each
 
     def __iter__(self) -> Iterator[PrivateBatch]:
-        """One epoch; of one that an earlier process began, the rest."""
+        require(
+            self._given < len(self.loop),
+            f"the plan of {len(self.loop)} steps is used up, and it was made for the epochs and steps that were asked "
+            "for when training began; allowed: leave them",
+        )
         end, self._behind = min(self._given + self._each - self._behind, len(self.loop)), 0
         while self._given < end and (batch := next(self._batches, None)) is not None:
-            self._given += 1
+            self._given, self.batch = self._given + 1, batch
             yield batch
-
-    @property
-    def used_up(self) -> bool:
-        """Whether the plan has no batch left."""
-        return self._given == len(self.loop)
 
     def finish(self) -> Run:
         """Ends the run: by itself where all its batches were used, else as interrupted."""
-        if self.used_up:
+        if self._given == len(self.loop):
             next(self._batches, None)
         return self.loop.finish()
 
@@ -92,6 +142,17 @@ def each_alone(loss: Callable[[Any], Tensor], batch: Tree) -> Tensor:
     return torch.stack([loss(row).sum() for row in rows])
 
 
-def is_mean_or_sum(whole: Tensor, each: Tensor) -> bool:
-    """Whether the loss of a batch is the mean or the sum of its records' losses."""
-    return any(torch.allclose(whole, total, rtol=1e-3, atol=1e-6) for total in (each.mean(), each.sum()))
+def compares_records(loss: Callable[[Any], Tensor], batch: Tree) -> bool:
+    """Whether the loss of a batch is neither the mean nor the sum of its records' losses; random losses are not told.
+
+    >>> rows = torch.tensor([1.0, 3.0])
+    >>> compares_records(torch.mean, rows), compares_records(lambda x: x.max() - x.min(), rows)
+    (False, True)
+    """
+    wholes = []
+    for number in (0, 1):
+        seed(number)
+        wholes.append(loss(batch))
+    each = each_alone(loss, batch)
+    told = wholes[0].dim() == 0 and torch.equal(*wholes) and bool((wholes[0].isfinite() & each.isfinite()).all())
+    return told and not any(torch.allclose(wholes[0], t, rtol=1e-3, atol=1e-6) for t in (each.mean(), each.sum()))

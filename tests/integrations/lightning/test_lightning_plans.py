@@ -19,15 +19,16 @@ def test_an_epoch_has_as_many_steps_as_batches_begin_in_it(count: int, expected:
     assert len(PrivateLoader(loader(), count)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "steps"),
     [
-        ({"max_epochs": 2}, 10),
+        pytest.param({"max_epochs": 2}, 10, marks=pytest.mark.slow),
         ({"max_epochs": 2, "max_steps": 7}, 7),
-        ({"max_epochs": 1, "max_steps": 7}, 5),
+        pytest.param({"max_epochs": 1, "max_steps": 7}, 5, marks=pytest.mark.slow),
         ({"max_epochs": -1, "max_steps": 7}, 7),
-        ({"max_epochs": None, "max_steps": 3}, 3),
+        pytest.param({"max_epochs": None, "max_steps": 3}, 3, marks=pytest.mark.slow),
+        ({"max_epochs": 2, "limit_train_batches": 3}, 6),
+        ({"max_epochs": 1, "limit_train_batches": 0.5}, 2),
     ],
 )
 def test_the_tighter_of_two_limits_is_the_plan(limits: dict[str, Any], steps: int) -> None:

@@ -82,13 +82,9 @@ def test_a_loader_that_would_decide_who_is_drawn_is_refused(make: Callable[[], A
         trainer(strategy()).fit(Classifier(), make())
 
 
-def test_shuffling_and_workers_are_told_to_have_no_effect() -> None:
-    with pytest.warns(UserWarning, match="shuffle=True has no effect"):
-        trainer(strategy()).fit(Classifier(), loader(shuffle=True))
-    with pytest.warns(UserWarning, match="num_workers=2 has no effect"):
-        trainer(strategy()).fit(Classifier(), loader(num_workers=2, pin_memory=True))
-    with pytest.warns(UserWarning, match="drop_last=True has no effect"):
-        trainer(strategy()).fit(Classifier(), [loader(drop_last=True)])
+def test_a_list_of_one_loader_is_taken_and_its_order_is_told_to_have_no_effect() -> None:
+    with pytest.warns(UserWarning, match="shuffle=True and drop_last=True and num_workers=2 has no effect"):
+        trainer(strategy()).fit(Classifier(), [loader(shuffle=True, drop_last=True, num_workers=2)])
 
 
 def _by_hand(module: Classifier) -> None:

@@ -11,6 +11,7 @@ import torch
 import torchmetrics
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 import adadpigu as ad
@@ -39,6 +40,10 @@ class Step(Classifier):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=LR)
+
+
+def usual(self: Any, x: Tensor, y: Tensor, batch_idx: int) -> Any:
+    return Classifier.training_step(self, (x, y), batch_idx)
 
 
 def two_losses(self: Any, x: Tensor, y: Tensor, _: int) -> Any:
@@ -100,7 +105,7 @@ def moved(module: nn.Module, before: nn.Module) -> Tensor:
 def clipped_mean(module: Any, body: Any) -> Tensor:
     """Σ clip(g_i)/N in float64, by autograd on one record after the other."""
     module, (x, y) = copy.deepcopy(module).double(), records()
-    module.log_dict = module.print = lambda *_, **__: None
+    module.log = module.log_dict = module.print = lambda *_, **__: None
     parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for i in range(N):
@@ -115,6 +120,7 @@ def clipped_mean(module: Any, body: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("body", "path"),
     [
+        (usual, "under vmap"),
         (two_losses, "under vmap"),
         (labels_in, "under vmap"),
         (penalty, "under vmap"),
@@ -225,6 +231,44 @@ def test_a_hook_after_the_transfer_and_a_collator_see_one_record_at_a_time() -> 
     trainer(strategy()).fit(collated, loader(collate_fn=padded))
     assert same(plain.net, hooked.net)
     assert same(plain.net, collated.net)
+
+
+class OfSequences(Classifier):
+    """Adds up the rows of a record; padding of zeros changes nothing."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x.sum(1))
+
+
+def to_the_longest(items: list[Any]) -> Any:
+    return pad_sequence([x for x, _ in items], batch_first=True), torch.stack([y for _, y in items])
+
+
+def to_length_three(items: list[Any]) -> Any:
+    blank = torch.zeros(3, 5), torch.tensor(0)
+    x, y = to_the_longest([*items, blank])
+    return x[:-1], y[:-1]
+
+
+def of_several_lengths() -> list[Any]:
+    x, y = records()
+    return [(x[i].repeat(1 + i % 2, 1) / (1 + i % 2), y[i]) for i in range(N)]
+
+
+def test_a_collator_that_pads_to_a_fixed_length_takes_records_of_several_and_declares_none() -> None:
+    plain, sequences, private = Classifier(), OfSequences(), strategy()
+    rows: Any = of_several_lengths()
+    trainer(strategy()).fit(plain, loader())
+    trainer(private).fit(sequences, DataLoader(rows, batch_size=16, collate_fn=to_length_three))
+    assert same(plain.net, sequences.net)
+    assert not any("longest" in line for line in private.privacy.not_covered)
+
+
+def test_a_collator_that_pads_to_the_longest_of_a_batch_is_refused_with_the_remedy() -> None:
+    """The longest of all is private: nothing reads it, and nothing declares it public for its holder."""
+    rows: Any = of_several_lengths()
+    with pytest.raises(ad.InputError, match="pad each record to a public length in the Dataset or in collate_fn"):
+        trainer(strategy()).fit(OfSequences(), DataLoader(rows, batch_size=16, collate_fn=to_the_longest))
 
 
 class Pretrained(pl.LightningModule):

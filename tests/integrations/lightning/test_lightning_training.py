@@ -75,21 +75,6 @@ def test_declared_losses_train_as_the_packages_loop_does(engine: str, told: str)
     assert private.run.gradients.startswith(told)
 
 
-def test_without_noise_a_step_follows_the_clipped_mean_of_looped_autograd() -> None:
-    """One step of plain SGD at a sampling rate of one, σ next to nothing: θ − lr·Σ clip(g_i)/B."""
-    module, oracle, (x, y) = Classifier(), net(), records()
-    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.3)  # type: ignore[method-assign]
-    private = strategy(noise_multiplier=1e-6)
-    trainer(private, max_epochs=1).fit(module, loader(batch_size=N))
-    total = torch.zeros(sum(p.numel() for p in oracle.parameters()), dtype=torch.float64)
-    for i in range(N):
-        loss = F.cross_entropy(oracle(x[i : i + 1]), y[i : i + 1])
-        g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(oracle.parameters()))]).double()
-        total += g * min(1.0, 0.5 / float(g.norm()))
-    moved = torch.cat([(p - q).flatten() for p, q in zip(module.net.parameters(), oracle.parameters(), strict=True)])
-    torch.testing.assert_close(moved.double(), -0.3 * total / N, rtol=1e-4, atol=1e-6)
-
-
 class Named(Dataset[Any]):
     """Items as dicts, with parts that training does not use."""
 
@@ -230,12 +215,6 @@ def test_schedules_groups_and_splits_work(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / "run" / NAME).sessions()[-1].end == "finished"
 
 
-def test_max_steps_end_the_plan_amid_an_epoch() -> None:
-    private = strategy()
-    trainer(private, max_epochs=-1, max_steps=6).fit(Classifier(), loader())
-    assert (private.run.steps, private.run.steps_done, private.run.interrupted) == (6, 6, False)
-
-
 def test_nothing_that_is_written_or_shown_is_a_value_of_the_records(tmp_path: Path) -> None:
     """Loggers, metrics and checkpoints of two fits with the same noise on other records differ by weights alone."""
     seen: list[Any] = []
@@ -305,22 +284,6 @@ def test_gradients_in_hooks_are_releases() -> None:
     trainer(strategy(method=ad.DPSGD(clip_norm=1e-9)), callbacks=[Looks()]).fit(Classifier(), loader())
     assert len(seen) == 2 * STEPS
     assert 0 < max(seen) < 1e-8
-
-
-@pytest.mark.parametrize(
-    ("how", "steps"),
-    [
-        ({"limit_train_batches": 3}, 3),
-        ({"limit_train_batches": 3, "max_epochs": 2}, 6),
-        ({"limit_train_batches": 0.5}, 2),
-        ({"max_steps": 3}, 3),
-    ],
-)
-def test_a_plan_that_is_cut_short_is_calibrated_for_so_many_steps(how: dict[str, Any], steps: int) -> None:
-    private = strategy()
-    trainer(private, **{"max_epochs": 1, **how}).fit(Classifier(), loader())
-    assert private.run.steps == private.run.steps_done == steps
-    assert not private.run.interrupted
 
 
 def test_a_second_run_on_the_same_module_is_warned_of() -> None:

@@ -109,18 +109,19 @@ def assert_empty(module: Any) -> None:
     assert not same(module.net, net())
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_what_training_step_keeps_is_named_and_nothing_stays(name: str) -> None:
-    module = Keeping(KEPT[name])
-    with pytest.warns(UserWarning, match=f"'{name}': what the loss of Keeping keeps there is not kept.*diagnostics"):
+def everywhere(self: Any, loss: Tensor) -> Tensor:
+    for keep in (*KEPT.values(), in_an_object):
+        keep(self, loss)
+    return loss
+
+
+def test_what_training_step_keeps_is_named_and_nothing_stays() -> None:
+    """In every place at once; what is kept within an object is not named."""
+    module = Keeping(everywhere)
+    with pytest.warns(UserWarning, match="what the loss of Keeping keeps there is not kept.*diagnostics") as told:
         trainer(strategy()).fit(module, loader())
-    assert_empty(module)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_nothing_stays_in_an_object_of_the_users() -> None:
-    module = Keeping(in_an_object)
-    trainer(strategy()).fit(module, loader())
+    (line,) = [str(each.message) for each in told if "is not kept" in str(each.message)]
+    assert [name for name in KEPT if f"'{name}'" not in line] == []
     assert_empty(module)
 
 
@@ -204,10 +205,14 @@ def _texts(folder: Path) -> Iterator[str]:
             yield path.read_bytes().decode("latin-1")
 
 
-@pytest.mark.parametrize("way", LOOKS)
+def look_everywhere(module: Any, value: float) -> None:
+    for look in LOOKS.values():
+        look(module, value)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_a_hook_logs_or_keeps_is_withheld(way: str, tmp_path: Path, capsys: Any) -> None:
-    private, module = strategy(out=tmp_path / "run"), Hooked(LOOKS[way])
+def test_what_a_hook_logs_or_keeps_is_withheld(tmp_path: Path, capsys: Any) -> None:
+    private, module = strategy(out=tmp_path / "run"), Hooked(look_everywhere)
     run = trainer(private, logger=CSVLogger(tmp_path / "logs"), log_every_n_steps=1)
     run.fit(module, loader())
     assert private.run.steps_done == STEPS

@@ -19,7 +19,7 @@ from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.integrations.opacus import PrivacyEngine
-from adadpigu.integrations.opacus.script import HeldRecords
+from adadpigu.training.micro_batches import ShownDraw
 from adadpigu.training.preparation import Preparation
 
 
@@ -93,14 +93,14 @@ def test_what_canaries_show_is_near_the_claim_and_not_above_it(way: str) -> None
 
 def test_a_script_whose_records_are_not_clipped_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the last record of a draw pulls all others along."""
-    monkeypatch.setattr(HeldRecords, "take", _doubled(HeldRecords.take))
+    monkeypatch.setattr(ShownDraw, "take", _doubled(ShownDraw.take))
     result = audit_through("opacus", audit_replay, subject(), steps=3)
     assert result.findings
     assert result.epsilon_lower > result.epsilon_claimed
 
 
 def _doubled(take: Callable[..., Any]) -> Callable[..., Any]:
-    def planted(self: HeldRecords, indices: torch.Tensor) -> Any:
+    def planted(self: ShownDraw, indices: torch.Tensor) -> Any:
         inputs, targets = take(self, indices)
         return (inputs + inputs[-1:].sum(dim=0), targets) if len(inputs) else (inputs, targets)
 

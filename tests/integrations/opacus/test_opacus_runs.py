@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from adadpigu.errors import InputError
-from adadpigu.integrations.opacus import BatchMemoryManager, PrivacyEngine
+from adadpigu.integrations.opacus import PrivacyEngine
+from adadpigu.integrations.opacus.utils.batch_memory_manager import BatchMemoryManager
 
 
 @dataclass

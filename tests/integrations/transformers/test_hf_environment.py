@@ -20,21 +20,8 @@ def _fresh() -> Iterator[None]:
     AcceleratorState._reset_state(True)
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "told"),
-    [
-        ("ACCELERATE_MIXED_PRECISION", "bf16", "mixed_precision='bf16'.*allowed: 'no'.*ACCELERATE_MIXED_PRECISION"),
-    ],
-)
-def test_a_variable_that_changes_the_forward_is_refused(
-    variable: str, value: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ad.InputError, match=rf"accelerate: {told}"):
+def test_a_variable_that_changes_the_forward_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    told = "accelerate: mixed_precision='bf16'.*allowed: 'no'.*ACCELERATE_MIXED_PRECISION"
+    with pytest.raises(ad.InputError, match=told):
         trainer(classifier(), arguments(tmp_path))
-
-
-def test_without_such_variables_nothing_is_refused(tmp_path: Path) -> None:
-    private = trainer(classifier(), arguments(tmp_path))
-    private.train()
-    assert private.run.steps_done == 4

@@ -164,10 +164,12 @@ def test_foreign_checkpoints_and_a_look_at_the_loader_are_refused(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_run_is_not_written_over(tmp_path: Path) -> None:
+def test_a_run_that_is_finished_is_not_written_over_and_does_not_go_on(tmp_path: Path) -> None:
     trainer(classifier(), arguments(tmp_path)).train()
     with pytest.raises(ad.InputError, match=r"out=.*private.* already holds a run"):
         trainer(classifier(), arguments(tmp_path)).train()
+    with pytest.raises(ad.InputError, match="it is finished"):
+        trainer(classifier(), arguments(tmp_path)).train(resume_from_checkpoint=True)
 
 
 class _PlainSteps(PrivateTrainer):
@@ -271,7 +273,7 @@ class Keeping(PrivateTrainer):
 
 
 def test_what_a_loss_of_ones_own_keeps_on_the_trainer_is_not_logged(tmp_path: Path) -> None:
-    made = trainer(classifier(), arguments(tmp_path, max_steps=2), kind=Keeping)
+    made = trainer(classifier(), arguments(tmp_path, max_steps=1), kind=Keeping)
     made.train()
     assert made.state.log_history
     assert not any("ce" in line for line in made.state.log_history)

@@ -277,9 +277,9 @@ def test_a_model_without_rules_is_slow_and_says_so(tmp_path: Path) -> None:
 
 def test_a_compiled_model_is_trained_as_the_module_inside(tmp_path: Path) -> None:
     plain, inside = classifier(), classifier()
-    trainer(plain, arguments(tmp_path / "plain")).train()
+    trainer(plain, arguments(tmp_path / "plain", max_steps=1)).train()
     with pytest.warns(UserWarning, match="the model is compiled"):
-        compiled = trainer(cast(nn.Module, torch.compile(inside)), arguments(tmp_path / "compiled"))
+        compiled = trainer(cast(nn.Module, torch.compile(inside)), arguments(tmp_path / "compiled", max_steps=1))
     compiled.train()
     for one, other in zip(plain.parameters(), inside.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -14,7 +14,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,14 +24,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
 from adadpigu.core.gradients.losses import Objective
-from adadpigu.core.gradients.probing import fitting, seed
-from adadpigu.core.gradients.state import Kept, untouched
+from adadpigu.core.gradients.probing import fitting
+from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import Tree
 from adadpigu.errors import ModelError
-from adadpigu.integrations.trainers import OneRecord, each_alone, is_mean_or_sum
+from adadpigu.integrations.trainers import OneRecord, attributes_put_back, compares_records, each_alone
 
-_NOT_FOLLOWED = (pl.Trainer, pl.LightningDataModule, Dataset, DataLoader)
-"""what a module may hold that is large, or that changes by itself"""
 _REMEDY = (
     "allowed: metrics of validation_step, on records that are not private, or diagnostics=True with out=, which keeps "
     "losses in a file of its own, outside the guarantee"
@@ -101,27 +98,24 @@ class ModuleLosses:
     @contextlib.contextmanager
     def _withheld(self) -> Iterator[None]:
         """Within, the user's code runs as it will, and nothing that it logs or keeps in the module stays."""
-        attributes, before = vars(self._module), dict(vars(self._module))
-        trainer: Any = self._module.trainer
-        sizes = {name: len(held) for name, held in before.items() if isinstance(held, list | dict | set | deque)}
-        versions = [(name, held, held._version) for name, held in before.items() if isinstance(held, Tensor)]
-        inner = Kept(SimpleNamespace(**{k: v for k, v in before.items() if not isinstance(v, _NOT_FOLLOWED)}))
+        module, trainer = self._module, self._module.trainer
+        versions = [(name, held, held._version) for name, held in vars(module).items() if isinstance(held, Tensor)]
         with contextlib.ExitStack() as undone:
-            undone.callback(inner.put_back)
-            undone.callback(_put_back, attributes, before)
-            attributes.update(log=lambda name, *_, **__: self.logged.setdefault(name), print=_Silent())
-            for name in ("loggers", "should_stop"):
-                undone.callback(setattr, trainer, name, getattr(trainer, name))
-            trainer.loggers = [_Silent() for _ in trainer.loggers]
+            before = undone.enter_context(attributes_put_back(module, _may_keep))
+            sizes = {name: len(held) for name, held in before.items() if isinstance(held, list | dict | set | deque)}
+            vars(module).update(log=lambda name, *_, **__: self.logged.setdefault(name), print=_Silent())
+            undone.enter_context(attributes_put_back(trainer))
+            trainer.loggers = [_Silent() for _ in trainer.loggers]  # type: ignore[misc]
             for metric in self._metrics:
-                undone.callback(_put_back, vars(metric), dict(vars(metric)))
+                undone.enter_context(attributes_put_back(metric))
                 _mute(metric)
             for part in self._in_eval:
                 undone.callback(setattr, part, "training", part.training)
                 part.training = False
             undone.enter_context(self._uncompiled())
             yield
-            changed = {name for name, value in attributes.items() if before.get(name) is not value} - {"log", "print"}
+            now = vars(module)
+            changed = {name for name, value in now.items() if before.get(name) is not value} - {"log", "print"}
             changed |= {name for name, size in sizes.items() if len(before[name]) != size}
             self._kept.update(dict.fromkeys(sorted(changed)))
         for name, tensor, version in versions:
@@ -144,24 +138,16 @@ class ModuleLosses:
             )
 
     def rehearse(self, model: nn.Module, batch: Tree) -> None:
-        """Runs on synthetic records, to note what is logged and kept.
-
-        Warns where the loss of a batch is neither the mean nor the sum of those of its records.
-        """
-        wholes = []
+        """Runs on synthetic records, to note what is logged and kept; warns where a loss compares records."""
         with untouched(model), torch.no_grad():
             model.eval()
             try:
                 batch = fitting(Objective(model, self), batch)
-                each = self(model, batch)
-                for number in () if self.declared else (0, 1):
-                    seed(number)
-                    wholes.append(self._step(batch))
+                self(model, batch)
+                compares = not self.declared and compares_records(self._step, batch)
             except Exception:  # it is tried again, with a message, when the engine is chosen
                 return
-        if self.declared or not torch.equal(*wholes):  # it draws random numbers
-            return
-        if not is_mean_or_sum(wholes[0], each):
+        if compares:
             warnings.warn(
                 f"{self._name}.training_step: the loss of a batch is neither the mean nor the sum of its records' "
                 "losses; each record's loss is taken by itself; declare private_losses(self, batch) -> [n] to say what "
@@ -170,9 +156,9 @@ class ModuleLosses:
             )
 
 
-def _put_back(attributes: dict[str, Any], before: dict[str, Any]) -> None:
-    attributes.clear()
-    attributes.update(before)
+def _may_keep(_: str, value: Any) -> bool:
+    """Not what is large, or changes by itself."""
+    return not isinstance(value, pl.Trainer | pl.LightningDataModule | Dataset | DataLoader)
 
 
 def _metrics_of(module: nn.Module) -> list[nn.Module]:

@@ -9,6 +9,7 @@ after the noise; the loss that it hands to callbacks is NaN.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,39 +25,26 @@ from torch.optim import Optimizer
 
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.core.randomness import Randomness, Tier
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.integrations.lightning.loading import PrivateLoader
 from adadpigu.integrations.lightning.losses import Layers, ModuleLosses
 from adadpigu.integrations.lightning.settings import (
-    caveats,
+    ELSEWHERE,
     check_module,
     check_monitors,
     check_trainer,
-    planned_steps,
     take_over_precision,
 )
-from adadpigu.integrations.trainers import EpochBatches, check_options
+from adadpigu.integrations.trainers import check_options
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import trained_models
 from adadpigu.training.task import synthetic_records
 
-_ELSEWHERE = {
-    **dict.fromkeys(("lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup"), "configure_optimizers"),
-    "batch_size": "the DataLoader's",
-    "steps": "max_epochs and max_steps of the Trainer",
-    "epochs": "max_epochs of the Trainer",
-    "device": "accelerator and devices of the Trainer",
-    "loss": "what training_step returns",
-    "losses": "private_losses(self, batch) -> [n] of the LightningModule",
-    "front": "a frozen module in the LightningModule",
-    "test": "trainer.test",
-    "execution": "none; steps are run as they are",
-    "evaluate_every": "val_check_interval of the Trainer",
-    "resume": "a new fit; a run in Lightning cannot go on (adadpigu.PrivateLoop can)",
-}
-"""options of `train` that Lightning or the module sets"""
+_VALIDATED = (
+    "the validation records: metrics on them are exact, and so is what is chosen by them (stopping, checkpoints)"
+)
 
 
 class PrivateStrategy(SingleDeviceStrategy):
@@ -73,6 +61,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     """
 
     strategy_name = "private"
+    num_nodes = 1
 
     def __init__(
         self,
@@ -89,10 +78,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, _ELSEWHERE)
+        check_options("PrivateStrategy", options, ELSEWHERE)
         self.parallel_devices: list[torch.device] = []
-        """filled in by the Trainer, as is the next"""
-        self.num_nodes = 1
+        """filled in by the Trainer"""
         self._records = records
         self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}
         self._settings |= {"out": out, "observers": observers, "randomness": randomness, "ledger": ledger}
@@ -186,23 +174,30 @@ class PrivateStrategy(SingleDeviceStrategy):
         losses.rehearse(layers, synthetic_records(loader.data.train, self.root_device)[0])
         if self._accumulated > 1:
             self._settings.setdefault("physical_batch_size", loader.batch_size // self._accumulated)
+        steps = trainer.estimated_stepping_batches
+        endless = "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: give one of them"
+        require(math.isfinite(steps), endless)
         self._loop = PrivateLoop(
             layers,
             self.optimizers[0],
             loader.data,
             losses=losses,
             batch_size=loader.batch_size,
-            steps=planned_steps(trainer),
+            steps=int(steps),
             device=str(self.root_device),
             **self._settings,
         )
         self._loop.__enter__()
         check_monitors(trainer, losses.logged)
         losses.warn_of_withheld()
-        for text in caveats(trainer, module):
-            self._loop.add_caveat(text)
+        self._loop.add_caveat(
+            f"what {type(module).__name__}, its callbacks and profilers write by themselves of records, time and "
+            "memory: they are the user's code"
+        )
+        if trainer.enable_validation:
+            self._loop.add_caveat(_VALIDATED)
         rank_zero_info(f"per-record gradients: {self._loop.gradients}")
-        loader.epochs = EpochBatches(self._loop, len(loader))
+        loader.start(self._loop)
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         """Handles stay where they are: the loop takes records to the device."""
@@ -236,8 +231,8 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def on_train_end(self) -> None:
         super().on_train_end()
-        if self._loader is not None and self._loader.epochs is not None:
-            self._keep(self._loader.epochs.finish())
+        if self._loader is not None and self._loop is not None:
+            self._keep(self._loader.finish())
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         if self._fitting:

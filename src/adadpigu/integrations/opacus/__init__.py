@@ -6,10 +6,10 @@
 Nothing of Opacus is imported. docs/opacus.md says what differs, and why.
 """
 
-from adadpigu.integrations.opacus.accountants.utils import get_noise_multiplier
+from adadpigu.integrations.opacus.accountants import get_noise_multiplier
 from adadpigu.integrations.opacus.engine import PrivacyEngine
 from adadpigu.integrations.opacus.layers import DPGRU, DPLSTM, DPRNN
-from adadpigu.integrations.opacus.utils.batch_memory_manager import BatchMemoryManager
+from adadpigu.integrations.opacus.loader import BatchMemoryManager
 from adadpigu.integrations.opacus.validators import ModuleValidator
 
 __all__ = [

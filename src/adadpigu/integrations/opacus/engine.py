@@ -6,7 +6,6 @@ is a run of its own, planned and charged in full before it begins; with one, all
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from pathlib import Path
@@ -14,18 +13,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.core.gradients import Loss
+from adadpigu.core.sampling import Population
 from adadpigu.core.trees import to_device
-from adadpigu.errors import InputError, require, unknown
-from adadpigu.integrations.loaders import tell_ignored, validate_loader
+from adadpigu.data.datasets import DataSet, IndexedRecords
+from adadpigu.errors import InputError, check_known, require
+from adadpigu.integrations.loaders import PAIRS, CollatedRecords, validate_loader
 from adadpigu.integrations.opacus.accountants import Accountant
 from adadpigu.integrations.opacus.loader import PrivateDataLoader
-from adadpigu.integrations.opacus.records import records_of
-from adadpigu.integrations.opacus.script import FirstOutput, HeldRecords, PrivateCriterion, PrivateModule, no_rows
+from adadpigu.integrations.opacus.script import FirstOutput, PrivateCriterion, PrivateModule, no_rows
 from adadpigu.integrations.opacus.validators import ModuleValidator
+from adadpigu.integrations.trainers import Rule, refuse_settings
 from adadpigu.methods import DPSGD
 from adadpigu.runs.run import check_free
 from adadpigu.training.options import TrainingOptions
@@ -158,18 +159,21 @@ class PrivacyEngine:
             )
         single = isinstance(max_grad_norm, int | float)
         require(single, f"max_grad_norm={max_grad_norm!r}: allowed: one number, for the whole gradient of a record")
-        _check_options({"reduction": getattr(criterion, "reduction", "mean"), **further})
-        loader, ignored = validate_loader(getattr(loader, "original", loader), "data_loader")
-        data = records_of(loader, self._records)
-        tell_ignored(ignored, "data_loader")
+        for name in further:
+            check_known("argument", name, _RULES)
+        refuse_settings(_RULES, {"reduction": getattr(criterion, "reduction", "mean"), **further})
+        loader = validate_loader(getattr(loader, "original", loader), "data_loader")
+        data = _data_set(loader, self._records)
         if self._out is not None:
             check_free(self._out)
-        batch_size, records = min(int(loader.batch_size or 1), data.records), HeldRecords(data.train)
+        batch_size = min(int(loader.batch_size or 1), data.records)
         length = math.ceil(data.records / batch_size)
         steps = steps if epochs is None else epochs * length
+        if budget is not None and steps is not None:
+            noise_multiplier = self.accountant.noise_for(budget, batch_size / data.records, steps)
         prepared = prepare(
-            _with_one_output(module, records, criterion),
-            dataclasses.replace(data, train=records),
+            _with_one_output(module, data.train, criterion),
+            data,
             method=DPSGD(clip_norm=float(max_grad_norm)),
             budget=budget,
             delta=1e-5 if budget is None else budget.delta,
@@ -186,17 +190,33 @@ class PrivacyEngine:
         )
         print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
         how = {"length": length, "open_ended": steps is None, "out": self._out, **self._how}
-        private = self._loader = PrivateDataLoader(loader, records, prepared, optimizer, **how)
+        private = self._loader = PrivateDataLoader(loader, prepared, optimizer, **how)
         self.accountant.watch(private.loops)
-        optimizer.noise_multiplier = prepared.noise_multiplier  # type: ignore[attr-defined]  # scripts print these
-        optimizer.max_grad_norm = float(max_grad_norm)  # type: ignore[attr-defined]
-        optimizer.expected_batch_size = batch_size  # type: ignore[attr-defined]
+        optimizer.noise_multiplier = prepared.noise_multiplier  # type: ignore[attr-defined]  # scripts print it
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
         wrapped = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
         return wrapped[0], optimizer, wrapped[1], private
 
 
-def _with_one_output(module: nn.Module, records: HeldRecords, criterion: Loss) -> nn.Module:
+def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:
+    """The records of a loader; `records` is their public count, None: their number, as Opacus takes it."""
+    source: Any = loader.dataset
+    known = f"{len(source):,} records: the length of data_loader.dataset, as Opacus takes it"
+    train: IndexedRecords | CollatedRecords
+    if loader.collate_fn is default_collate:
+        train = IndexedRecords(source, name="data_loader.dataset")
+        require(not train.whole, f"data_loader.dataset: its records are no pairs; {PAIRS}")
+    else:
+        train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
+    return DataSet(
+        name="data_loader.dataset",
+        train=train,
+        records=len(source) if records is None else records,
+        public=(known if records is None else f"{records:,} records", *getattr(train, "declared", ())),
+    )
+
+
+def _with_one_output(module: nn.Module, records: Population, criterion: Loss) -> nn.Module:
     """The module; where it returns several things, and torch's losses take one, that with the first of them."""
     if not isinstance(criterion, torch.nn.modules.loss._Loss):
         return module
@@ -208,25 +228,18 @@ def _with_one_output(module: nn.Module, records: HeldRecords, criterion: Loss) -
     return FirstOutput(module) if isinstance(output, tuple | list) else module
 
 
-_ALLOWED: dict[str, tuple[tuple[object, ...], str]] = {
-    "batch_first": ((True,), "the first dimension is the record"),
-    "reduction": (("mean", "none"), "take the mean in the criterion, and scale the learning rate"),
-    "loss_reduction": (("mean",), "take the mean, and scale the learning rate"),
-    "poisson_sampling": ((True,), "shuffled batches have another epsilon than the accountant's"),
-    "clipping": (("flat", "automatic"), "adadpigu.train has methods that adapt the bound (adaclip, quantile)"),
-    "noise_generator": ((None,), "noise from a seed that somebody knows is no noise"),
-    "grad_sample_mode": (("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op"), "any is as fast here"),
-    "normalize_clipping": ((False,), "clipping='automatic' normalises"),
-    "strict": ((True, False), ""),
-    "wrap_model": ((True,), "the wrapped model shows batches"),
-    "rand_on_empty": ((False,), "an empty batch is a step like any other"),
+_MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
+_RULES: dict[str, Rule] = {
+    "batch_first": ((True,), "allowed: True, the first dimension is the record"),
+    "reduction": (("mean", "none"), "allowed: 'mean' or 'none' in the criterion; scale the learning rate"),
+    "loss_reduction": (("mean",), "allowed: 'mean'; scale the learning rate"),
+    "poisson_sampling": ((True,), "allowed: True; shuffled batches have another epsilon than the accountant's"),
+    "clipping": (("flat", "automatic"), "allowed: 'flat' or 'automatic'; methods of adadpigu.train adapt the bound"),
+    "noise_generator": ((None,), "allowed: None; noise from a seed that somebody knows is no noise"),
+    "grad_sample_mode": (_MODES, f"allowed: {', '.join(_MODES)}; any is as fast here"),
+    "normalize_clipping": ((False,), "allowed: False; clipping='automatic' normalises"),
+    "strict": ((True, False), "allowed: True or False"),
+    "wrap_model": ((True,), "allowed: True; the wrapped model shows batches"),
+    "rand_on_empty": ((False,), "allowed: False; an empty batch is a step like any other"),
 }
 """options of Opacus: what is allowed here, and what to do else"""
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        if name not in _ALLOWED:
-            raise unknown("argument", name, sorted(_ALLOWED))
-        allowed, remedy = _ALLOWED[name]
-        require(value in allowed, f"{name}={value!r}: allowed: {', '.join(map(repr, allowed))}; {remedy}")

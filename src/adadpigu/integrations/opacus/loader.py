@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
 from adadpigu.errors import InputError
-from adadpigu.integrations.opacus.script import SEEN, HeldRecords, ScriptBatch
+from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation
@@ -32,7 +32,6 @@ class PrivateDataLoader:
     def __init__(
         self,
         loader: DataLoader[Any],
-        records: HeldRecords,
         prepared: Preparation,
         optimizer: torch.optim.Optimizer,
         *,
@@ -40,14 +39,12 @@ class PrivateDataLoader:
         open_ended: bool,
         **how: Any,
     ) -> None:
-        """`records`: which `prepared` draws from; `length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
-        self.original = loader
-        self.dataset, self.batch_size, self.collate_fn = loader.dataset, loader.batch_size, loader.collate_fn
-        self.sample_rate = prepared.sample_rate
+        """`length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
+        self.original, self.dataset, self.batch_size = loader, loader.dataset, loader.batch_size
         self.prepared = prepared
         self.batch: ScriptBatch | None = None
         """the batch that the script works on"""
-        self._records, self._optimizer, self._how = records, optimizer, how
+        self._optimizer, self._how = optimizer, how
         self._length, self._open_ended = length, open_ended
         self._ended: list[PrivateLoop] = []
         self._pass: weakref.ref[Generator[Any]] | None = None
@@ -104,10 +101,9 @@ class PrivateDataLoader:
                 self._drawn = next(batches, None)
                 if self._drawn is None:  # the plan ends within this pass
                     return
-                with self._records.held():
-                    self.batch = ScriptBatch(self._drawn, query, self.prepared)
-                    yield self.batch.shown()
-            if self.loop.on_last_step:
+                self.batch = ScriptBatch(self._drawn, query, self.prepared)
+                yield self.batch.shown()
+            if self.loop.done == self.prepared.plan.steps - 1:
                 next(batches, None)  # ends the run
         finally:
             self.batch = None
@@ -129,3 +125,19 @@ class PrivateDataLoader:
             if self._drawn is not None:
                 self._drawn.drop()
             self.loop.finish()
+
+
+class BatchMemoryManager:
+    """Differentiates a logical batch in parts of a public size; the script goes through whole batches."""
+
+    def __init__(
+        self, *, data_loader: PrivateDataLoader, max_physical_batch_size: int, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._loader, self._most = data_loader, max_physical_batch_size
+
+    def __enter__(self) -> PrivateDataLoader:
+        self._loader.process_at_once(self._most)
+        return self._loader
+
+    def __exit__(self, *_: object) -> None:
+        return

@@ -12,8 +12,7 @@ the statement says so.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.norms import keep_norms_frozen
 from adadpigu.core.gradients.state import refuse_changes, untouched
-from adadpigu.core.sampling import Population
 from adadpigu.core.sensitive import unseal
 from adadpigu.core.trees import Tree, call, count_rows, map_tensors, select, to_device
 from adadpigu.errors import InputError
@@ -38,39 +36,6 @@ SEEN = (
 _DECLARE = "allowed: criterion=f in make_private, where f(outputs, targets) holds all that comes after the model"
 
 
-class HeldRecords:
-    """A population whose latest draw is kept until it is released: the script and the engine see the same records."""
-
-    def __init__(self, records: Population) -> None:
-        self._records = self.origin = records
-        self.whole = getattr(records, "whole", False)
-        self._held: tuple[Tensor, tuple[Tree, Tree]] | None = None
-        self._holding = False
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
-        if self._held is None:
-            taken = self._records.take(indices)
-            if self._holding:
-                self._held = indices, taken
-            return taken
-        positions, taken = self._held
-        places = torch.searchsorted(positions, indices)
-        inputs, targets = (map_tensors(lambda rows: rows[places.to(rows.device)], part) for part in taken)
-        return inputs, targets
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Within, the first draw is kept, and every later one is taken from it."""
-        self._holding, self._held = True, None
-        try:
-            yield
-        finally:
-            self._holding, self._held = False, None
-
-
 class ScriptBatch:
     """One batch that a script works on: charged, drawn, shown. Sensitive."""
 
@@ -81,7 +46,7 @@ class ScriptBatch:
         self._drawn, self._release = (inputs, targets), batch.backward
         front, inputs = prepared.view.front, to_device(inputs, prepared.device)
         inputs = inputs if front is None else call(front, inputs)  # such as a division of bytes by 255
-        self._inputs = prepared.engine.arranged(inputs)
+        self._inputs = prepared.engine.in_layout(inputs)
         self._made: list[list[Tensor]] = []
 
     def shown(self) -> tuple[Tree, Tree]:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import check_array
 
 from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, shorten
-from adadpigu.data.tabular import Rows, encode, is_number, text_of
+from adadpigu.data.tabular import Rows, encode, text_of
 from adadpigu.errors import InputError, require, unknown
 
 Pair = tuple[float, float]
@@ -105,15 +104,3 @@ def encoded(cells: NDArray[Any], columns: Sequence[Column]) -> NDArray[np.float3
     by_name = {column.name: cells[:, place] for place, column in enumerate(columns)}
     rows = Rows(by_name, "X: record {}".format, if_missing="a public constant in its place", if_other="unknown='other'")
     return encode(rows, columns)
-
-
-def refuse_text(X: Any, names: Sequence[object] | None) -> None:
-    """Raises an `InputError` for the first cell of a table of numbers that is none."""
-    cells = check_array(X, dtype=object, ensure_all_finite=False)
-    for (record, place), cell in np.ndenumerate(cells):
-        name = f"x{place}" if names is None else str(names[place])
-        require(
-            is_number(cell),
-            f"X: record {record}, column {name!r}: {shorten(cell, most=40)} is no number; allowed: numbers alone (or "
-            "the column's list under categories)",
-        )

@@ -6,16 +6,16 @@ which is a release, and public facts. No loss, gradient or training accuracy is 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, InvalidParameterError, StrOptions
@@ -23,17 +23,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.cli.training_output import Progress
 from adadpigu.core.gradients import Loss
+from adadpigu.core.gradients.state import untouched
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.description import Column, TableFacts
-from adadpigu.errors import InputError, first_line, require, unknown
-from adadpigu.integrations.sklearn.columns import Bounds, Categories, declared_columns, encoded, refuse_text
+from adadpigu.errors import InputError, first_line, require
+from adadpigu.integrations.sklearn.columns import Bounds, Categories, declared_columns, encoded
+from adadpigu.integrations.trainers import check_options
 from adadpigu.methods import Method
 from adadpigu.models import make_model
-from adadpigu.runs.run import Facts, Metrics
 from adadpigu.training import Run, train
 from adadpigu.training.evaluation import predict
-from adadpigu.training.options import TrainingOptions
 
 ModelMaker = Callable[[int, int], nn.Module]
 """from the numbers of inputs and outputs to a fresh model"""
@@ -47,7 +48,10 @@ NOT_COVERED = (
 )
 """that no estimator can see, so every statement names it"""
 
-_OWN = ("batch_size", "epochs", "steps", "lr", "device")
+_ELSEWHERE = {
+    **dict.fromkeys(("batch_size", "epochs", "lr", "device"), "the estimator's argument of this name"),
+    "steps": "the estimator's argument epochs",
+}
 """options of `train` that are arguments of the estimator"""
 
 _DECLARE = {
@@ -126,7 +130,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # noise is secret: no random_state repeats it
-        tags.input_tags.categorical = tags.input_tags.string = self.categories is not None
+        tags.input_tags.categorical, tags.input_tags.string = self.categories is not None, True
         return tags
 
     def _check_arguments(self) -> None:
@@ -137,27 +141,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         except InvalidParameterError as error:
             raise InputError(str(error)) from None
 
-    def _read(self, X: Any, y: Any, *, numeric_target: bool) -> tuple[Any, Any]:
-        """The cells of X and the entries of y, as scikit-learn checks them."""
-        self._check_arguments()
-        with self._naming(X):
-            return validate_data(self, X, y, y_numeric=numeric_target, **self._reading())  # type: ignore[no-any-return]
-
-    def _reading(self) -> dict[str, Any]:
-        """How cells are read: as numbers, or as they are where some are categories. `encoded` refuses empty ones."""
-        return {"dtype": np.float64 if self.categories is None else object, "ensure_all_finite": False}
-
-    @contextlib.contextmanager
-    def _naming(self, X: Any) -> Iterator[None]:
-        """Text among numbers is refused with its column, which the error of a conversion does not name."""
-        try:
-            yield
-        except ValueError as error:
-            if "could not convert string" not in str(error):
-                raise
-            if self.categories is None:
-                refuse_text(X, getattr(self, "feature_names_in_", None))
-            raise InputError(f"y: {first_line(error)}; allowed: numbers") from None
+    def _read(self, X: Any, *y: Any, **how: Any) -> Any:
+        """The cells of X, and the entries of y, as scikit-learn checks them; `encoded` refuses what does not fit."""
+        kind = None if self.categories is None else object  # categories stay as they are
+        return validate_data(self, X, *y, dtype=kind, ensure_all_finite=False, **how)
 
     def _declared(self) -> tuple[Column, ...]:
         """The public description of the columns."""
@@ -189,32 +176,26 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             privacy=Budget(epsilon=float(self.epsilon), delta=chosen_delta(delta, count)),
             loss=loss,
             seed=seed,
-            observers=[Lines()] if self.verbose else [],
+            observers=[Progress(Console())] if self.verbose else [],
             ledger=None if self.ledger is None else Path(self.ledger),
             **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere
-        self.run_, self.columns_ = stating(run, *NOT_COVERED), columns
+        self.run_, self.columns_ = with_caveats(run, *NOT_COVERED), columns
         return self
 
     def _training(self, records: int) -> dict[str, Any]:
         """The options of `train`."""
         size = expected_batch(records) if self.batch_size is None else int(self.batch_size)
         require(size <= records, f"batch_size={size} is more than records={records}; allowed: up to that")
-        known = [option.name for option in fields(TrainingOptions) if option.name not in _OWN]
-        for name, value in (self.options or {}).items():
-            require(name not in _OWN, f"options: {name}={value!r} is an argument of its own; give epochs, not steps")
-            if name not in known:
-                raise unknown("option of train", str(name), known)
+        check_options("fit", self.options or {}, _ELSEWHERE)
         own = {"batch_size": size, "epochs": float(self.epochs), "lr": float(self.lr), "device": self.device}
         return {**own, **(self.options or {})}
 
     def _outputs(self, X: Any) -> Tensor:
         """What the model makes of new records."""
         check_is_fitted(self, "run_")
-        with self._naming(X):
-            cells = validate_data(self, X, reset=False, **self._reading())
-        inputs = torch.from_numpy(encoded(cells, self.columns_))
+        inputs = torch.from_numpy(encoded(self._read(X, reset=False), self.columns_))
         return predict(self.run_.model, inputs, device=torch.device("cpu"))
 
 
@@ -249,43 +230,24 @@ def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed
         if seed is not None:
             torch.manual_seed(seed)
         made = model(features, outputs)
-    require(
-        isinstance(made, nn.Module),
-        f"model gives a {type(made).__name__}; allowed: a function that returns an nn.Module",
-    )
-    check_outputs(made, features, outputs)
+        module = isinstance(made, nn.Module)
+        require(module, f"model gives a {type(made).__name__}; allowed: a function that returns an nn.Module")
+        shape = _shape_of_outputs(made, features)
+    require(shape == (2, outputs), f"model makes outputs of shape {shape} of 2 records; allowed: (2, {outputs})")
     return made
 
 
 @torch.no_grad()
-def check_outputs(model: nn.Module, features: int, outputs: int) -> None:
-    """Refuses a module that does not fit the records, before one of them is drawn: it is shown zeros."""
-    was_training = model.training
+def _shape_of_outputs(model: nn.Module, features: int) -> tuple[int, ...]:
+    """What the model makes of two records of zeros."""
     try:
-        shape = tuple(model.eval()(torch.zeros(2, features)).shape)
+        with untouched(model):
+            return tuple(model.eval()(torch.zeros(2, features)).shape)
     except Exception as error:
         raise InputError(f"model does not take records of {features} numbers: {first_line(error)}") from error
-    finally:
-        model.train(was_training)
-    require(shape == (2, outputs), f"model makes outputs of shape {shape} of 2 records; allowed: (2, {outputs})")
 
 
-def stating(run: Run, *uncovered: str) -> Run:
+def with_caveats(run: Run, *uncovered: str) -> Run:
     """The run, its statement naming more that is not covered."""
     lines = tuple(dict.fromkeys((*run.privacy.not_covered, *uncovered)))
     return replace(run, privacy=replace(run.privacy, not_covered=lines))
-
-
-class Lines:
-    """Prints the public progress of a fit, ten lines of it."""
-
-    def begin(self, facts: Facts) -> None:
-        print(f"{facts.method}: {facts.parameters} parameters, {facts.steps} steps, sigma {facts.noise_multiplier:.4g}")
-
-    def update(self, metrics: Metrics) -> None:
-        if metrics.step % max(1, metrics.steps // 10) == 0:
-            spent = "" if metrics.epsilon is None else f", epsilon so far {metrics.epsilon:.4g}"
-            print(f"step {metrics.step} of {metrics.steps}{spent}")
-
-    def end(self, run: Run) -> None:
-        print(f"epsilon {run.epsilon:.4g} at delta {run.privacy.delta:g}")

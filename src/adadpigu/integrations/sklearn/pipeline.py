@@ -18,7 +18,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import Binarizer, FunctionTransformer, Normalizer
 
 from adadpigu.errors import require
-from adadpigu.integrations.sklearn.estimator import PrivateEstimator, stating
+from adadpigu.integrations.sklearn.estimator import PrivateEstimator, with_caveats
 
 STATELESS = (Binarizer, FeatureHasher, HashingVectorizer, Normalizer)
 """transformers that treat each record by itself; by exact type, since a subclass may learn"""
@@ -34,7 +34,7 @@ class PrivatePipeline(Pipeline):  # type: ignore[misc]
         require(private, f"the last step is a {type(last).__name__}; allowed: AdaDPIGUClassifier, AdaDPIGURegressor")
         super().fit(X, y, **params)
         assert isinstance(last, PrivateEstimator)
-        last.run_ = stating(last.run_, *uncovered(self.steps[:-1]))
+        last.run_ = with_caveats(last.run_, *uncovered(self.steps[:-1]))
         return self
 
 

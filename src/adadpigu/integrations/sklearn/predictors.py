@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.core.gradients import Loss
 from adadpigu.data.description import NumericColumn, listed, shorten
-from adadpigu.data.tabular import scale, unscale
-from adadpigu.errors import InputError, require, unknown
+from adadpigu.data.tabular import Rows, positions, scale, text_of, unscale
+from adadpigu.errors import InputError, first_line, require, unknown
 from adadpigu.integrations.sklearn.columns import Pair, numeric_column
 from adadpigu.integrations.sklearn.estimator import PrivateEstimator
 
@@ -56,13 +56,16 @@ rate; the length of X is private, so it is never read for that)
 
     def fit(self, X: Any, y: Any) -> Self:
         """Trains a fresh model on private records; charged in full, whatever was fitted before."""
-        cells, labels = self._read(X, y, numeric_target=False)
+        self._check_arguments()
+        cells, labels = self._read(X, y)
         check_classification_targets(labels)
         classes = declared_classes(self.classes)
         shown = listed([repr(label) for label in classes.tolist()])
+        rows = Rows({"y": labels}, "y: record {}".format)
+        places = positions(rows, "y", [*map(text_of, classes.tolist())], what="label")
         self._learn(
             cells,
-            positions(labels, classes),
+            torch.from_numpy(places),
             outputs=len(classes),
             loss=weighted_loss(self.class_weight, classes),
             public=(f"{len(classes)} classes: {shown}",),
@@ -97,11 +100,17 @@ class AdaDPIGURegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Trains a fresh model on private records; charged in full, whatever was fitted before."""
-        cells, values = self._read(X, y, numeric_target=True)
+        self._check_arguments()
         target = numeric_column("y", self.target_bounds, argument="target_bounds")
         known = f"range of the target [{target.low:g}, {target.high:g}], scaled to [-1, 1]"
-        with self._naming(X):
-            goal = torch.from_numpy(scale(np.asarray(values, np.float64), target.low, target.high).astype(np.float32))
+        try:
+            cells, values = self._read(X, y, y_numeric=True)
+            values = np.asarray(values, np.float64)
+        except ValueError as error:
+            if "could not convert string" not in str(error):
+                raise
+            raise InputError(f"y: {first_line(error)}; allowed: numbers") from None
+        goal = torch.from_numpy(scale(values, target.low, target.high).astype(np.float32))
         self._learn(cells, goal[:, None], outputs=1, loss=F.mse_loss, public=(known,))
         self.target_ = target
         return self
@@ -142,16 +151,3 @@ def weighted_loss(weights: Any, classes: NDArray[Any]) -> Loss:
     for label in weights.keys() - {*labels}:
         raise InputError(f"class_weight: {unknown('class', str(label), map(str, labels))}")
     return nn.CrossEntropyLoss(weight=torch.tensor([float(weights.get(label, 1)) for label in labels]))
-
-
-def positions(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
-    """The place of each record's label among the classes."""
-    places = {label: place for place, label in enumerate(classes.tolist())}
-    found = [places.get(label, -1) for label in labels.tolist()]
-    if -1 in found:
-        record = found.index(-1)
-        raise InputError(
-            f"y: record {record} has the label {labels[record]!r}; allowed: {listed(classes.tolist())}, the declared "
-            "classes"
-        )
-    return torch.tensor(found, dtype=torch.int64)

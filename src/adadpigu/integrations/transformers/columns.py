@@ -8,12 +8,12 @@ Padding to the longest of a batch would show in shapes and in time who was drawn
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import Subset
 
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness, isolated, seed_host
 from adadpigu.core.trees import describe_tree
@@ -30,21 +30,38 @@ NEXT_TOKEN, EACH_TOKEN = ("ForCausalLM", "LMHeadModel"), ("ForTokenClassificatio
 _Collate = Callable[[list[Any]], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Columns:
     """Collates records one by one and pads each to the same length; called with a list, it is Trainer's collator."""
 
-    collate: _Collate
-    max_length: int | None
-    """tokens that every record is padded to; None: records have no tokens"""
-    fills: Mapping[str, int]
-    """columns that are padded, and with what"""
-    adds_mask: bool
-    """whether a record without an attention mask gets one"""
-    adds_labels: bool
-    """whether a record without labels has its own tokens as labels"""
-    bounds: Mapping[str, int]
-    """whole numbers of a column are below it"""
+    def __init__(
+        self,
+        model: Any,
+        collate: _Collate,
+        *,
+        taken: Collection[str],
+        tokeniser: Any,
+        max_length: int | None,
+        check_labels: bool,
+    ) -> None:
+        """What is padded, and with what: by the model's class and config, and by what its forward has `taken`."""
+        kind, config = type(model).__name__, model.config
+        words = getattr(model.get_input_embeddings(), "num_embeddings", None) if IDS in taken else None
+        self.max_length = _length_of(model, max_length, tokeniser) if words else None
+        """tokens that every record is padded to; None: records have no tokens"""
+        self._collate, self._adds_mask, self._adds_labels = collate, MASK in taken, kind.endswith(NEXT_TOKEN)
+        translates = getattr(config, "is_encoder_decoder", False) and not kind.endswith(CLASSIFICATION)
+        padding = next((o.pad_token_id for o in (config, tokeniser) if getattr(o, "pad_token_id", None) is not None), 0)
+        by_token = {LABELS: IGNORED} if translates or kind.endswith(NEXT_TOKEN + EACH_TOKEN) else {}
+        self._fills = dict.fromkeys(BY_TOKEN, 0) | {IDS: padding, "decoder_input_ids": padding} | by_token
+        classes: Any = getattr(config, "num_labels", 0)
+        if translates:
+            classes = getattr(model.get_output_embeddings(), "out_features", 0)
+        elif kind.endswith((*NEXT_TOKEN, "ForMaskedLM")):
+            classes = words
+        self._bounds = {IDS: words, "token_type_ids": getattr(config, "type_vocab_size", None)}
+        """whole numbers of a column are below it"""
+        if check_labels and classes > 1:
+            self._bounds[LABELS] = classes
 
     def __call__(self, features: Sequence[Any]) -> dict[str, Tensor]:
         return self._joined([self._row(record, "a record") for record in features], "evaluation")
@@ -64,34 +81,20 @@ class Columns:
                     seed_host(0)
                 rows.append(self._row(dataset[number], f"{name}: record {number}"))
         joined = self._joined(rows, name)
-        for column, below in self.bounds.items():
-            values = joined.get(column)
-            if values is None or values.is_floating_point():
-                continue
-            outside = (values < 0) | (values >= below)
-            if column == LABELS:
-                outside &= values != IGNORED
-            if outside.any():
-                record = int(outside.view(len(values), -1).any(1).nonzero()[0])
-                raise InputError(f"{name}: record {record} has {column} outside 0 to {below - 1}, as the model has")
+        for column, below in self._bounds.items():
+            if column in joined and below:
+                _check_bounds(joined[column], below, column, name)
         return joined
 
-    def draws(self, dataset: Any) -> tuple[bool, bool]:
-        """Whether reading a few records draws random numbers, and whether from a generator that is not a global one."""
-        at_random, by_its_own = False, False
-        with isolated(SystemRandomness(), torch.device("cpu")):
-            for place in range(min(8, len(dataset))):
-                rows = []
-                for number in (0, 0, 1):
-                    seed_host(number)
-                    rows.append(self._row(dataset[place], f"record {place}"))
-                by_its_own |= _differ(rows[0], rows[1])
-                at_random |= by_its_own or _differ(rows[0], rows[2])
-        return at_random, by_its_own
+    def draw_by_their_own(self, dataset: Any) -> bool:
+        """Whether reading a few records draws from a generator of their own: two readings with one seed differ."""
+        few = Subset(dataset, range(min(8, len(dataset))))
+        one, other = (self.of(few, "train_dataset", comparable=True) for _ in range(2))
+        return any(not torch.equal(one[column], other[column]) for column in one)
 
     def _row(self, record: Any, where: str) -> dict[str, Tensor]:
         try:
-            made = self.collate([record])
+            made = self._collate([record])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise InputError(
                 f"{where} cannot be collated: {first_line(error)}; allowed: a dict of numbers (is it tokenised?)"
@@ -104,18 +107,18 @@ class Columns:
     def _pad(self, row: dict[str, Tensor], length: int, where: str) -> None:
         ids = row[IDS]
         mask = row.get(MASK, torch.ones_like(ids))
-        if self.adds_mask:
+        if self._adds_mask:
             row[MASK] = mask
-        if self.adds_labels:
+        if self._adds_labels:
             row.setdefault(LABELS, ids.masked_fill(mask == 0, IGNORED))
-        for column in sorted(row.keys() & self.fills.keys(), key=lambda column: (column != IDS, column)):
+        for column in sorted(row.keys() & self._fills.keys(), key=lambda column: (column != IDS, column)):
             values = row[column]
             require(
                 values.dim() > 1 and not values.is_floating_point() and 1 <= values.shape[-1] <= length,
                 f"{where}: its {column} are {describe_tree(values)}; allowed: 1 to {length} whole numbers "
                 f"(max_length={length}: have the tokeniser truncate)",
             )
-            row[column] = F.pad(values, (0, length - values.shape[-1]), value=self.fills[column])
+            row[column] = F.pad(values, (0, length - values.shape[-1]), value=self._fills[column])
 
     def _joined(self, rows: list[dict[str, Tensor]], name: str) -> dict[str, Tensor]:
         """All rows as one batch."""
@@ -129,40 +132,13 @@ class Columns:
         return {column: torch.cat([row[column] for row in rows]) for column in rows[0]}
 
 
-def _differ(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return any(not torch.equal(one[column], other[column]) for column in one.keys() & other.keys())
-
-
-def columns_for(
-    model: Any,
-    collate: _Collate,
-    *,
-    taken: Collection[str],
-    tokeniser: Any,
-    max_length: int | None,
-    check_labels: bool,
-) -> Columns:
-    """How records are collated and padded for a model: by its class and config, and by what its forward has `taken`."""
-    kind, config = type(model).__name__, model.config
-    words = getattr(model.get_input_embeddings(), "num_embeddings", None) if IDS in taken else None
-    translates = getattr(config, "is_encoder_decoder", False) and not kind.endswith(CLASSIFICATION)
-    classes: Any = getattr(config, "num_labels", 0)
-    if translates:
-        classes = getattr(model.get_output_embeddings(), "out_features", 0)
-    elif kind.endswith((*NEXT_TOKEN, "ForMaskedLM")):
-        classes = words
-    types = getattr(config, "type_vocab_size", None)
-    bounds = {IDS: words, "token_type_ids": types, LABELS: classes if check_labels and classes > 1 else None}
-    padding = next((o.pad_token_id for o in (config, tokeniser) if getattr(o, "pad_token_id", None) is not None), 0)
-    by_token = {LABELS: IGNORED} if translates or kind.endswith(NEXT_TOKEN + EACH_TOKEN) else {}
-    return Columns(
-        collate=collate,
-        max_length=_length_of(model, max_length, tokeniser) if words else None,
-        fills=dict.fromkeys(BY_TOKEN, 0) | {IDS: padding, "decoder_input_ids": padding} | by_token,
-        adds_mask=MASK in taken,
-        adds_labels=kind.endswith(NEXT_TOKEN),
-        bounds={column: below for column, below in bounds.items() if below},
-    )
+def _check_bounds(values: Tensor, below: int, column: str, name: str) -> None:
+    outside = (values < 0) | (values >= below)
+    if column == LABELS:
+        outside &= values != IGNORED
+    if not values.is_floating_point() and outside.any():
+        record = int(outside.view(len(values), -1).any(1).nonzero()[0])
+        raise InputError(f"{name}: record {record} has {column} outside 0 to {below - 1}, as the model has")
 
 
 def _length_of(model: Any, asked: int | None, tokeniser: Any) -> int:

@@ -22,7 +22,7 @@ from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import count_rows
 from adadpigu.errors import ModelError, require
-from adadpigu.integrations.trainers import OneRecord, each_alone, is_mean_or_sum
+from adadpigu.integrations.trainers import OneRecord, compares_records, each_alone
 from adadpigu.integrations.transformers.columns import CLASSIFICATION, EACH_TOKEN, IGNORED, LABELS, NEXT_TOKEN
 
 Batch = Mapping[str, Tensor]
@@ -122,9 +122,8 @@ class OwnLoss:
             example = {**example, LABELS: varied.to(labels.dtype)}
         with untouched(model), torch.no_grad():
             model.eval()
-            each, whole = self(model, example), self._of_batch(model, dict(example))
-        finite = bool(whole.isfinite().all() and each.isfinite().all())
-        if whole.dim() == 0 and finite and not is_mean_or_sum(whole, each):
+            compares = compares_records(lambda rows: self._of_batch(model, dict(rows)), example)
+        if compares:
             raise ModelError(
                 "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses; allowed: a "
                 "loss of each record by itself, such as reduction='none' and then .mean()"

@@ -13,11 +13,10 @@ from typing import Any
 from accelerate.utils import DynamoBackend
 
 from adadpigu.errors import require
+from adadpigu.integrations.trainers import Rule, refuse_settings, warn_of_no_effect
 
 _OFF: tuple[object, ...] = (False, None, 0, "", [], {})
-_Rule = tuple[tuple[object, ...], str]
-"""what a setting may be, and why"""
-REFUSED: Mapping[str, _Rule] = {
+REFUSED: Mapping[str, Rule] = {
     "tf32": ((None, False), "norms are bounded in float32; allowed: None or False"),
     "train_sampling_strategy": (("random",), "other batches are no Poisson draws; allowed: 'random', Poisson here"),
     "debug": (_OFF, "it prints activations of private records; allowed: ''"),
@@ -27,7 +26,7 @@ REFUSED: Mapping[str, _Rule] = {
     "world_size": ((1,), "one process trains here; allowed: 1 (for several: torchrun -m adadpigu train)"),
 }
 """settings that would break the guarantee, or that cannot be kept"""
-IDLE: Mapping[str, _Rule] = {
+IDLE: Mapping[str, Rule] = {
     "max_grad_norm": ((1.0, 0.0, None), "records are clipped one by one, by the method's clip_norm"),
     "fp16": (_OFF, "the net is computed in float32; for less memory: bf16=True on a GPU"),
     "bf16": (_OFF, "the net is computed in float32; it takes a GPU, and layer rules (no compute_loss of your own)"),
@@ -60,13 +59,10 @@ def private_settings(args: Any, options: dict[str, Any], *, by_rules: bool) -> A
 
     A logical batch in parts is one expected batch B here: the parts become `physical_batch_size`.
     """
-    for name, (allowed, why) in REFUSED.items():
-        value = _plain(getattr(args, name, allowed[0]))
-        require(value in allowed, f"{name}={value!r}: {why}")
-    within = "lomo" in str(_plain(args.optim)) or "layerwise" in str(_plain(args.optim))
-    require(
-        not within, f"optim={_plain(args.optim)!r} steps within a backward pass; allowed: one that steps along p.grad"
-    )
+    refuse_settings(REFUSED, {name: _plain(getattr(args, name)) for name in REFUSED if hasattr(args, name)})
+    optim = str(_plain(args.optim))
+    within = "lomo" in optim or "layerwise" in optim
+    require(not within, f"optim={optim!r} steps within a backward pass; allowed: one that steps along p.grad")
     kept = copy.copy(args)
     if kept.bf16 and by_rules and kept.device.type == "cuda":
         options.setdefault("precision", "bf16")
@@ -87,7 +83,7 @@ def private_settings(args: Any, options: dict[str, Any], *, by_rules: bool) -> A
     for name, (allowed, why) in IDLE.items():
         value = _plain(getattr(kept, name, allowed[0]))
         if value not in allowed:
-            warnings.warn(f"{name}={value!r} has no effect: {why}", stacklevel=3)
+            warn_of_no_effect(f"{name}={value!r}", why)
             setattr(kept, name, allowed[0])
     if args.bf16 or args.fp16:
         kept.mixed_precision = "no"

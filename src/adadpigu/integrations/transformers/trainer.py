@@ -10,12 +10,13 @@ There is no training loss on this side of the line, so what Trainer would log of
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,14 +27,13 @@ from transformers.trainer_utils import TrainOutput
 
 from adadpigu.accounting import Budget
 from adadpigu.core.gradients import Loss, Losses
-from adadpigu.core.gradients.state import Kept
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.data.checking import digests, refuse_copies, refuse_repeated, refuse_shared_records
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import OWN_GENERATOR
 from adadpigu.errors import InputError, PrivacyLineError, require
-from adadpigu.integrations.trainers import EpochBatches, check_options
-from adadpigu.integrations.transformers.columns import LABELS, MASK, columns_for
+from adadpigu.integrations.trainers import EpochBatches, attributes_put_back, check_options, warn_of_no_effect
+from adadpigu.integrations.transformers.columns import LABELS, MASK, Columns
 from adadpigu.integrations.transformers.layers import register_rules
 from adadpigu.integrations.transformers.losses import LogitsLoss, OwnLoss, usual_loss
 from adadpigu.integrations.transformers.settings import ELSEWHERE, check_accelerator, private_settings
@@ -53,9 +53,10 @@ _EVALUATED = (
     "scores on evaluation records: they are exact, and so is what was chosen by them (load_best_model_at_end, early "
     "stopping, hyper-parameters)"
 )
-_NOT_KEPT = ("train_dataset", "eval_dataset", "_evaluated", "_private")
-"""attributes that may hold many records, and the run's own parts, which a step moves (randomness, ledger)"""
 _OWN_LOSS = "what compute_loss, which is the user's own code, keeps or writes of the records that it sees"
+
+_OF_TRAINER = inspect.signature(Trainer).parameters.keys() - {"model_init"}
+"""arguments that are handed on; those that the private trainer names itself are not among its options"""
 
 
 class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where transformers is not looked at
@@ -66,7 +67,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     `delta`, `seed`, `randomness`, `observers`, `ledger` and further `options` (`noise_multiplier`,
     `physical_batch_size`, `clipping`, `ema`, …) are those of `adadpigu.train`. `loss` is a function of logits and
     labels that takes the place of the model's usual loss; an overridden `compute_loss` and `compute_loss_func` are
-    called with one record at a time. `dataset` is the name under which a shared ledger knows the records.
+    called with one record at a time. `dataset` is the name under which a shared ledger knows the records. Further
+    arguments of `Trainer` (`callbacks`, `compute_metrics`, `optimizers`, …) are handed on.
 
     Formal guarantee: as for `adadpigu.PrivateLoop`, of the model, its checkpoints and all that Trainer logs and writes,
     but for what it says of evaluation records.
@@ -96,10 +98,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         observers: Sequence[Observer] = (),
         ledger: Path | str | None = None,
         compute_loss_func: Any = None,
-        compute_metrics: Any = None,
-        preprocess_logits_for_metrics: Any = None,
-        callbacks: Any = None,
-        optimizers: tuple[Any, Any] = (None, None),
         **options: Any,
     ) -> None:
         model = uncompiled(model)
@@ -108,11 +106,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         require(loss is None or not own, "loss= beside a compute_loss of your own; allowed: one of them")
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
+        of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
         check_options("PrivateTrainer", options, ELSEWHERE)
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
-            told = "has no effect on training: records are read once, in this process, before the first step"
-            warnings.warn(f"dataloader_num_workers={args.dataloader_num_workers} {told}", stacklevel=2)
+            read = "training records are read once, in this process, before the first step"
+            warn_of_no_effect(f"dataloader_num_workers={args.dataloader_num_workers}", read)
         places = set((getattr(model, "hf_device_map", None) or {}).values())
         require(len(places) < 2, f"model={type(model).__name__} is spread over several devices; allowed: one")
         private = {"privacy": privacy, "method": method, "delta": delta, "seed": seed, "randomness": randomness}
@@ -129,16 +128,13 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             compute_loss_func=compute_loss_func,
-            compute_metrics=compute_metrics,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            **of_trainer,
         )
         if self.pop_callback(DEFAULT_PROGRESS_CALLBACK) is not None:
             self.add_callback(StepBar)
         check_accelerator(self.accelerator)
         self._set_signature_columns_if_needed()
-        self.data_collator = self._columns = columns_for(
+        self.data_collator = self._columns = Columns(
             bare,
             self._get_collator_with_removed_columns(self.data_collator),
             taken=self._signature_columns or (),
@@ -147,15 +143,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             check_labels=not own and loss is None,
         )
         refuse_repeated(train_dataset, "train_dataset")
+        rows = self._columns.of(train_dataset, "train_dataset")
         length = self._columns.max_length
-        self._at_random, self._by_its_own = False, False
-        if isinstance(train_dataset, Sized) and hasattr(train_dataset, "__getitem__"):
-            self._at_random, self._by_its_own = self._columns.draws(train_dataset)
         self._data = DataSet(
             name=dataset,
-            train=TensorRecords.of(
-                self._columns.of(train_dataset, "train_dataset"), name="train_dataset", origin=train_dataset
-            ),
+            train=TensorRecords.of(rows, name="train_dataset", origin=train_dataset),
             records=records,
             public=(f"{records:,} records", f"records padded to {length} tokens" if length else "records of one shape"),
         )
@@ -214,9 +206,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             loop.add_caveat(_EVALUATED)
         if self._loss is None:
             loop.add_caveat(_OWN_LOSS)
-        if self._by_its_own:
+        if self._columns.draw_by_their_own(self.train_dataset):
             loop.add_caveat(OWN_GENERATOR)
-        self._batches = EpochBatches(loop, each)
+        self._batches = EpochBatches(each)
+        self._batches.start(loop)
         return self._batches
 
     def _losses(self) -> Losses:
@@ -247,18 +240,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     @contextlib.contextmanager
     def _withholding(self) -> Iterator[None]:
         """Within, code of the user's runs on records: what it logs or keeps on the trainer is un-noised: dropped."""
-        before = dict(vars(self))
-        containers = {
-            k: v for k, v in before.items() if isinstance(v, list | dict | set | deque) and k not in _NOT_KEPT
-        }
-        kept = Kept(SimpleNamespace(**containers, log_history=self.state.log_history))
-        self._sees_records = True
-        try:
+        with attributes_put_back(self, _may_keep):
+            self._sees_records = True
             yield
-        finally:
-            self.__dict__.clear()
-            self.__dict__.update(before)
-            kept.put_back()
 
     def log(self, logs: Mapping[str, float], start_time: float | None = None) -> None:
         """What Trainer logs, without what would tell of batches."""
@@ -352,16 +336,23 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             return
         refuse_shared_records(self.train_dataset, dataset, name)
         if isinstance(dataset, Sized) and len(dataset):
-            if self._at_random:
-                trained_on = self._columns.of(self.train_dataset, "train_dataset", comparable=True)
-            else:
-                trained_on = self._data.train.take(torch.arange(len(self._data.train)))[0]
-            held = trained_on, self._columns.of(dataset, name, comparable=self._at_random)
-            for columns in held:  # records to predict on need not have labels
-                columns.pop(LABELS, None)
-            trained, others = (digests(TensorRecords.of(columns)) for columns in held)
-            refuse_copies(trained, others, len(others), name)
+            refuse_copies(self._trained_digests, self._digests(dataset, name), len(dataset), name)
         self._evaluated.append(dataset)
+
+    @cached_property
+    def _trained_digests(self) -> Any:
+        return self._digests(self.train_dataset, "train_dataset")
+
+    def _digests(self, dataset: Any, name: str) -> Any:
+        """Of each record without its labels, which records to predict on need not have."""
+        columns = self._columns.of(dataset, name, comparable=True)
+        return digests(TensorRecords.of({key: rows for key, rows in columns.items() if key != LABELS}))
+
+
+def _may_keep(name: str, value: Any) -> bool:
+    """Whether an attribute is a log or a container: not records, nor parts of the run, which a step moves."""
+    own = name in ("train_dataset", "eval_dataset", "_evaluated", "_private")
+    return name == "state" or (isinstance(value, list | dict | set | deque) and not own)
 
 
 def _public(logs: Mapping[str, float]) -> dict[str, float]:

@@ -7,15 +7,24 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from adadpigu.accounting import EventCount, PrivacyReport, StageSteps, epsilon, epsilons, event_to_json
+from adadpigu.accounting import (
+    Budget,
+    EventCount,
+    PrivacyReport,
+    StageSteps,
+    calibrate,
+    epsilon,
+    epsilons,
+    event_to_json,
+    plan_for,
+)
 from adadpigu.accounting.events import compose, leaves, spending_of
-from adadpigu.errors import InputError
+from adadpigu.errors import BudgetError, InputError, require
+from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import TRAINED_BEFORE
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
-
-    from adadpigu.training.own_loop import PrivateLoop
 
 _OURS = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
 
@@ -34,9 +43,23 @@ class Accountant:
         """From here on these runs are accounted."""
         self._loops = loops
 
-    def mechanism(self) -> str:
-        """The accountant's name."""
-        return self._name
+    def noise_for(self, budget: Budget, sample_rate: float, steps: int) -> float:
+        """σ for which so many steps cost at most the budget, by this accountant: Rényi accounting asks for more."""
+        plan_at = plan_for(sample_rate, steps)
+        low = high = tight = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta).noise_multiplier
+
+        def cost(sigma: float) -> float:
+            return epsilon(plan_at(sigma).event(), budget.delta, _OURS[self._name])
+
+        while cost(high) > budget.epsilon:
+            low, high = high, 1.2 * high
+            if high > 1e4 * tight:  # the orders at hand show little below 0.004
+                given = f"epsilon={budget.epsilon}, delta={budget.delta}"
+                raise BudgetError(f"{given}: too small for Rényi accounting; allowed: accountant='prv'")
+        while high - low > 1e-3 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if cost(middle) <= budget.epsilon else (middle, high)
+        return high
 
     def get_epsilon(self, delta: float) -> float:
         """ε of all that was begun, to cite: the whole plan of every run or pass that was charged for anything.
@@ -61,10 +84,8 @@ class Accountant:
         if len(begun) == 1 and delta in (None, reports[0].delta):
             return reports[0]
         delta = reports[0].delta if delta is None else delta
-        planned = Counter[DpEvent]() if TYPE_CHECKING else Counter()
-        for report in reports:
-            planned.update(leaves(report.event()))
-        for loop in begun[len(reports) :]:  # the pass that is open: when it is left may depend on what is seen
+        planned: Counter[DpEvent] = Counter()
+        for loop in begun:  # also one that is open: when it is left may depend on what is seen
             planned.update(leaves(loop.planned))
         between = {TRAINED_BEFORE} - {*reports[0].warnings}  # by the passes before, which are counted here
         found = epsilons(compose(planned), delta)
@@ -93,3 +114,20 @@ class Accountant:
 
     def _spent(self) -> DpEvent:
         return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self._loops())
+
+
+def get_noise_multiplier(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    epochs: int | None = None,
+    steps: int | None = None,
+    accountant: str = "prv",
+) -> float:
+    """σ for which so many epochs (of 1/q steps) or steps cost at most the target, by the accountant."""
+    asked = Accountant(accountant)
+    require((steps is None) != (epochs is None), f"epochs={epochs} and steps={steps}: give one of them")
+    count = steps if steps is not None else int((epochs or 0) / sample_rate)
+    require(count >= 1, f"epochs={epochs} and steps={steps} make {count} steps; allowed: at least 1")
+    return asked.noise_for(Budget(epsilon=target_epsilon, delta=target_delta), sample_rate, count)

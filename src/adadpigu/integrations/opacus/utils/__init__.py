@@ -1,1 +1,1 @@
-"""Where scripts for Opacus import `BatchMemoryManager` from."""
+"""Where scripts for Opacus import from."""
