@@ -1,4 +1,7 @@
-"""Planted bugs that the audits once passed: in copies, long draws, growing masks, noise, ε. See `plants.py`."""
+"""Planted bugs that the audits once passed: in samplers, copies, long draws, growing masks, noise, ε.
+
+See `plants.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,39 @@ from adadpigu.core.bounding import BoundedSum, ClippedSum, GradientSum
 from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import Coins, PoissonSampler, Population
 from adadpigu.core.sensitive import Presence, Records, unseal
 from adadpigu.training.micro_batches import MicroBatches
+from adadpigu.training.preparation import Preparation
 
 _POOL = 65_536
 _FIRST_ROWS = 256
+
+
+class _OneSize(PoissonSampler):
+    """Takes q·n of n records, all of them alike, and calls that a Poisson draw."""
+
+    def toss(self, population: Population, randomness: Randomness) -> Coins:
+        coins = randomness.uniform(len(population))
+        return Coins(coins.argsort().argsort() < round(self.sample_rate * len(population)))
+
+
+@contextmanager
+def sampler_of(kind: type[PoissonSampler]) -> Iterator[None]:
+    """Runs draw by a sampler of another class; `PoissonSampler` itself is as it was."""
+    genuine = Preparation.samplers
+
+    def samplers(self: Preparation, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
+        own = genuine(self, stage)
+        return {name: (kind(sample_rate=sampler.sample_rate), sigma) for name, (sampler, sigma) in own.items()}
+
+    with patch.object(Preparation, "samplers", samplers):
+        yield
+
+
+def batches_of_one_size() -> AbstractContextManager[None]:
+    """A sampler of a class of its own takes equally many records in every draw."""
+    return sampler_of(_OneSize)
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from adadpigu.audit.estimators import (
     Trial,
     claim_curve,
     epsilon_from_errors,
+    gaussian_curve,
     gaussian_mu,
     one_run_epsilon,
     one_run_mu,
     one_run_refutes,
     one_run_refutes_curve,
-    one_run_refutes_gaussian,
     profile_curve,
     rate_above,
 )
@@ -195,7 +195,7 @@ def test_one_run_by_a_gaussian_curve_never_refutes_what_is_no_rarer(
     """Independent Gaussians, a guess about each: the number of right ones is binomial with Φ(μ/2)."""
     right = 0
     while binom.sf(right - 1, canaries, norm.cdf(mu / 2)) > significance * (1 + 1e-9) and right < canaries:
-        assert not one_run_refutes_gaussian(mu, trial_of(canaries, canaries, right), significance)
+        assert not one_run_refutes_curve(gaussian_curve(mu), trial_of(canaries, canaries, right), significance)
         right += 1
     assert right > 0
 

@@ -17,9 +17,8 @@ from adadpigu.audit.estimators import (
     Errors,
     Trial,
     epsilon_from_errors,
-    fewest_for_mu,
-    fewest_guesses,
-    fewest_observations,
+    fewest,
+    gaussian_curve,
     gaussian_mu,
     largest_refuted,
     mu_epsilon,
@@ -27,7 +26,6 @@ from adadpigu.audit.estimators import (
     one_run_mu,
     one_run_refutes,
     one_run_refutes_curve,
-    one_run_refutes_gaussian,
     profile_curve,
     rate_above,
 )
@@ -41,6 +39,10 @@ def expected(count: int, mu: float, threshold: float) -> Errors:
     """The errors of a threshold between N(0, 1) and N(μ, 1), rounded."""
     alarms, misses = round(count * norm.sf(threshold)), round(count * norm.cdf(threshold - mu))
     return Errors(false_alarms=alarms, without=count, misses=misses, within=count)
+
+
+def by_gaussian_curve(mu: float, trial: Trial, significance: float) -> bool:
+    return one_run_refutes_curve(gaussian_curve(mu), trial, significance)
 
 
 # golden values
@@ -57,7 +59,7 @@ def test_ten_thousand_ideal_scores_a_world_give_the_golden_values(
     pure = partial(one_run_refutes, delta=1e-6)
     found = largest_over_hull(within, without, pure, significance=0.05, most=60)
     assert found == pytest.approx(one_run, abs=1e-6)
-    mu = largest_over_hull(within, without, one_run_refutes_gaussian, significance=0.05, most=20)
+    mu = largest_over_hull(within, without, by_gaussian_curve, significance=0.05, most=20)
     assert mu_epsilon(mu, 1e-6) == pytest.approx(curve, abs=1.5e-6)
 
 
@@ -189,26 +191,28 @@ def test_the_search_never_says_more_than_is_refuted() -> None:
 
 @pytest.mark.parametrize("significance", [0.3, 0.05, 0.01, CERTAIN])
 @pytest.mark.parametrize(("claim", "delta"), [(0.0, 0.0), (0.0, 1e-5), (1.0, 1e-5), (8.0, 1e-5), (3.0, 0.2)])
-def test_the_fewest_observations_are_enough_and_one_less_is_not(
-    claim: float, delta: float, significance: float
-) -> None:
-    count = fewest_observations(significance, epsilon=claim, delta=delta)
-    assert epsilon_from_errors(Errors.flawless(count), delta, significance) > claim
-    assert epsilon_from_errors(Errors.flawless(count - 1), delta, significance) <= claim
+def test_the_fewest_observations_have_their_closed_form(claim: float, delta: float, significance: float) -> None:
+    """(β/2)^(1/n) > 1 − (1 − δ)/(1 + e^ε)."""
+    needed = math.log(significance / 2) / math.log1p(-(1 - delta) / (1 + math.exp(claim)))
+    count = fewest(lambda n: epsilon_from_errors(Errors.flawless(n), delta, significance) > claim)
+    assert count - 1 <= needed * (1 + 1e-9)
+    assert needed < count * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("significance", [0.3, 0.05, 0.01, CERTAIN])
 @pytest.mark.parametrize("mu", [0.0, 0.5, 1.7, 4.0])
-def test_the_fewest_for_mu_are_enough_and_one_less_is_not(mu: float, significance: float) -> None:
-    count = fewest_for_mu(mu, significance)
-    assert gaussian_mu(Errors.flawless(count), significance) > mu
-    assert gaussian_mu(Errors.flawless(count - 1), significance) <= mu
+def test_the_fewest_for_mu_have_their_closed_form(mu: float, significance: float) -> None:
+    """(β/2)^(1/n) > 1 − Φ(−μ/2)."""
+    needed = math.log(significance / 2) / math.log1p(-norm.sf(mu / 2))
+    count = fewest(lambda n: gaussian_mu(Errors.flawless(n), significance) > mu)
+    assert count - 1 <= needed * (1 + 1e-9)
+    assert needed < count * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("significance", [0.3, 0.05, 0.01, CERTAIN])
 @pytest.mark.parametrize("claim", [0.0, 1.0, 3.0])
 def test_the_fewest_guesses_are_enough_and_one_less_is_not(claim: float, significance: float) -> None:
-    count = fewest_guesses(significance, epsilon=claim)
+    count = fewest(lambda n: one_run_refutes(claim, Trial.flawless(n, n), 0.0, significance))
     for canaries in (count, 10 * count):
         enough, short = Trial.flawless(canaries, count), Trial.flawless(canaries, count - 1)
         assert one_run_epsilon(enough, 0.0, significance) > claim >= one_run_epsilon(short, 0.0, significance)

@@ -7,18 +7,17 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, hypergeom, kstest, norm
+from scipy.stats import binom, kstest, norm
 
 from adadpigu.audit.laws import (
     Check,
     Law,
+    chosen_law,
     dispersion_p,
     distance_p,
     extreme_p,
     most_alike,
-    neighbours_law,
     neighbours_p,
-    overlap_law,
     overlaps_p,
     product_p,
     product_reach,
@@ -54,17 +53,18 @@ def test_a_sum_of_many_is_exact_far_out() -> None:
 def test_neighbours_are_counted_over_all_choices_of_a_row(size: int) -> None:
     records = 7
     seen = [sum(b - a == 1 for a, b in itertools.pairwise(c)) for c in itertools.combinations(range(records), size)]
-    law = neighbours_law(records, size)
+    law = chosen_law(records, min(records, records - size + 1), size)  # of runs, of which there are m less the pairs
     for value in range(records):
-        place = value - law.start
+        place = size - value - law.start
         found = law.chances[place] if 0 <= place < len(law.chances) else 0.0
         assert found == pytest.approx(seen.count(value) / len(seen), abs=1e-12)
 
 
 def test_common_records_are_those_of_a_hypergeometric_law() -> None:
-    for records, one, other in ((20, 7, 5), (20, 15, 12), (9, 0, 4), (9, 9, 4)):
-        law = overlap_law(records, one, other)
-        expected = hypergeom.pmf(law.start + np.arange(len(law.chances)), records, one, other)
+    for records, one, other in ((9, 4, 3), (9, 7, 5), (9, 0, 4), (9, 9, 4)):
+        law = chosen_law(records, one, other)
+        seen = [sum(record < one for record in c) for c in itertools.combinations(range(records), other)]
+        expected = [seen.count(value) / len(seen) for value in range(law.start, law.start + len(law.chances))]
         np.testing.assert_allclose(law.chances, expected, atol=1e-12)
         assert law.chances.sum() == pytest.approx(1.0)
 

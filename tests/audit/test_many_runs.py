@@ -17,7 +17,8 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from adadpigu.audit import many_runs
-from adadpigu.audit.many_runs import LoneCanary, Worlds, audit_many_runs, choose
+from adadpigu.audit.many_runs import Worlds, audit_many_runs, choose
+from adadpigu.audit.one_run import InOrOut
 from adadpigu.audit.outside import Answer
 from adadpigu.audit.result import AuditResult, picture
 from adadpigu.audit.subject import Subject, subject_of
@@ -56,7 +57,7 @@ def lying(made: Subject) -> Subject:
     return replace(made, config=replace(made.config, noise_multiplier=made.noise_multiplier / 1000))
 
 
-def shown(canary: LoneCanary, query: GradientSum, x: float) -> None:
+def shown(canary: InOrOut, query: GradientSum, x: float) -> None:
     """One draw in which the canary's coordinate is released as x, and all others as something else."""
     canary.asked("gradient", [query])
     value = torch.full((canary.coordinates,), -77.0, dtype=torch.float64)
@@ -70,7 +71,7 @@ def _release(value: Tensor, query: GradientSum) -> Release:
 
 
 def test_a_run_is_scored_by_ratio_sum_and_maximum_of_what_its_active_coordinate_shows() -> None:
-    canary = LoneCanary(sample_rate=0.3, noise_multiplier=0.8)
+    canary = InOrOut(64, 1, sample_rate=0.3, noise_multiplier=0.8)
     active = torch.zeros(100 + canary.coordinates, dtype=torch.bool)
     active[100 + 7] = True
     frozen = torch.zeros_like(active)
@@ -84,25 +85,25 @@ def test_a_run_is_scored_by_ratio_sum_and_maximum_of_what_its_active_coordinate_
         return math.log(within / norm.pdf(x, 0, sigma))
 
     expected = ratio(1.4, 0.8) + ratio(-0.6, 0.8) + ratio(0.2, 0.8 / math.sqrt(0.9))
-    assert canary.ratio == pytest.approx(expected, rel=1e-12)
-    assert canary.total == pytest.approx(1.4 - 0.6 + 0.2)
+    assert float(canary.ratio) == pytest.approx(expected, rel=1e-12)
+    assert float(canary.total) == pytest.approx(1.4 - 0.6 + 0.2)
     assert canary.largest == 1.4
     assert canary.looks == 3
-    canary.enter(True)
-    assert (canary.ratio, canary.total, canary.largest) == (0.0, 0.0, -math.inf)
+    canary.enter(torch.tensor([True]))
+    assert (float(canary.ratio), float(canary.total), float(canary.largest)) == (0.0, 0.0, -math.inf)
 
 
 def test_the_canary_is_sampled_as_a_record_in_one_world_and_never_in_the_other() -> None:
-    canary = LoneCanary(sample_rate=0.3, noise_multiplier=1.0)
-    canary.enter(True)
+    canary = InOrOut(64, 1, sample_rate=0.3, noise_multiplier=1.0)
+    canary.enter(torch.tensor([True]))
     assert bool(canary.choose(None).isnan().all())
-    canary.enter(False)
+    canary.enter(torch.tensor([False]))
     assert bool((canary.choose(None) >= 1).all())
 
 
 def test_the_canary_moves_to_an_active_coordinate() -> None:
     active = torch.tensor([False, False, True, True])
-    assert LoneCanary(sample_rate=0.3, noise_multiplier=1.0).places(active).tolist() == [2]
+    assert InOrOut(64, 1, sample_rate=0.3, noise_multiplier=1.0).places(active).tolist() == [2]
 
 
 @pytest.fixture(scope="module")
@@ -201,13 +202,13 @@ def test_runs_as_the_command_makes_them_are_told_apart_without_noise_and_not_ref
     made, random = subject(sigma=sigma, steps=60, sample_rate=0.1), np.random.default_rng(0)
     assert made.epsilon == pytest.approx(epsilon, rel=0.003)
 
-    def runner(_: Subject, canary: LoneCanary) -> Callable[[bool], list[float]]:
+    def runner(_: Subject, canary: InOrOut) -> Callable[[bool], list[float]]:
         def once(present: bool) -> list[float]:
-            canary.enter(present)
+            canary.enter(torch.tensor([present]))
             drawn = (random.random(60) < 0.1) & present
             for x in drawn + noise * made.noise_multiplier * random.normal(size=60):
                 canary.observe(torch.full((canary.coordinates,), x, dtype=torch.float64), None)
-            return [canary.ratio, canary.total, canary.largest]
+            return [float(score) for score in (canary.ratio, canary.total, canary.largest)]
 
         return once
 
@@ -257,7 +258,7 @@ def test_every_run_starts_from_the_same_weights_with_the_worlds_in_turns(monkeyp
 
     def watched(ready: Preparation, *, watch: Any, **options: Any) -> Run:
         starts.append(ready.engine.layout.read(ready.model))
-        worlds.append(watch._present)
+        worlds.append(bool(watch.present))
         return train_prepared(ready, watch=watch, **options)
 
     monkeypatch.setattr(many_runs, "trained", watched)
@@ -272,7 +273,7 @@ def told(monkeypatch: pytest.MonkeyPatch, scores: Iterable[float], looks: int = 
     """Instead of training, runs have these scores, each as all of its scores."""
     scores = iter(scores)
 
-    def runner(_: Subject, canary: LoneCanary) -> Callable[[bool], list[float]]:
+    def runner(_: Subject, canary: InOrOut) -> Callable[[bool], list[float]]:
         canary.looks, canary.broken = looks, broken
         return lambda present: [next(scores)] * 3
 
@@ -289,7 +290,7 @@ def test_the_threshold_is_chosen_on_runs_that_are_not_counted(monkeypatch: pytes
 
 def test_a_score_that_is_no_number_is_an_error_in_either_world() -> None:
     nothing = np.array([np.nan, np.inf, 1.0])
-    errors = Worlds(within=nothing, without=nothing, threshold=0.0).errors()
+    errors = Worlds(within=nothing, without=nothing, threshold=0.0).errors
     assert (errors.misses, errors.false_alarms) == (2, 3)
 
 
@@ -310,16 +311,16 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
 @pytest.mark.slow
 def test_every_release_that_is_not_finite_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One coordinate of the model, of the first release of each run: not the canary's."""
-    heard = LoneCanary.heard
+    heard = InOrOut.heard
 
-    def spoilt(self: LoneCanary, answer: Answer, stage: str) -> None:
+    def spoilt(self: InOrOut, answer: Answer, stage: str) -> None:
         def with_nan(value: Tensor) -> Tensor:
             return torch.cat([torch.full((1,), math.nan), value[1:]])
 
         released = {name: release.map(with_nan) for name, release in answer.releases.items()}
         heard(self, replace(answer, releases=released), stage)
 
-    monkeypatch.setattr(LoneCanary, "heard", spoilt)
+    monkeypatch.setattr(InOrOut, "heard", spoilt)
     result = audit_many_runs(subject(), runs=21)
     assert result.details["releases_not_finite"] == 2 * 31 * subject().plan.steps
     assert not result.passed

@@ -21,7 +21,6 @@ from scipy.stats import gamma, norm, poisson
 from torch import Tensor
 
 from adadpigu.audit import keys, noise
-from adadpigu.audit.keys import Keys
 from adadpigu.audit.laws import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
 from adadpigu.audit.listening import _places
 from adadpigu.audit.noise import audit_noise
@@ -306,9 +305,10 @@ def test_keys_that_are_constant_show_between_two_generators(monkeypatch: pytest.
     """Of the coins alone: the noise is as it should be."""
     fixed = ReproducibleRandomness(7).uniform(2**12)
     monkeypatch.setattr(SystemRandomness, "uniform", lambda self, count: fixed[:count].clone())
-    seen = Keys()
-    seen.here("secure", torch.device("cpu"))
-    assert list(seen.findings()) == ["two generators draw the same coins: 256 of 256 numbers, so their key is constant"]
+    seen = keys.drawn_here("secure", torch.device("cpu"))
+    assert list(keys.equal_numbers(seen)) == [
+        "two generators draw the same coins: 256 of 256 numbers, so their key is constant"
+    ]
 
 
 SHARED = """
@@ -336,17 +336,15 @@ def test_a_constant_seed_shows_between_two_processes(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_two_processes_of_the_package_as_it_is_share_no_number() -> None:
-    seen = Keys()
-    seen.here(None, torch.device("cpu"))
-    seen.elsewhere(None, torch.device("cpu"))
-    assert seen.processes == 2
-    assert list(seen.findings()) == []
+    here, elsewhere = (drawn(None, torch.device("cpu")) for drawn in (keys.drawn_here, keys.drawn_elsewhere))
+    assert len(here) == len(elsewhere) == 2
+    assert list(keys.equal_numbers(here, elsewhere)) == []
 
 
 def test_a_process_that_cannot_draw_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "_PROGRAM", "raise OSError('no entropy')")
     with pytest.raises(InputError, match=r"a second process could not draw any .OSError: no entropy.; allowed"):
-        Keys().elsewhere(None, torch.device("cpu"))
+        keys.drawn_elsewhere(None, torch.device("cpu"))
 
 
 def test_of_a_large_model_every_tensor_is_heard() -> None:

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from adadpigu.audit import one_run
-from adadpigu.audit.one_run import CoinFlipped, audit_one_run, guessed, log_ratio
+from adadpigu.audit.one_run import InOrOut, audit_one_run, flips, guessed, log_ratio
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -48,7 +48,7 @@ def test_equal_scores_are_guessed_by_chance() -> None:
 
 
 def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
-    flipped = CoinFlipped(3, sample_rate=0.5, noise_multiplier=1.0)
+    flipped = InOrOut(6, 3, sample_rate=0.5, noise_multiplier=1.0)
     assert flipped.places(None).tolist() == [0, 1, 2]
     assert flipped.places(torch.tensor([False, True, False, True, True, True])).tolist() == [1, 3, 4]
     crowded = flipped.places(torch.tensor([False, False, False, False, True, False]))
@@ -57,7 +57,8 @@ def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
 
 
 def test_only_canaries_that_are_in_are_ever_drawn() -> None:
-    flipped = CoinFlipped(1000, sample_rate=0.5, noise_multiplier=1.0)
+    flipped = InOrOut(2000, 1000, sample_rate=0.5, noise_multiplier=1.0)
+    flipped.enter(flips(1000))
     coins = flipped.choose(None)
     assert torch.equal(coins.isnan(), flipped.present)
     assert bool((coins[~flipped.present] == 1).all())

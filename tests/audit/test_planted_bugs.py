@@ -24,7 +24,8 @@ from adadpigu.accounting.events import draw_event
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.core.sampling import PoissonSampler
 from adadpigu.errors import BudgetError, ModelError, PrivacyLineError
-from adadpigu.methods import dpsgd, make_method
+from adadpigu.methods import make_method
+from adadpigu.methods.base import FixedGradientState
 from trials import prepare_small, run_small
 
 pytestmark = pytest.mark.usefixtures("coarse_cost")
@@ -44,12 +45,13 @@ def test_every_bug_of_the_list_is_planted_and_stands_in_the_documentation() -> N
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught_by_an_audit_that_passes_without_it(bug: Bug) -> None:
-    sound = bug.sound()
-    assert sound.passed, sound.findings
     found = bug.audited(bug.caught_by)
     assert not found.passed
     assert f"| **{bug.caught_by}** |" in row(bug, [found])
-    assert "nobody" in row(bug, [sound])
+    if not bug.listed:  # test_suite.py runs the list, and shows that it passes without them
+        sound = bug.sound()
+        assert sound.passed, sound.findings
+        assert "nobody" in row(bug, [sound])
 
 
 @pytest.mark.parametrize("leak", GUESSED, ids=lambda leak: leak.name)
@@ -101,13 +103,16 @@ def test_a_model_that_normalises_over_the_batch_is_refused() -> None:
 
 
 def test_a_second_release_of_a_batch_is_refused_unless_the_first_was_charged_for_both() -> None:
-    genuine = dpsgd._State.step
+    genuine = FixedGradientState.step
 
     def twice(self: Any, *given: Any) -> Any:
         genuine(self, *given)
         return genuine(self, *given)
 
-    with patch.object(dpsgd._State, "step", twice), pytest.raises(PrivacyLineError, match="no draw 'gradient' left"):
+    with (
+        patch.object(FixedGradientState, "step", twice),
+        pytest.raises(PrivacyLineError, match="no draw 'gradient' left"),
+    ):
         run_small(make_method("dpsgd"))
 
 

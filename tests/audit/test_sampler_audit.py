@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import plants_once_missed as missed
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from adadpigu.accounting import epsilon, plan_for
 from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of
-from adadpigu.audit.watching import watch
+from adadpigu.audit.watching import SpiedSampler, watch
 from adadpigu.config import merge, read_preset
 from adadpigu.core import standardising
 from adadpigu.core.randomness import DeviceRandomness, Randomness, ReproducibleRandomness
@@ -82,7 +83,7 @@ def test_what_is_watched_is_what_the_coins_say() -> None:
         seen = watch(subject("dpsur", physical_batch_size=size), records=300, steps=4, randomness=Kept(0))
         assert seen.planned == len(seen.in_order) == len(kept) == 8
         assert (seen.in_order == (torch.stack(kept) < RATE).numpy()).all()
-        assert (seen.repeated, seen.astray) == (0, 0)
+        assert (seen.repeated, seen.stray) == (0, 0)
 
 
 Toss = Callable[[PoissonSampler, Population, Randomness], Coins]
@@ -199,6 +200,37 @@ def test_a_sampler_that_is_not_as_claimed_is_refuted(name: str, monkeypatch: pyt
         assert result.epsilon_certain > result.epsilon_claimed
     if name == "a record always":  # what sixty steps at q = 1 cost, nearly: the rate is at least 0.5 for certain
         assert result.epsilon_certain > epsilon(plan_for(0.5, 60)(2.0).event(), 1e-5)
+
+
+def test_the_sampler_that_is_audited_is_the_runs_own() -> None:
+    """And not one that the auditor makes, at the same rate."""
+    with missed.batches_of_one_size():
+        result = audit_sampler(subject(), draws=40)
+    assert any("batch sizes vary by 0.0" in finding for finding in result.findings), result.findings
+
+
+def test_a_spied_sampler_answers_as_the_runs_own_does_and_tells() -> None:
+    class Own(PoissonSampler):
+        def draw(self, *given: Any) -> Any:
+            return "drawn", given
+
+        def toss(self, *given: Any) -> Any:
+            return "tossed", given
+
+        def event(self, *given: Any) -> Any:
+            return "priced", given
+
+    told: list[str] = []
+    spied: Any = SpiedSampler(
+        sample_rate=RATE,
+        own=Own(sample_rate=RATE),
+        asked=lambda: told.append("asked"),
+        tossed=lambda: told.append("tossed"),
+    )
+    assert spied.event([2.0]) == ("priced", ([2.0],))
+    assert spied.toss("records", "coins") == ("tossed", ("records", "coins"))
+    assert spied.draw("records", "coins") == ("drawn", ("records", "coins"))
+    assert told == ["asked", "tossed", "tossed"]
 
 
 @pytest.mark.slow

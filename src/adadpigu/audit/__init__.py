@@ -5,6 +5,8 @@
 Audits of the mechanism work on public records or stand-ins; what the others look at is sensitive.
 """
 
+from collections.abc import Callable
+
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.claims import claim_of_run, config_of_run
 from adadpigu.audit.many_runs import audit_many_runs
@@ -17,7 +19,19 @@ from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.white_box import audit_white_box
 
+AUDITS: dict[str, Callable[..., AuditResult]] = {
+    "white-box": audit_white_box,
+    "replay": audit_replay,
+    "noise": audit_noise,
+    "sampler": audit_sampler,
+    "accountant": audit_accountant,
+    "one-run": audit_one_run,
+    "many-runs": audit_many_runs,
+    "membership": audit_membership,
+}
+
 __all__ = [
+    "AUDITS",
     "AuditResult",
     "Subject",
     "audit_accountant",

@@ -1,9 +1,8 @@
 """The accountant audit: does the claim cover what is drawn, when somebody else counts and reckons?
 
 ε of the claim's plan is reckoned once more (`reckoning`), and once by Rényi orders, straight from `dp_accounting`. A
-short real run is counted from outside, replays of recorded steps included: what its samplers tossed, what it released,
-what its ledger charged, and what it says that costs. Of a finished run the charges on its ledger are counted too.
-Deterministic, on public records or stand-ins.
+short real run is counted from outside: what its samplers tossed, what it released, what its ledger charged, and what it
+says that costs. Of a finished run the charges on its ledger are counted too. Deterministic.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,10 +23,8 @@ from adadpigu.audit.outside import Answer, Watcher
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.audit.watching import BehindSampler, Followed, run_length, so_many_records
-from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import Coins, PoissonSampler, Population
-from adadpigu.runs.run import Run
+from adadpigu.audit.watching import Followed, SpiedSampler, run_length, so_many_records
+from adadpigu.core.sampling import PoissonSampler
 from adadpigu.training.preparation import Preparation
 
 Kind = tuple[float, float]
@@ -65,7 +61,7 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
             "noise is Gaussian of the size that is charged (`adadpigu audit noise` tests that)",
             "a record moves a sum by no more than its sensitivity (`adadpigu audit replay` tests that)",
         ),
-        findings=(*disagreement, *counted.findings(cost), *_overdrawn(subject, planned)),
+        findings=(*disagreement, *counted.contradictions(cost), *_overdrawn(subject, planned)),
         details={
             "epsilon_reckoned": [found.least, found.most],
             "epsilon_renyi": renyi,
@@ -73,7 +69,8 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
             "counted_steps": counted.steps,
             "counted_epsilon": [cost.least, cost.most],
             "counted_epsilon_claimed": counted.told,
-            **counted.path,
+            "execution": counted.execution,
+            "replayed_steps": counted.replayed,
         },
     )
 
@@ -103,31 +100,46 @@ def _renyi(draws: Mapping[Kind, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Counted:
-    """A short run, seen from outside."""
+class _Counted(Watcher):
+    """A short run, seen from outside: how often draws of each kind were tossed, released and charged."""
 
-    steps: int
-    tossed: Counter[Kind]
-    released: Counter[Kind]
-    charged: Counter[Kind]
-    told: float
-    """ε that the run says it has spent"""
-    path: Mapping[str, object]
+    def __init__(self, ready: Preparation) -> None:
+        super().__init__()
+        self._stages, self._device = ready.stages, ready.device
+        self._kinds: dict[tuple[str, str], Kind] = {}
+        self._tosses: dict[Kind, Tensor] = {}
+        self.steps = ready.plan.steps
+        self.released: Counter[Kind] = Counter()
+        self.charged: Counter[Kind] = Counter()
+        self.told = 0.0
+        """ε that the run says it has spent"""
+
+    def spied(self, stage: int, name: str, sampler: PoissonSampler, sigma: float) -> SpiedSampler:
+        """Counts its tosses on the device: a recorded toss counts at every replay."""
+        kind = self._kinds[self._stages[stage].name, name] = sampler.sample_rate, sigma
+        count = self._tosses.setdefault(kind, torch.zeros((), device=self._device))
+        return SpiedSampler(sample_rate=sampler.sample_rate, own=sampler, tossed=lambda: count.add_(1))
+
+    def heard(self, answer: Answer, stage: str) -> None:
+        self.released[self._kinds[stage, answer.draw]] += 1
+
+    @property
+    def tossed(self) -> Counter[Kind]:
+        return Counter({kind: int(count) for kind, count in self._tosses.items()})
 
     @property
     def made(self) -> Counter[Kind]:
         """Draws that were tossed or released, whichever were more."""
         return self.tossed | self.released
 
-    def findings(self, cost: Reckoned) -> Iterator[str]:
+    def contradictions(self, cost: Reckoned) -> Iterator[str]:
         """`cost` is what the draws that were made cost."""
+        tossed = self.tossed
         for kind, count in self.made.items():
-            at = f"at q={kind[0]:.4g}, sigma={kind[1]:.4g}"
             if self.charged[kind] < count:
-                yield f"{count} draws were made {at}; {self.charged[kind]} are on the ledger"
-            if self.tossed[kind] < count:
-                yield f"{count} draws were released {at}; coins were tossed for {self.tossed[kind]} of them"
+                yield f"{count} draws were made {_at(kind)}; {self.charged[kind]} are on the ledger"
+            if tossed[kind] < count:
+                yield f"{count} draws were released {_at(kind)}; coins were tossed for {tossed[kind]} of them"
         if self.told < cost.least * (1 - _ROUNDING):
             yield (
                 f"a run of {self.steps} steps says that it has spent epsilon={self.told:.6g}, while its draws cost "
@@ -138,25 +150,16 @@ class _Counted:
 def _counted(subject: Subject) -> _Counted:
     steps = run_length(subject, _STEPS)
     ready = subject.prepare(data=so_many_records(subject, _RECORDS), steps=steps, evaluate_every=steps)
-    tosses: dict[Kind, Tensor] = {}
-
-    def counting(stage: int, name: str, sampler: PoissonSampler, sigma: float) -> BehindSampler:
-        count = tosses.setdefault((sampler.sample_rate, sigma), torch.zeros((), device=ready.device))
-        return _CountedSampler(sampler, count)
-
-    watcher, followed = _Releases(ready), Followed(**vars(ready), wrapped=counting)
+    seen = _Counted(ready)
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "run"
-        run: Run = trained(followed, randomness=subject.tier, out=out, watch=watcher, observers=[watcher])
-        charged = charges(read_ledger(out / NAME).lines)
-    return _Counted(
-        steps=steps,
-        tossed=Counter({kind: int(count) for kind, count in tosses.items()}),
-        released=watcher.released,
-        charged=charged,
-        told=run.privacy.epsilon_spent,
-        path={"execution": watcher.execution, "replayed_steps": watcher.replayed},
-    )
+        out, followed = Path(folder) / "run", Followed(**vars(ready), spied=seen.spied)
+        run = trained(followed, randomness=subject.tier, out=out, watch=seen, observers=[seen])
+        seen.charged, seen.told = charges(read_ledger(out / NAME).lines), run.privacy.epsilon_spent
+    return seen
+
+
+def _at(kind: Kind) -> str:
+    return f"at q={kind[0]:.4g}, sigma={kind[1]:.4g}"
 
 
 def charges(lines: Iterable[Mapping[str, Any]]) -> Counter[Kind]:
@@ -189,33 +192,4 @@ def _overdrawn(subject: Subject, planned: Mapping[Kind, int]) -> Iterator[str]:
         return
     for kind, count in charges(subject.ledger.lines).items():
         if count > (allowed := planned.get(kind, 0)):
-            at = f"at q={kind[0]:.4g}, sigma={kind[1]:.4g}"
-            yield f"{count} draws {at} are on the ledger, {allowed} in the plan that is claimed for"
-
-
-class _Releases(Watcher):
-    """Counts the draws that were answered, those of replayed steps too."""
-
-    def __init__(self, ready: Preparation) -> None:
-        super().__init__()
-        self.released: Counter[Kind] = Counter()
-        self._kinds = {
-            (stage.name, draw): (sampler.sample_rate, sigma)
-            for number, stage in enumerate(ready.stages)
-            for draw, (sampler, sigma) in ready.samplers(number).items()
-        }
-
-    def heard(self, answer: Answer, stage: str) -> None:
-        self.released[self._kinds[stage, answer.draw]] += 1
-
-
-class _CountedSampler(BehindSampler):
-    """Counts its tosses on the device: a recorded toss counts at every replay."""
-
-    def __init__(self, sampler: PoissonSampler, count: Tensor) -> None:
-        super().__init__(sampler)
-        self._count = count
-
-    def toss(self, population: Population, randomness: Randomness) -> Coins:
-        self._count.add_(1)
-        return self._sampler.toss(population, randomness)
+            yield f"{count} draws {_at(kind)} are on the ledger, {allowed} in the plan that is claimed for"

@@ -1,7 +1,7 @@
 """Records made to break a bound: huge, not finite, subnormal, twice there, under a wrong label, at the mask's edge.
 
-They are an auditor's own, added to public records or stand-ins. Checks of input come before the privacy line and refuse
-most of them; an audit looks behind those checks (`Unchecked`), because the bound must hold whatever gets through.
+Checks of input refuse most of them; an audit looks behind those checks (`Unchecked`), because the bound must hold
+whatever gets through.
 """
 
 from __future__ import annotations
@@ -45,9 +45,12 @@ def adversarial_records(data: DataSet) -> dict[str, Record]:
     image, target = records.inputs[0], records.targets[0]
     made = {name: (value, target) for name, value in _inputs(records.inputs).items()}
     made["duplicated"] = image, target
-    other = _other_class(records.targets, data.classes)
-    if other is not None:
-        made["wrong class"] = image, other
+    if not records.targets.is_floating_point() and records.targets.ndim == 1:
+        others = records.targets[records.targets != target]
+        if (data.classes or 0) > 1:
+            made["wrong class"] = image, (target + 1) % data.classes
+        elif len(others):
+            made["wrong class"] = image, others[0]
     return made
 
 
@@ -74,16 +77,6 @@ def _inputs(inputs: Tensor) -> dict[str, Tensor]:
     values = {"huge": 0.9 * numbers.max, "large": -1e3, "zero": 0.0, "subnormal": numbers.smallest_normal / 128}
     values |= {"NaN": torch.nan, "infinite": torch.inf}
     return {name: torch.full_like(image, value) for name, value in values.items()} | {"one infinity": pierced}
-
-
-def _other_class(targets: Tensor, classes: int | None) -> Tensor | None:
-    """A label that the first record has not; None where targets are not labels."""
-    if targets.is_floating_point() or targets.ndim != 1:
-        return None
-    if classes is not None and classes > 1:
-        return (targets[0] + 1) % classes
-    others = targets[targets != targets[0]]
-    return others[0] if len(others) else None
 
 
 class Unchecked(TensorRecords):

@@ -1,16 +1,12 @@
 """Canaries: an auditor's own records, each with a gradient on one coordinate of a dummy block that no data touches.
 
-The block is a layer beside the model and goes through everything that the model does: sampler, engine, clip, mask,
-noise, optimiser. A canary's loss is linear in the block, so that its gradient is known exactly,
+The block is a layer beside the model and goes through everything that the model does. A canary's loss is linear in it:
 
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
-and every other record's is α there, standardised 0. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch and
-N(1, σ²) with it. (e_j is a coordinate, or a direction over k coordinates that no other canary has.) The auditor watches
-from outside (`outside`): releases, and the public α, β and mask. Of the run nothing is replaced but the canaries' own
-inclusion coins; noise is drawn by its own generator.
-
-All that changes from step to step lies in tensors on the run's device, written in place, for steps that are recorded.
+Every other record's gradient is α there. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with
+it (e_j is a coordinate, or a direction over k of them). Of the run nothing is replaced but the canaries' own inclusion
+coins. All that changes from step to step lies in tensors on the run's device, for steps that are recorded.
 """
 
 from __future__ import annotations
@@ -123,7 +119,7 @@ class Canaries(Watcher):
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
-        query = next((query for query in queries if isinstance(query, GradientSum)), None)
+        query = Answer(draw, tuple(queries), {}).gradient
         with side_stream(self._amount.device):
             pass
         join(self._amount.device)  # a query's vectors may be in the making
@@ -134,6 +130,7 @@ class Canaries(Watcher):
             self._aim(query)
 
     def heard(self, answer: Answer, stage: str) -> None:
+        super().heard(answer, stage)
         query = answer.gradient
         if query is None:
             return

@@ -22,8 +22,6 @@ from adadpigu.errors import AdaDPIGUError
 _NEVER = math.nextafter(1.0, 0.0)
 """a coin under which a record is drawn at q = 1 alone"""
 
-aten = torch.ops.aten
-
 
 class ReplayError(AdaDPIGUError):
     """The neighbour's run asks for something else than was recorded: state depends on un-noised data."""
@@ -52,78 +50,72 @@ class FrozenChance(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
         self.used, self._calls = True, self._calls + 1
-        if func in _FROZEN:
-            return _FROZEN[func](self._uniform, *args, **(kwargs or {}))
-        torch.manual_seed(self._key << 16 | self._calls)
-        return func(*args, **(kwargs or {}))
+        if func is aten.native_dropout.default:
+            return self._dropout(*args)
+        if func not in _LAWS:
+            torch.manual_seed(hash((self._key, self._calls)))
+            return func(*args, **(kwargs or {}))
+        first, *others = args
+        into = _empty(first, **(kwargs or {})) if not func._schema.is_mutable else first
+        return into.copy_(_LAWS[func](self._uniform(into), *others))
 
-    def _uniform(self, shape: Any, device: torch.device) -> Tensor:
-        generator = np.random.Generator(np.random.Philox(key=[self._key, self._calls]))
-        return torch.from_numpy(generator.random(tuple(shape))).to(device)
+    def _dropout(self, values: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+        kept = self._uniform(values) >= (p if train else 0.0)
+        return torch.where(kept, values / (1 - p) if train and p < 1 else values, 0.0), kept
 
-
-Uniform = Callable[[Any, torch.device], Tensor]
-
-
-def _bernoulli_(uniform: Uniform, into: Tensor, p: float = 0.5, **_: Any) -> Tensor:
-    return into.copy_(uniform(into.shape, into.device) < p)
-
-
-def _bernoulli(uniform: Uniform, like: Tensor, p: float, **_: Any) -> Tensor:
-    return (uniform(like.shape, like.device) < p).to(like.dtype)
-
-
-def _native_dropout(uniform: Uniform, values: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    if not train or p == 0:
-        return values.clone(), torch.ones_like(values, dtype=torch.bool)
-    kept = uniform(values.shape, values.device) >= p
-    return torch.where(kept, values / (1 - p) if p < 1 else 0.0, 0.0), kept
+    def _uniform(self, like: Tensor) -> Tensor:
+        """Numbers between 0 and 1, of which those of the first rows are the same however many there are."""
+        made = np.random.Generator(np.random.Philox(key=[self._key, self._calls])).random(tuple(like.shape))
+        rounded = torch.finfo(like.dtype).eps if like.is_floating_point() else 0.0
+        return torch.from_numpy(made).clamp(1e-300, 1 - rounded).to(like.device)
 
 
-def _rand(uniform: Uniform, shape: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    made = uniform(shape, torch.device(device or "cpu")).to(dtype or torch.get_default_dtype())
-    return made.clamp(max=1 - torch.finfo(made.dtype).eps)
+def _empty(like: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    """As a tensor is, or of a shape."""
+    if isinstance(like, Tensor):
+        return torch.empty_like(like, dtype=dtype, device=device)
+    return torch.empty(tuple(like), dtype=dtype, device=device)
 
 
-def _uniform_(uniform: Uniform, into: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
-    return into.copy_(low + (high - low) * uniform(into.shape, into.device))
+def _bernoulli(u: Tensor, p: float = 0.5) -> Tensor:
+    return u < p
 
 
-def _gaussian_(uniform: Uniform, into: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
-    return into.copy_(mean + std * torch.special.ndtri(uniform(into.shape, into.device).clamp(min=1e-300)))
+def _between(u: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * u
 
 
-def _randn(uniform: Uniform, shape: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
-    return _gaussian_(uniform, torch.empty(tuple(shape), dtype=dtype, device=device))
+def _normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    z: Tensor = torch.special.ndtri(u)
+    return mean + std * z
 
 
-def _randn_like(uniform: Uniform, like: Tensor, **_: Any) -> Tensor:
-    return _gaussian_(uniform, torch.empty_like(like))
-
-
-_FROZEN: dict[Any, Callable[..., Any]] = {
-    aten.bernoulli_.float: _bernoulli_,
-    aten.bernoulli.p: _bernoulli,
-    aten.native_dropout.default: _native_dropout,
-    aten.rand.default: _rand,
-    aten.uniform_.default: _uniform_,
-    aten.normal_.default: _gaussian_,
-    aten.randn.default: _randn,
-    aten.randn_like.default: _randn_like,
+aten = torch.ops.aten
+_LAWS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((aten.bernoulli_.float, aten.bernoulli.p), _bernoulli),
+    **dict.fromkeys((aten.uniform_.default, aten.rand.default), _between),
+    **dict.fromkeys((aten.normal_.default, aten.randn.default, aten.randn_like.default), _normal),
 }
 """of the operations that models and augmentation use, what they give from uniform numbers"""
 
 
-class RecordedCoins:
+class _Coins:
+    """Neither private nor named apart: a run's report has the name, and a neighbour's has to be the same."""
+
+    description = "recorded coins: not private"
+    tier: Literal["reproducible"] = "reproducible"
+    private = False
+
+    def __init__(self) -> None:
+        self.chance = FrozenChance()
+
+
+class RecordedCoins(_Coins):
     """Randomness whose inclusion coins and words are kept, for the run on D.
 
     The record at `always` is in every batch. With `share` each of the others is in a batch with that probability,
     whatever q is: an auditor may choose who is drawn. In the draws of `empty` nobody is, in those of `full` everybody.
     """
-
-    description = "recorded coins: not private"
-    tier: Literal["reproducible"] = "reproducible"
-    private = False
 
     def __init__(
         self,
@@ -134,13 +126,11 @@ class RecordedCoins:
         empty: frozenset[int] = frozenset(),
         full: frozenset[int] = frozenset(),
     ) -> None:
-        self._inner = inner
-        self._always = always
-        self._share = share
+        super().__init__()
+        self._inner, self._always, self._share = inner, always, share
         self._empty, self._full = empty, full
         self.coins: list[Tensor] = []
         self.filled: list[Tensor] = []
-        self.chance = FrozenChance()
 
     def uniform(self, count: int) -> Tensor:
         coins = self._inner.uniform(count)
@@ -164,21 +154,16 @@ class RecordedCoins:
         return self.filled[-1]
 
 
-class NeighbourCoins:
+class NeighbourCoins(_Coins):
     """The same coins for the common records; the one extra record is in every batch it could be in.
 
     `removed` is the position that D has and D′ has not; None means that D′ has one more record, at its end.
     """
 
-    description = "recorded coins: not private"  # a run's report names it, and must be the neighbour's too
-    tier: Literal["reproducible"] = "reproducible"
-    private = False
-
     def __init__(self, recorded: RecordedCoins, removed: int | None) -> None:
-        self._coins = iter(recorded.coins)
-        self._filled = iter(recorded.filled)
+        super().__init__()
+        self._coins, self._filled = iter(recorded.coins), iter(recorded.filled)
         self._removed = removed
-        self.chance = FrozenChance()
 
     def uniform(self, count: int) -> Tensor:
         coins = next(self._coins)

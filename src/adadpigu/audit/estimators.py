@@ -1,14 +1,7 @@
 """From what an attacker guessed to a lower bound on ε: pure functions of counts, each with the confidence it holds at.
 
-| estimator | from | tight for |
-| --- | --- | --- |
-| `gaussian_mu` | errors of a test between two worlds of a Gaussian | white-box observations of one step |
-| `epsilon_from_errors` | the same errors, nothing assumed | many whole runs |
-| `one_run_refutes` | right guesses among coin-flipped canaries of one run (Steinke, Nasr, Jagielski 2023) | pure ε |
-| `one_run_refutes_curve` | the same, for any trade-off curve (Mahloujifar, Melis, Chaudhuri 2024) | a known plan |
-
+`Errors` are those of a test between two worlds; a `Trial` counts right guesses about coin-flipped canaries of one run.
 Thresholds and numbers of guesses have to be fixed in advance, or chosen on other scores than those that are counted.
-What so many observations could show at best is the estimator of `Errors.flawless` or `Trial.flawless`.
 """
 
 from __future__ import annotations
@@ -16,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -55,6 +47,12 @@ class Errors:
     misses: int
     """"out" was said of so many observations of the world with"""
     within: int
+
+    @classmethod
+    def of(cls, within: Scores, without: Scores, threshold: float) -> Errors:
+        """Of saying "in" above a threshold. A score that is not finite is an error in either world."""
+        alarms, hits = (without > threshold) | ~np.isfinite(without), (within > threshold) & np.isfinite(within)
+        return cls(false_alarms=int(alarms.sum()), without=len(without), misses=int((~hits).sum()), within=len(within))
 
     @classmethod
     def flawless(cls, observations: int) -> Errors:
@@ -96,6 +94,11 @@ def rate_above(errors: int, trials: int, significance: float) -> float:
     return float(beta.isf(significance, errors + 1, trials - errors))
 
 
+def rate_below(count: int, trials: int, significance: float) -> float:
+    """Clopper-Pearson: the rate that would give so many, or more, with probability `significance`."""
+    return 1 - rate_above(trials - count, trials, significance)
+
+
 def gaussian_mu(errors: Errors, significance: float) -> float:
     """The least μ of N(0, 1) against N(μ, 1) that these errors leave possible; 0 where they show nothing.
 
@@ -130,6 +133,7 @@ def epsilon_from_errors(errors: Errors, delta: float, significance: float) -> fl
 def one_run_refutes(epsilon: float, trial: Trial, delta: float, significance: float) -> bool:
     """Whether ε is refuted by one run's guesses: they would be this right with less chance than `significance`.
 
+    Steinke, Nasr, Jagielski 2023:
     P[W ≥ v] + 2mδ max_i P[v − i ≤ W < v]/i,  W ~ Bin(r, e^ε/(1 + e^ε)),  v right among r guesses on m canaries.
 
     Nothing is refuted at a significance of 2δ or less: with a chance of δ, all may be given away.
@@ -149,9 +153,9 @@ def one_run_refutes(epsilon: float, trial: Trial, delta: float, significance: fl
 def one_run_refutes_curve(curve: Curve, trial: Trial, significance: float) -> bool:
     """Whether the claim that a run's trade-off curve is nowhere below `curve` is refuted by its guesses.
 
-    Were so many right guesses as likely as `significance`, there would be more guesses than were made: from the count
-    seen down to none, with R = P[right, count ≥ i] and H = P[wrong, count ≥ i] for a random canary,
-    H_i ≥ f̄⁻¹(R_{i+1}) and R_i − R_{i+1} = i/(r − i)·(H_i − H_{i+1}), until R + H would exceed r/m.
+    Mahloujifar, Melis, Chaudhuri 2024. Were so many right guesses as likely as `significance`, there would be more
+    guesses than were made: from the count seen down to none, with R = P[right, count ≥ i] and H = P[wrong, count ≥ i]
+    for a random canary, H_i ≥ f̄⁻¹(R_{i+1}) and R_i − R_{i+1} = i/(r − i)·(H_i − H_{i+1}), until R + H would exceed r/m.
     """
     right, guesses = trial.right, trial.guesses
     all_guesses = guesses / trial.canaries
@@ -187,9 +191,8 @@ def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
     Such a test has power at most δ + e^ε·level, and one that says the opposite has level at least 1 − δ − e^ε(1 −
     power): so f̄⁻¹(y) = max(0, e^−ε(y − δ), 1 − δ − e^ε(1 − y)), the second form being the first at −ε.
 
-    Formal guarantee: each pair holds of adding and of removing a record, so both lines bound both directions, and their
-    maximum is convex and its own mirror image, as `one_run_refutes_curve` needs. Fewer pairs, or a larger δ, lower f̄⁻¹:
-    less is refuted, never more.
+    Formal guarantee: each pair holds of adding and of removing a record, so the maximum is convex and its own mirror
+    image, as `one_run_refutes_curve` needs. Fewer pairs, or a larger δ, refute less, never more.
 
     >>> curve = profile_curve([math.log(3)], [0.0])
     >>> [round(curve(power), 6) for power in (0.3, 0.75, 0.9)]
@@ -208,8 +211,8 @@ def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
 def claim_curve(event: DpEvent) -> Curve:
     """The curve of the claim itself, whatever it composes: `profile_curve` of 2,000 points of its privacy profile.
 
-    Both directions are in it: the profile's δ is the larger of the two. It is taken on the accountant's coarse grid,
-    which is pessimistic: what refutes this curve refutes the exact one too.
+    The profile is taken on the accountant's coarse grid, which is pessimistic: what refutes this curve refutes the
+    exact one too.
     """
     spending = spending_of(event)
     interval = coarse_interval(spending)
@@ -218,19 +221,13 @@ def claim_curve(event: DpEvent) -> Curve:
     return profile_curve(epsilons, privacy_profile(spending, epsilons, interval))
 
 
-def one_run_refutes_gaussian(mu: float, trial: Trial, significance: float) -> bool:
-    """The same of the claim that the run is μ-Gaussian."""
-    return one_run_refutes_curve(gaussian_curve(mu), trial, significance)
-
-
 def one_run_epsilon(trial: Trial, delta: float, significance: float) -> float:
     """The largest ε at δ that one run's guesses refute.
 
     >>> round(one_run_epsilon(Trial.flawless(1000, 60), 1e-5, 0.05), 3)
     2.944
     """
-    refutes = partial(one_run_refutes, trial=trial, delta=delta, significance=significance)
-    return largest_refuted(refutes, most=_MOST_EPSILON)
+    return largest_refuted(lambda epsilon: one_run_refutes(epsilon, trial, delta, significance), most=_MOST_EPSILON)
 
 
 def one_run_mu(trial: Trial, significance: float) -> float:
@@ -239,7 +236,7 @@ def one_run_mu(trial: Trial, significance: float) -> float:
     >>> round(mu_epsilon(one_run_mu(Trial.flawless(1000, 60), 0.05), 1e-5), 3)
     4.434
     """
-    return largest_refuted(partial(one_run_refutes_gaussian, trial=trial, significance=significance), most=_MOST_MU)
+    return largest_refuted(lambda mu: one_run_refutes_curve(gaussian_curve(mu), trial, significance), most=_MOST_MU)
 
 
 def largest_refuted(refutes: Callable[[float], bool], *, most: float) -> float:
@@ -253,41 +250,20 @@ def largest_refuted(refutes: Callable[[float], bool], *, most: float) -> float:
     return low
 
 
-def fewest_observations(significance: float, *, epsilon: float = 0.0, delta: float = 0.0) -> int:
-    """Of so many observations a world, an attacker without a single error shows more than ε (`epsilon_from_errors`).
+def fewest(enough: Callable[[int], bool]) -> int:
+    """The least count that is enough, where all above it are too. Asked of a flawless attacker, what an audit needs.
 
-    (β/2)^(1/n) > 1 − (1 − δ)/(1 + e^ε). As it stands, more than nothing: of fewer, `gaussian_mu` shows nothing either.
-
-    >>> fewest_observations(0.05), fewest_observations(1e-6), fewest_observations(0.05, epsilon=8.0, delta=1e-5)
-    (6, 21, 10999)
+    >>> fewest(lambda count: epsilon_from_errors(Errors.flawless(count), 1e-5, 0.05) > 8)
+    10999
+    >>> fewest(lambda count: gaussian_mu(Errors.flawless(count), 0.05) > 1)
+    10
+    >>> fewest(lambda count: one_run_refutes(0.0, Trial.flawless(count, count), 0.0, 1e-6))
+    20
     """
-    return _fewest_below((1 - delta) / (1 + math.exp(epsilon)), significance)
-
-
-def fewest_for_mu(mu: float, significance: float) -> int:
-    """Of so many observations a world, an attacker without a single error shows more than μ (`gaussian_mu`).
-
-    >>> fewest_for_mu(0.0, 0.05), fewest_for_mu(1.0, 0.05)
-    (6, 10)
-    """
-    return _fewest_below(math.erfc(mu / math.sqrt(8)) / 2, significance)
-
-
-def fewest_guesses(significance: float, *, epsilon: float = 0.0) -> int:
-    """Of so many guesses about one run, all of them right, more than ε can be shown, pure or by a curve.
-
-    (e^ε/(1 + e^ε))^r < β. A δ above 0 asks for more, and may put ε out of reach: `one_run_epsilon` of `Trial.flawless`.
-
-    >>> fewest_guesses(0.05), fewest_guesses(1e-6), fewest_guesses(0.05, epsilon=2.944)
-    (5, 20, 59)
-    """
-    return _above(-math.log(significance) / math.log1p(math.exp(-epsilon)))
-
-
-def _fewest_below(rate: float, significance: float) -> int:
-    """Of so many observations without an error, both rates are bounded below `rate` (at most ½)."""
-    return _above(math.log(significance / 2) / math.log1p(-rate))
-
-
-def _above(number: float) -> int:
-    return math.floor(number * (1 + 1e-12)) + 1
+    low, high = 0, 1
+    while not enough(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,11 +1,8 @@
 """What chance allows: p-values that hold exactly, or by a proved bound, as far out as an audit of many tests needs.
 
-Normal approximations are not good enough that far out, so sums of whole numbers are convolved.
-
-The second half holds whoever decides, from what was seen so far, what is looked at next. A mask may be learned from
-noise of earlier steps, but it is settled before a number is drawn. Then wealth that is bet on the numbers, fairly, does
-not grow on average, and by Markov's inequality its inverse is a p-value, whenever one stops (Ville 1939; Howard et al.
-2021). Pure functions.
+The second half (from `product_p` on) holds whoever decides, from what was seen so far, what is looked at next: a mask
+that is learned from noise of earlier steps is settled before a number is drawn. Wealth that is bet on the numbers,
+fairly, does not grow on average, so its inverse is a p-value, whenever one stops (Ville 1939; Howard et al. 2021).
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +34,16 @@ _STAKES = (2.0, 2.0**6, 2.0**20)
 """what `rare_p` bets that there are so many times too many"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(NamedTuple):
     """One test: how likely chance alone makes what was seen, and what to say where that is not believed."""
 
     name: str
     p: float
     told: str
+
+    def of(self, what: str) -> Check:
+        """The same, said of `what`."""
+        return Check(f"{what}: {self.name}", self.p, f"{what}: {self.told}")
 
 
 def refuted(checks: Sequence[Check], significance: float) -> tuple[str, ...]:
@@ -133,44 +134,31 @@ def dispersion_p(counts: Counts, trials: int, rate: float) -> float:
     return sum_p(int(((counts - middle) ** 2).sum()), [(law, len(counts))])
 
 
-def overlap_law(records: int, one: int, other: int) -> Law:
-    """How many records two independent draws of these sizes have in common."""
-    common = np.arange(max(0, one + other - records), min(one, other) + 1)
-    ways = _log_choices(one, common) + _log_choices(records - one, other - common)
-    return Law(int(common[0]), np.exp(ways - _log_choices(records, np.array([other]))))
-
-
-def _log_choices(total: int, taken: Counts) -> Numbers:
-    from scipy.special import gammaln
-
-    ways: Numbers = gammaln(total + 1) - gammaln(taken + 1) - gammaln(total - taken + 1)
-    return ways
-
-
 def overlaps_p(overlaps: Counts, records: int, sizes: Counts, others: Counts) -> float:
     """Of the common records of many pairs of draws, given the draws' sizes; no draw in two pairs of a ring."""
-    pairs = Counter(zip(np.minimum(sizes, others).tolist(), np.maximum(sizes, others).tolist(), strict=True))
-    laws = ((overlap_law(records, one, other), times) for (one, other), times in pairs.items())
-    return sum_p(int(overlaps.sum()), laws)
-
-
-def neighbours_law(records: int, size: int) -> Law:
-    """How many of `size` records, drawn from a row of `records`, have the next one in the row drawn too.
-
-    >>> neighbours_law(4, 2).chances.round(3).tolist()
-    [0.5, 0.5]
-    """
-    if size == 0:
-        return Law(0, np.ones(1))
-    runs = np.arange(min(size, records - size + 1), 0, -1)
-    ways = _log_choices(size - 1, runs - 1) + _log_choices(records - size + 1, runs)
-    return Law(size - int(runs[0]), np.exp(ways - _log_choices(records, np.array([size]))))
+    pairs = Counter(zip(sizes.tolist(), others.tolist(), strict=True))
+    return sum_p(int(overlaps.sum()), ((chosen_law(records, *pair), times) for pair, times in pairs.items()))
 
 
 def neighbours_p(pairs: Counts, records: int, sizes: Counts) -> float:
-    """Of the neighbours that many draws have taken together, given the draws' sizes."""
-    laws = ((neighbours_law(records, size), times) for size, times in Counter(sizes.tolist()).items())
-    return sum_p(int(pairs.sum()), laws)
+    """Of the neighbours that many draws have taken together, given the draws' sizes.
+
+    A draw of m records has m − pairs runs, C(m − 1, runs − 1)·C(n − m + 1, runs) ways: runs follow `chosen_law`.
+    """
+    runs = ((chosen_law(records, min(records, records - m + 1), m), n) for m, n in Counter(sizes.tolist()).items())
+    return sum_p(int((sizes - pairs).sum()), runs)
+
+
+def chosen_law(total: int, marked: int, chosen: int) -> Law:
+    """How many of the marked are among the chosen, at random out of a total: the hypergeometric law.
+
+    >>> chosen_law(4, 3, 2).chances.round(3).tolist()
+    [0.5, 0.5]
+    """
+    from scipy.stats import hypergeom
+
+    least, most = max(0, marked + chosen - total), min(marked, chosen)
+    return Law(least, hypergeom.pmf(np.arange(least, most + 1), total, marked, chosen))
 
 
 def most_alike(taken: NDArray[np.bool_]) -> tuple[float, int, int]:

@@ -2,9 +2,8 @@
 
     z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
-The subject's own loop is run as it is, with the mechanism and the generator that it would have. Its data are one blank
-record out of so many declared ones that it is never drawn, so that every sum is 0; the coins are tossed as ever. In
-runs with records it is a dummy block that no record touches (`canaries`) whose released coordinates are noise alone.
+The subject's own loop is run as it is, on one blank record out of so many declared ones that it is never drawn. In runs
+with records it is a dummy block that no record touches (`canaries`) whose released coordinates are noise alone.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from adadpigu.audit.watching import run_length, so_many_records
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError, ModelError
-from adadpigu.runs.run import Metrics
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
@@ -112,9 +110,9 @@ class Listener(Watcher, Parts):
 
     def __init__(self, claim: Plan, after: Callable[[int], None], most: int | None = None) -> None:
         """`after` is told the number of every step; `most`: numbers of a release that are kept (None: all)."""
-        Watcher.__init__(self)
+        Watcher.__init__(self, after)
         Parts.__init__(self, claim)
-        self._after, self._most = after, most
+        self._most = most
         self._kept = np.arange(0)
         self.planned = self.released = 0
         """draws"""
@@ -124,10 +122,6 @@ class Listener(Watcher, Parts):
         super().follow(ready)
         self._kept = _places(ready.engine.layout, self._most)
         self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
-
-    def update(self, metrics: Metrics) -> None:
-        super().update(metrics)
-        self._after(metrics.step)
 
     def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
@@ -223,16 +217,11 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     )
 
 
-def nobody(data: DataSet) -> DataSet:
-    """One blank record that is never drawn; where everybody is, it adds nothing."""
-    records = held(data)
-    blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
-    return replace(data, train=blank, records=_NOBODY)
-
-
 def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
-    """A run of so many steps, in which nobody is drawn."""
-    data = nobody(subject.data)
+    """A run of so many steps on one blank record that is never drawn; where everybody is, it adds nothing."""
+    records = held(subject.data)
+    blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
+    data = replace(subject.data, train=blank, records=_NOBODY)
     ready = plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
     listener.follow(ready)
     return ready

@@ -1,13 +1,12 @@
 """Many whole runs, with one canary in the data and without it: how well does an auditor tell them apart?
 
-In the world with it the canary is a record like any other, Poisson-sampled with q in every step; its gradient lies in
-the dummy block. A run is scored by one of three figures of what was released, step by step, x_t = ⟨e_j, release⟩/C:
+In the world with it the canary is a record like any other, Poisson-sampled with q in every step. A run is scored by one
+of three figures of what was released, step by step, x_t = ⟨e_j, release⟩/C:
 
     Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      Σ_t x_t,      max_t x_t
 
-the best if the noise is as claimed, and two that also see noise that is not. Pilot runs, which are not counted, choose
-the figure and the threshold. How often it errs in either world bounds ε from below. Sampler, clip, noise, mask and
-accounting are audited together, and nothing is assumed of them; the price is that n runs show about ln(n) − 2 at most.
+Pilot runs, which are not counted, choose the figure and the threshold. How often it errs in either world bounds ε from
+below. Nothing is assumed of sampler, clip, noise and mask; the price is that n runs show about ln(n) − 2 at most.
 """
 
 from __future__ import annotations
@@ -16,23 +15,19 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest_observations, gaussian_mu, mu_epsilon
-from adadpigu.audit.one_run import log_ratio
-from adadpigu.audit.outside import Answer, broken
+from adadpigu.audit import figures
+from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest, gaussian_mu, mu_epsilon
+from adadpigu.audit.one_run import InOrOut
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _COORDINATES = 64
 """of the dummy block: a mask leaves the canary some to move to"""
@@ -49,73 +44,19 @@ _MOST_REFUTED = 40.0
 """the ε above which nobody has the time to make the runs that refute it"""
 
 
-class LoneCanary(Canaries):
-    """One canary, in the data set or not, and what a run's releases tell about it.
-
-    The mask is public: a canary whose coordinate is frozen moves to the first one that is active.
-    """
-
-    def __init__(self, *, sample_rate: float, noise_multiplier: float) -> None:
-        super().__init__(_COORDINATES, 1)
-        self._rate, self._sigma, self._share = sample_rate, noise_multiplier, 1.0
-        self._present = False
-        self.looks, self.broken = 0, 0
-        """coordinates seen in all runs together; releases with numbers that are not finite"""
-        self.enter(False)
-
-    def enter(self, present: bool) -> None:
-        """Another run, in one of the two worlds."""
-        self._present = present
-        self.ratio, self.total, self.largest = 0.0, 0.0, -math.inf
-        """the three scores of the run"""
-
-    def places(self, active: Tensor | None) -> Tensor:
-        return super().places(active) if active is None else active.int().argmax().reshape(1)
-
-    def choose(self, active: Tensor | None) -> Tensor:
-        """In the world with it the canary keeps the coin that every record has; in the other it is never drawn."""
-        return torch.tensor([torch.nan if self._present else 1.0])
-
-    def heard(self, answer: Answer, stage: str) -> None:
-        self.broken += broken(answer)
-        self._share = 1.0 if answer.gradient is None else answer.gradient.share
-        super().heard(answer, stage)
-
-    def observe(self, value: Tensor, active: Tensor | None) -> None:
-        place = self.loss.place.cpu()
-        if active is None or bool(active[place]):
-            shown = float(value[place])
-            self.ratio += float(log_ratio(value[place], self._rate, self._sigma**2 / self._share))
-            self.total += shown
-            self.largest = max(self.largest, shown)
-            self.looks += 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class Worlds:
-    """The scores of all runs, and the threshold above which "with" is said: fixed before these runs were made.
-
-    A score that is no finite number (training has diverged) is an error in either world: it shows nothing.
-    """
+    """The scores of all runs, and the threshold above which "with" is said: fixed before these runs were made."""
 
     within: Scores
     without: Scores
     threshold: float
     score: str = "score"
     """what it is, in words"""
-    broken: int = 0
-    """releases with numbers that are not finite"""
 
+    @property
     def errors(self) -> Errors:
-        """Of the test that was fixed in advance."""
-        alarms = (self.without > self.threshold) | ~np.isfinite(self.without)
-        hits = (self.within > self.threshold) & np.isfinite(self.within)
-        return Errors(
-            false_alarms=int(alarms.sum()),
-            without=len(self.without),
-            misses=int((~hits).sum()),
-            within=len(self.within),
-        )
+        return Errors.of(self.within, self.without, self.threshold)
 
 
 def audit_many_runs(
@@ -130,14 +71,16 @@ def audit_many_runs(
     Ten more pilot runs in each world choose the score and the threshold.
     """
     check_confidence(confidence)
-    needed = fewest_observations(min(1 - confidence, REFUTING), delta=subject.delta)
+    significance = min(1 - confidence, REFUTING)
+    needed = fewest(lambda count: epsilon_from_errors(Errors.flawless(count), subject.delta, significance) > 0)
     require(
         runs >= needed,
         f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
         f"{max(confidence, 1 - REFUTING)}; allowed: at least {needed}",
     )
-    worlds = _observe(subject, runs, progress)
-    errors, significance = worlds.errors(), 1 - confidence
+    canary = InOrOut(_COORDINATES, 1, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
+    worlds = _observe(subject, canary, runs, progress)
+    errors, significance = worlds.errors, 1 - confidence
     return subject.result(
         "many-runs",
         epsilon_lower=epsilon_from_errors(errors, subject.delta, significance),
@@ -149,15 +92,14 @@ def audit_many_runs(
             "epsilon_lower and the refutation assume nothing about the mechanism; epsilon_lower_gaussian assumes that "
             "the whole run is as hard to tell apart as two Gaussians",
         ),
-        findings=_findings(worlds),
-        details=_details(subject, worlds, significance),
-        draw=lambda figure: _draw(figure, worlds),
+        findings=canary.findings(),
+        details=_details(subject, worlds, significance) | {"releases_not_finite": canary.broken},
+        draw=partial(_draw, worlds=worlds),
     )
 
 
-def _observe(subject: Subject, runs: int, progress: Progress | None) -> Worlds:
+def _observe(subject: Subject, canary: InOrOut, runs: int, progress: Progress | None) -> Worlds:
     """The worlds in turns, so that whatever drifts in the process drifts in both."""
-    canary = LoneCanary(sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     once = _runner(subject, canary)
     total = _PILOTS + runs
     within, without = np.empty((total, len(_SCORES))), np.empty((total, len(_SCORES)))
@@ -179,7 +121,6 @@ def _observe(subject: Subject, runs: int, progress: Progress | None) -> Worlds:
         without=without[_PILOTS:, best],
         threshold=threshold,
         score=_SCORES[best],
-        broken=canary.broken,
     )
 
 
@@ -206,13 +147,7 @@ def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
     return found
 
 
-def _findings(worlds: Worlds) -> list[str]:
-    if not worlds.broken:
-        return []
-    return [f"{worlds.broken} releases hold numbers that are not finite: no noise hides what was released"]
-
-
-def _runner(subject: Subject, canary: LoneCanary) -> Callable[[bool], Sequence[float]]:
+def _runner(subject: Subject, canary: InOrOut) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
     canary.follow(ready)
@@ -220,21 +155,23 @@ def _runner(subject: Subject, canary: LoneCanary) -> Callable[[bool], Sequence[f
     start = layout.read(ready.model)
 
     def once(present: bool) -> Sequence[float]:
-        canary.enter(present)
+        canary.enter(torch.tensor([present]))
         layout.write(ready.model, start)
         trained(ready, randomness=canary.coins(randomness), watch=canary, observers=[canary])
-        return [canary.ratio, canary.total, canary.largest]
+        return [float(score) for score in (canary.ratio, canary.total, canary.largest)]
 
     return once
 
 
 def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str, object]:
-    errors, delta = worlds.errors(), subject.delta
-    best, reachable = Errors.flawless(len(worlds.within)), subject.epsilon <= _MOST_REFUTED
+    errors, delta = worlds.errors, subject.delta
+    best = Errors.flawless(len(worlds.within))
+
+    def refutes(count: int) -> bool:
+        return epsilon_from_errors(Errors.flawless(count), delta, REFUTING) > subject.epsilon
+
     return {
-        "sample_rate": subject.sample_rate,
-        "steps": subject.plan.steps,
-        "noise_multiplier": subject.noise_multiplier,
+        **subject.terms,
         "pilots": _PILOTS,
         "score": worlds.score,
         "threshold": worlds.threshold,
@@ -243,31 +180,34 @@ def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str,
         "epsilon_lower_gaussian": mu_epsilon(gaussian_mu(errors, significance), delta),
         "reach": epsilon_from_errors(best, delta, significance),
         "reach_certain": epsilon_from_errors(best, delta, REFUTING),
-        "runs_to_refute": fewest_observations(REFUTING, epsilon=subject.epsilon, delta=delta) if reachable else None,
+        "runs_to_refute": fewest(refutes) if subject.epsilon <= _MOST_REFUTED else None,
         "mean_within": _mean(worlds.within),
         "mean_without": _mean(worlds.without),
-        "releases_not_finite": worlds.broken,
     }
+
+
+def _finite(scores: Scores) -> Scores:
+    return scores[np.isfinite(scores)]
 
 
 def _mean(scores: Scores) -> float | None:
     """Of those that are finite."""
-    finite = scores[np.isfinite(scores)]
+    finite = _finite(scores)
     return float(finite.mean()) if len(finite) else None
 
 
-def _draw(figure: Figure, worlds: Worlds) -> None:
-    axes, errors = figure.subplots(), worlds.errors()
-    everyone = np.concatenate([worlds.within, worlds.without])
-    everyone = everyone[np.isfinite(everyone)] if np.isfinite(everyone).any() else np.zeros(1)
-    edges = np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))).tolist()
-    for values, colour, label in (
-        (worlds.without, "#1b6ca8", f"runs without the canary, {errors.false_alarms} of {errors.without} above"),
-        (worlds.within, "#c8553d", f"runs with the canary, {errors.misses} of {errors.within} not above"),
-    ):
-        axes.hist(values[np.isfinite(values)], bins=edges, color=colour, alpha=0.45, label=label)
-    axes.axvline(worlds.threshold, color="gray", linestyle="--", linewidth=0.8, label="the threshold")
-    axes.set_xlabel(worlds.score)
-    axes.set_ylabel("runs")
-    axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
-    axes.legend(frameon=False, fontsize=9)
+def _draw(figure: Any, *, worlds: Worlds) -> None:
+    errors, within, without = worlds.errors, _finite(worlds.within), _finite(worlds.without)
+    everyone = np.concatenate([within, without, [worlds.threshold]])
+    figures.worlds(
+        figure,
+        without=without,
+        within=within,
+        bins=np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))),
+        labels=(
+            f"runs without the canary, {errors.false_alarms} of {errors.without} above",
+            f"runs with the canary, {errors.misses} of {errors.within} not above",
+        ),
+        limits=[worlds.threshold],
+        about=(f"{worlds.score} (dashed: the threshold)", "runs"),
+    )

@@ -1,39 +1,35 @@
 """A membership attack with shadow models (online LiRA, Carlini et al. 2022): whose record was in the training data?
 
-Models are trained in pairs on random halves of the records: a coin for each record says which model of a pair has it,
-so that every record is in exactly half of the models. Each is attacked with the models of all other pairs as shadows.
-With φ = log(p/(1 − p)), p the probability of a record's label under a model,
+Models are trained in pairs on random halves of the records, so that every record is in exactly half of the models. Each
+is attacked with the models of all other pairs as shadows. With φ = log(p/(1 − p)), p a record's label's probability,
 
     score = log N(φ; shadows that have the record) − log N(φ; shadows that have not)
 
-The attack is a figure for people: its ROC counts pairs of record and model, which are not independent. The coins of
-one target are, of its shadows too; so guesses about them bound ε (Steinke, Nasr, Jagielski 2023). What is found out
-about records is sensitive, unless they are public or stand-ins.
+The ROC is a figure for people: pairs of record and model are not independent. The coins of one target are, so guesses
+about them bound ε. What is found out about records is sensitive, unless they are public or stand-ins.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon, rate_above
+from adadpigu.audit import figures
+from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon, rate_above, rate_below
 from adadpigu.audit.one_run import guessed
-from adadpigu.audit.outside import Answer, StepProgress, Watcher, broken, chance
+from adadpigu.audit.outside import Watcher, chance
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import require
 from adadpigu.training.evaluation import predict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Coins = NDArray[np.bool_]
 """[models, records]: which model has which record"""
@@ -57,8 +53,14 @@ def audit_membership(
 ) -> AuditResult:
     """Trains `models` models on random halves of the data and attacks each with the others as its shadows."""
     check_confidence(confidence)
-    count = len(subject.data.train)
-    _check(models, count)
+    fits = models >= _FEWEST_MODELS and models % 2 == 0
+    require(fits, f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
+    count, needed = len(subject.data.train), math.ceil(2 / (min(FALSE_POSITIVE_RATES) * models))
+    require(
+        count >= needed,
+        f"records={count}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
+        f"models={models}; allowed: more records, or more models",
+    )
     seen = _Attacked(subject, models)
     seen.train(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
@@ -79,9 +81,8 @@ def audit_membership(
         details={
             "models": models,
             "records": count,
+            **subject.terms,
             "sample_rate": seen.ready.sample_rate,
-            "steps": subject.plan.steps,
-            "noise_multiplier": subject.noise_multiplier,
             "auc": roc.area,
             "true_positive_rates": [_rate(roc, rate, subject, significance) for rate in FALSE_POSITIVE_RATES],
             "guesses_a_model": trials[0].guesses,
@@ -90,33 +91,24 @@ def audit_membership(
                 [Trial.flawless(count, trials[0].guesses)] * models, subject.delta, significance
             ),
         },
-        draw=lambda figure: _draw(figure, roc, subject),
+        draw=partial(
+            figures.membership, roc=roc, epsilon=subject.epsilon, delta=subject.delta, marked=FALSE_POSITIVE_RATES
+        ),
     )
 
 
-def _check(models: int, records: int) -> None:
-    fits = models >= _FEWEST_MODELS and models % 2 == 0
-    require(fits, f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
-    needed = math.ceil(2 / (min(FALSE_POSITIVE_RATES) * models))
-    require(
-        records >= needed,
-        f"records={records}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
-        f"models={models}; allowed: more records, or more models",
-    )
-
-
-class _Attacked:
+class _Attacked(Watcher):
     """Models trained on random halves of the records, and how confident each is about all of them.
 
     A half has half the batch size out of half the declared records: q is the claim's, σ and the steps are too.
     """
 
     def __init__(self, subject: Subject, models: int) -> None:
+        super().__init__()
         coins = chance().random((models // 2, len(subject.data.train))) < 0.5
         self.members: Coins = np.stack([coins, ~coins], axis=1).reshape(models, -1)
         self.confidences: Scores = np.empty(self.members.shape)
         self._subject = subject
-        self._releases = _Releases()
         batch, declared = _halved(subject)
         self.ready = subject.prepare(data=replace(subject.data, records=declared), batch_size=batch)
 
@@ -129,26 +121,17 @@ class _Attacked:
         for number, half in enumerate(self.members):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
-            told = StepProgress(progress, steps * len(self.members), done=steps * number)
-            trained(
-                replace(ready, data=replace(ready.data, train=part)),
-                randomness=randomness,
-                observers=[self._releases, told],
-                watch=self._releases,
-            )
+            self.tell(progress, steps * len(self.members), done=steps * number)
+            half_run = replace(ready, data=replace(ready.data, train=part))
+            trained(half_run, randomness=randomness, observers=[self], watch=self)
             self.confidences[number] = self._confidence()
-        if self._releases.broken:  # which is told as a finding; such confidences tell nothing
+        if self.broken:  # which is told as a finding; such confidences tell nothing
             self.confidences[~np.isfinite(self.confidences)] = 0.0
         require(
             np.isfinite(self.confidences).all(),
             f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
             "settings under which training does not diverge, such as a smaller lr",
         )
-
-    def findings(self) -> list[str]:
-        """What is wrong with the releases themselves."""
-        broken = self._releases.broken
-        return [f"{broken} releases hold numbers that are not finite: no noise hides what was released"] * bool(broken)
 
     def _confidence(self) -> Scores:
         """φ of the records, as they are: without augmentation."""
@@ -175,17 +158,6 @@ def _halved(subject: Subject) -> tuple[int, int]:
     assert whole is not None
     batch = max(1, round(whole / 2))
     return batch, -(-batch * subject.data.records // whole)
-
-
-class _Releases(Watcher):
-    """Counts releases with numbers that are not finite, and does nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken = 0
-
-    def heard(self, answer: Answer, stage: str) -> None:
-        self.broken += broken(answer)
 
 
 def guesses(scores: Scores, members: Coins) -> list[Trial]:
@@ -228,6 +200,8 @@ def likelihood_ratios(confidences: Scores, members: Coins) -> Scores:
 
 
 def _ratio(target: Scores, shadows: Scores, members: Coins) -> Scores:
+    from scipy.stats import norm
+
     (inside, spread_in), (outside, spread_out) = (_moments(shadows, side) for side in (members, ~members))
     # A record's own gap is mostly noise where shadows are few: as much of it is kept as the records' spread supports.
     gap, middle = inside - outside, (inside + outside) / 2
@@ -235,7 +209,8 @@ def _ratio(target: Scores, shadows: Scores, members: Coins) -> Scores:
     spread = float(gap.var())
     kept = max(0.0, 1 - noise / spread) if spread > 0 else 0.0
     gap = gap.mean() + kept * (gap - gap.mean())
-    return _log_normal(target, middle + gap / 2, spread_in) - _log_normal(target, middle - gap / 2, spread_out)
+    within = norm.logpdf(target, middle + gap / 2, np.sqrt(spread_in))
+    return np.asarray(within - norm.logpdf(target, middle - gap / 2, np.sqrt(spread_out)))
 
 
 def _moments(shadows: Scores, side: Coins) -> tuple[Scores, Scores]:
@@ -246,11 +221,6 @@ def _moments(shadows: Scores, side: Coins) -> tuple[Scores, Scores]:
     if count < _MANY:
         variance = np.full_like(variance, variance.mean())
     return mean, variance + _LEAST_VARIANCE
-
-
-def _log_normal(x: Scores, mean: Scores, variance: Scores) -> Scores:
-    value: Scores = -np.square(x - mean) / (2 * variance) - np.log(variance) / 2
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,28 +241,25 @@ class Roc:
     @property
     def true_positives(self) -> Scores:
         """As rates."""
-        rates: Scores = self.members / self.members[-1]
-        return rates
+        return np.asarray(self.members / self.members[-1])
 
     @property
     def false_positives(self) -> Scores:
         """As rates."""
-        rates: Scores = self.others / self.others[-1]
-        return rates
+        return np.asarray(self.others / self.others[-1])
 
     @property
     def area(self) -> float:
         """AUC: the chance that a member scores above another record, ties by halves."""
-        heights = self.true_positives[1:] + self.true_positives[:-1]
-        return float(np.diff(self.false_positives) @ heights) / 2
+        return float(np.trapezoid(self.true_positives, self.false_positives))
 
     def at(self, false_positives: float, significance: float) -> tuple[float, float, float]:
         """The largest rate of true positives there, between its Clopper-Pearson bounds."""
         allowed = math.floor(false_positives * int(self.others[-1]) + 1e-9)
         found = int(self.members[np.searchsorted(self.others, allowed, side="right") - 1])
         trials = int(self.members[-1])
-        low = 1 - rate_above(trials - found, trials, significance / 2)
-        return low, found / trials, rate_above(found, trials, significance / 2)
+        side = significance / 2
+        return rate_below(found, trials, side), found / trials, rate_above(found, trials, side)
 
 
 def allowed_rate(false_positives: float, epsilon: float, delta: float) -> float:
@@ -334,34 +301,3 @@ def _assumed(models: int, above: tuple[str, ...]) -> tuple[str, ...]:
         "auc and true_positive_rates count pairs of record and model as if they were independent, which they are not: "
         "an attack, not a bound, and nothing is refuted by it",
     )
-
-
-def _draw(figure: Figure, roc: Roc, subject: Subject) -> None:
-    axes = figure.subplots()
-    least = 0.5 / int(roc.others[-1])
-    shown = np.unique(
-        np.searchsorted(roc.others, np.append(0, np.geomspace(1, roc.others[-1], 2000)), side="right") - 1
-    )
-    rates = np.geomspace(least, 1, 400)
-    axes.plot(
-        rates,
-        [allowed_rate(rate, subject.epsilon, subject.delta) for rate in rates],
-        color="#c8553d",
-        label=f"the most that ε = {subject.epsilon:.3g}, δ = {subject.delta:g} allows",
-    )
-    axes.plot(
-        np.maximum(roc.false_positives[shown], least),
-        np.maximum(roc.true_positives[shown], least),
-        color="#1b6ca8",
-        label=f"the attack, AUC {roc.area:.3f}",
-    )
-    axes.plot(rates, rates, color="gray", linestyle="--", linewidth=0.8, label="guessing")
-    for rate in FALSE_POSITIVE_RATES:
-        axes.plot(rate, max(roc.at(rate, 0.05)[1], least), "o", color="#1b6ca8", markersize=4)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(least, 1)
-    axes.set_ylim(least, 1.3)
-    axes.set_xlabel("false positive rate (records that the model has not seen)")
-    axes.set_ylabel("true positive rate")
-    axes.legend(frameon=False, loc="lower right")

@@ -1,8 +1,7 @@
 """Runs on neighbouring data sets: one on D is recorded, and played again on D′ = D ± one record.
 
 The mechanism hands out the *recorded* releases, the chance that common records meet is the same, and the record that
-differs is in every batch. Then the call sequence and everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity
-at every call. Deterministic. The tape holds sensitive values in memory, and a run under it says so.
+differs is in every batch. Then everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity at every call.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from adadpigu.audit.adversarial import Edge, Record, Unchecked, adversarial_records
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Attach, driven, held, trained
+from adadpigu.audit.subject import Attach, held, trained
 from adadpigu.audit.tapes import Player, Recorder, public_state
 from adadpigu.core.bounding import Query
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness
@@ -44,10 +43,7 @@ class PrepareOn(Protocol):
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found, what was wrong with the recording included.
-
-    Clean: no breach, and `largest` ≤ 1 up to rounding.
-    """
+    """What a replay found, what was wrong with the recording included."""
 
     draws: int
     largest: float
@@ -104,8 +100,9 @@ class Recording:
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device), earlier_runs.apart():
-                # one that stops is a breach
-                driven(ready, randomness=coins, observers=[player], mechanism=player.mechanism)
+                trained(  # one that stops is a breach
+                    ready, randomness=coins, observers=[player], mechanism=player.mechanism, to_the_end=False
+                )
             player.finish()
         except ReplayError as breach:
             player.expose(str(breach))
@@ -127,7 +124,7 @@ def _in_order(device: torch.device) -> Iterator[None]:
     if device.type == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             warnings.filterwarnings("ignore", message=".*deterministic")
             yield
     finally:
@@ -139,17 +136,15 @@ def replay_all(
     data: DataSet,
     *,
     records: Mapping[str, Record] | None = None,
-    randomness: Callable[[], Randomness] | None = None,
-    share: float | None = None,
     progress: Progress | None = None,
+    **drawn: Any,
 ) -> dict[str, ReplayResult]:
     """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
 
     `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
-    is alone there, in the third everybody; `share` chooses who else is drawn.
+    is alone there, in the third everybody; `drawn` (of `Recording`) chooses who else is drawn.
     """
-    drawn_by = None if randomness is None else randomness()
-    recording = Recording(prepare_on, data, randomness=drawn_by, share=share, empty=_EMPTY, full=_FULL)
+    recording = Recording(prepare_on, data, empty=_EMPTY, full=_FULL, **drawn)
     records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
     for name in (*records, REMOVED):
         found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
@@ -158,15 +153,9 @@ def replay_all(
     return found
 
 
-def replay_edge(
-    prepare_on: PrepareOn,
-    data: DataSet,
-    *,
-    randomness: Callable[[], Randomness] | None = None,
-    share: float | None = None,
-) -> ReplayResult:
+def replay_edge(prepare_on: PrepareOn, data: DataSet, **drawn: Any) -> ReplayResult:
     """The same with a dummy block beside the model, and a record at the mask's edge."""
-    edge, drawn_by = Edge(), None if randomness is None else randomness()
+    edge = Edge()
     attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, randomness=drawn_by, share=share, empty=_EMPTY, full=_FULL, aim=edge.aim)
+    recording = Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn)
     return recording.with_record(edge.record(data))

@@ -11,38 +11,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit.keys import Keys
-from adadpigu.audit.laws import (
-    Check,
-    Numbers,
-    binomial_p,
-    distance_p,
-    equal_sizes,
-    lag_shares,
-    mean_p,
-    product_p,
-    product_reach,
-    rare_p,
-    refuted,
-    repeats,
-    sizes,
-)
+from adadpigu.audit import figures, keys, laws
+from adadpigu.audit.laws import Check, Numbers
 from adadpigu.audit.listening import Heard, Part, Parts, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.spreads import Kind, Tensors, by_release, flat, settled_or_not_p
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import require
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FEWEST = 10_000
 _TAILS = (3.0, 4.0, 4.5)
@@ -70,29 +51,25 @@ def audit_noise(
 
     `randomness` unset is what training would choose.
 
-    Two generators that are made afresh in this process must not share a number, nor must two fresh processes, which
-    are started from 1,000,000 numbers on: a constant key gives noise that no other test tells from good noise. What is
-    changed in this process alone (a test's patch) does not reach the others; a constant key shows here too, a generator
-    that all of a process shares does not.
+    Two generators of this process must not share a number, nor must two fresh processes, which are started from
+    1,000,000 numbers on: a constant key gives noise that no other test tells from good noise.
 
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
-    together (of which equal numbers have 1e-9), half for the standard deviations that `epsilon_certain` goes by. That
-    holds under masks that are learned from earlier noise: a mask is settled before its release's noise is drawn, so the
-    first `numbers` due numbers are N(0, 1) and independent, and the tests of what is chosen by masks are bets on the
-    next number (`laws`).
+    together, half for the standard deviations that `epsilon_certain` goes by. That holds under masks that are learned
+    from earlier noise: a mask is settled before its release's noise is drawn (`laws`).
     """
     check_confidence(confidence)
     few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
     require(numbers >= _FEWEST, few)
     heard = listen(subject, numbers, randomness, progress)
-    kinds, tensors, z = by_release(heard.whole.parts), Tensors.of(heard), flat(heard.whole.parts)
-    lags, checks = _Repeats.among(heard.whole.parts), [*_shape_checks(kinds, z[:numbers]), *tensors.checks()]
-    checks += _fresh_checks(heard, lags)
-    keys, key_assumed = _keys(subject, heard, numbers, randomness)
+    parts, layout = heard.whole.parts, heard.layout
+    kinds, tensors, z, lags = _by_release(parts), _by_tensor(parts, layout), _flat(parts), _Repeats.among(parts)
+    checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout), *_fresh_checks(heard, lags)]
+    here, elsewhere, key_assumed = _keys(subject, heard, numbers, randomness)
     return subject.result(
         "noise",
-        epsilon_lower=_cost(subject, kinds, tensors.kinds, 1 - confidence),
-        epsilon_certain=_cost(subject, kinds, tensors.kinds, REFUTING / 2),
+        epsilon_lower=_cost(subject, kinds, tensors, 1 - confidence),
+        epsilon_certain=_cost(subject, kinds, tensors, REFUTING / 2),
         confidence=confidence,
         observations=len(z),
         assumed=(
@@ -103,12 +80,12 @@ def audit_noise(
             *([_UNPEOPLED] if heard.peopled is None else []),
             *heard.whole.assumed(),
         ),
-        findings=(*_plain(heard), *keys.findings(), *refuted(checks, REFUTING / 2)),
+        findings=(*_plain(heard), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
-            "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors.kinds],
-            "processes": 1 + keys.processes,
+            "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors],
+            "processes": 1 + len(elsewhere),
             "largest": float(np.abs(z).max()),
             "frozen_disturbed": sum(part.disturbed for part in heard.all),
             "empty_draws": heard.whole.released,
@@ -116,20 +93,21 @@ def audit_noise(
             **heard.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
-        draw=partial(_draw, z=z, lags=lags),
+        draw=partial(figures.noise, z=z, **vars(lags)),
     )
 
 
-def _keys(subject: Subject, heard: Heard, numbers: int, randomness: Randomness | None) -> tuple[Keys, tuple[str, ...]]:
-    """Generators as the subject's runs make them, compared, and what is then left to assume."""
-    keys, tier = Keys(), subject.tier if randomness is None else randomness.tier
+def _keys(
+    subject: Subject, heard: Heard, numbers: int, randomness: Randomness | None
+) -> tuple[list[keys.Drawn], list[keys.Drawn], tuple[str, ...]]:
+    """Numbers of generators as the subject's runs make them, here and elsewhere, and what is then left to assume."""
+    tier = subject.tier if randomness is None else randomness.tier
     if tier is not None and tier not in get_args(Tier):
-        return keys, (_GIVEN,)
-    keys.here(tier, heard.device)  # type: ignore[arg-type]  # narrowed above
+        return [], [], (_GIVEN,)
+    here = keys.drawn_here(tier, heard.device)  # type: ignore[arg-type]  # narrowed above
     if numbers < _PROCESSES_FROM:
-        return keys, (_ONE_PROCESS,)
-    keys.elsewhere(tier, heard.device)  # type: ignore[arg-type]
-    return keys, ()
+        return here, [], (_ONE_PROCESS,)
+    return here, keys.drawn_elsewhere(tier, heard.device), ()  # type: ignore[arg-type]
 
 
 def _plain(heard: Heard) -> Iterator[str]:
@@ -150,28 +128,21 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
-def _shape_checks(kinds: Sequence[Kind], z: Numbers) -> Iterator[Check]:
+def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
     """Whether the numbers are N(0, 1), one by one."""
     from scipy.stats import norm
 
     for kind in kinds:
-        yield Check(
-            name=f"{kind.draw.name}, {kind.name}: standard deviation",
-            p=kind.p,
-            told=f"the noise on {kind.name!r} has {kind.spread:.4g} times the standard deviation that is claimed",
-        )
-    yield Check(name="mean", p=mean_p(float(z.sum()), len(z)), told=f"the noise has mean {z.mean():.4g} instead of 0")
+        told = f"the noise on {kind.name!r} has {kind.spread:.4g} times the standard deviation that is claimed"
+        yield Check(f"{kind.draw.name}, {kind.name}: standard deviation", kind.p, told)
+    yield Check("mean", laws.mean_p(float(z.sum()), len(z)), f"the noise has mean {z.mean():.4g} instead of 0")
     for edge in _TAILS:
         chance = float(norm.sf(edge))
-        for side, seen in (("above", int((z > edge).sum())), ("below −", int((z < -edge).sum()))):
-            yield Check(
-                name=f"{side} {edge:g}".replace("− ", "−"),
-                p=binomial_p(seen, len(z), chance),
-                told=f"{seen} of {len(z)} numbers lie {side} {edge:g} standard deviations, "
-                f"{len(z) * chance:.1f} are expected".replace("− ", "−"),
-            )
-    p, distance = distance_p(np.sort(z))
-    yield Check(name="distance", p=p, told=f"the noise's distribution is {distance:.3g} away from a Gaussian's")
+        for where, seen in ((f"above {edge:g}", int((z > edge).sum())), (f"below −{edge:g}", int((z < -edge).sum()))):
+            told = f"{seen} of {len(z)} numbers lie {where} standard deviations, {len(z) * chance:.1f} are expected"
+            yield Check(where, laws.binomial_p(seen, len(z), chance), told)
+    p, distance = laws.distance_p(np.sort(z))
+    yield Check("distance", p, f"the noise's distribution is {distance:.3g} away from a Gaussian's")
 
 
 @dataclass(frozen=True)
@@ -189,18 +160,15 @@ class _Repeats:
     def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
         z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
-        return cls(*repeats(z if signed else sizes(z, due), due))
+        return cls(*laws.repeats(z if signed else laws.sizes(z, due), due))
 
     def check(self, name: str, where: str) -> Check:
         """The worst lag, each with its share of the significance."""
-        chances = product_p(self.products, self.variances) / lag_shares(len(self.products))
+        chances = laws.product_p(self.products, self.variances) / laws.lag_shares(len(self.products))
         worst = int(np.argmin(chances))
         strength = self.products[worst] / max(1.0, self.variances[worst])
-        return Check(
-            name=name,
-            p=min(1.0, float(chances[worst])),
-            told=f"{where}the noise repeats itself after {worst + 1} numbers (correlation {strength:.3g})",
-        )
+        told = f"{where}the noise repeats itself after {worst + 1} numbers (correlation {strength:.3g})"
+        return Check(name, min(1.0, float(chances[worst])), told)
 
 
 def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
@@ -231,41 +199,147 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
             one, other = slice(slot.start, slot.stop), slice(largest.start, largest.start + slot.stop - slot.start)
             products[number] += z[one] @ z[other]
             variances[number] += due[one] @ z[other] ** 2
-    chances = product_p(products, variances)
+    chances = laws.product_p(products, variances)
     worst = int(np.argmin(chances))
     strength = products[worst] / max(1.0, variances[worst])
-    yield Check(
-        name="tensors",
-        p=min(1.0, float(chances[worst]) * len(slots)),
-        told=f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})",
-    )
+    told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
+    yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
 
 
 def _equal_check(heard: Parts) -> Check:
     """Numbers of one size: releases of nobody are noise alone, to the last digit."""
-    z = flat(heard.parts)[:_COMPARED]
-    equal, expected = equal_sizes(z[z != 0], heard.digits)
-    return Check(
-        name="equal numbers",
-        p=rare_p(equal, expected),
-        told=f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may",
-    )
+    z = _flat(heard.parts)[:_COMPARED]
+    equal, expected = laws.equal_sizes(z[z != 0], heard.digits)
+    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
+    return Check("equal numbers", laws.rare_p(equal, expected), told)
 
 
 def _peopled_checks(heard: Parts) -> Iterator[Check]:
     """Whether draws that have taken records get the same noise."""
-    z = flat(heard.parts)
-    squares = float(z @ z)
-    yield Check(
-        name="draws with records",
-        p=settled_or_not_p(squares, len(z), all(part.due.all() for part in heard.parts)),
-        told=f"where records are drawn, noise has {math.sqrt(squares / len(z)):.4g} times the standard deviation that "
-        "is claimed",
-    )
+    z = _flat(heard.parts)
+    squares, settled = float(z @ z), all(part.due.all() for part in heard.parts)
+    spread = math.sqrt(squares / len(z))
+    told = f"where records are drawn, noise has {spread:.4g} times the standard deviation that is claimed"
+    yield Check("draws with records", _settled_or_not_p(squares, len(z), settled), told)
     yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
 
 
-def _cost(subject: Subject, kinds: Sequence[Kind], tensors: Sequence[Kind], significance: float) -> float:
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """All noise of one named release, or of one tensor in it."""
+
+    draw: PlannedDraw
+    name: str
+    share: float
+    squares: float
+    count: int
+    settled: bool
+    """whether nothing but the plan decides how many numbers these are"""
+    tensor: str | None = None
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation, over what is claimed."""
+        return math.sqrt(self.squares / self.count)
+
+    @property
+    def p(self) -> float:
+        return _settled_or_not_p(self.squares, self.count, self.settled)
+
+    def most(self, significance: float) -> float:
+        """The standard deviation, over what is claimed, that would give so little noise with that probability."""
+        from scipy.stats import chi2
+
+        if not self.settled:
+            return laws.most_scale(self.squares, self.count, significance)
+        return math.sqrt(self.squares / chi2.ppf(significance, self.count))
+
+    def summary(self, confidence: float) -> dict[str, object]:
+        from scipy.stats import chi2
+
+        side = (1 - confidence) / 2
+        ends = chi2.isf([side, 1 - side], self.count)
+        return {
+            "draw": self.draw.name,
+            "name": self.name,
+            "numbers": self.count,
+            "noise_multiplier": self.draw.noise_multiplier / math.sqrt(self.share),
+            "stddev": self.spread,
+            "stddev_interval": [math.sqrt(self.squares / end) for end in ends],
+        }
+
+
+def _settled_or_not_p(squares: float, count: int, settled: bool) -> float:
+    """Of a sum of squares; exact where the count is settled, else by a bet."""
+    return laws.spread_p(squares, count) if settled else float(laws.scale_p(squares, count))
+
+
+def _by_release(parts: Sequence[Part]) -> list[_Kind]:
+    """The noise of every named release of every planned draw."""
+    found = []
+    for (draw, name), them in _grouped(parts).items():
+        z, settled = _flat(them), all(part.due.all() for part in them)
+        share = min(part.share for part in them)
+        found.append(_Kind(draw=draw, name=name, share=share, squares=float(z @ z), count=len(z), settled=settled))
+    return found
+
+
+def _grouped(parts: Sequence[Part]) -> dict[tuple[PlannedDraw, str], list[Part]]:
+    found: dict[tuple[PlannedDraw, str], list[Part]] = {}
+    for part in parts:
+        if part.due.any():
+            found.setdefault((part.draw, part.name), []).append(part)
+    return found
+
+
+def _flat(parts: Sequence[Part]) -> Numbers:
+    """All numbers that were due, in the order in which they were drawn."""
+    return np.concatenate([part.z[part.due] for part in parts])
+
+
+def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
+    """The noise of gradients, tensor by tensor, over all steps and runs."""
+    kinds = []
+    for (draw, name), them in _grouped(parts).items():
+        squares, counts = _by_coordinate(them, layout)
+        share = min(part.share for part in them)
+        for slot in layout.slots:
+            where = slice(slot.start, slot.stop)
+            total, count = float(squares[where].sum()), int(counts[where].sum())
+            if count:
+                facts = {"squares": total, "count": count, "settled": False, "tensor": slot.name}
+                kinds.append(_Kind(draw=draw, name=name, share=share, **facts))  # type: ignore[arg-type]
+    return kinds
+
+
+def _by_coordinate(parts: Sequence[Part], layout: Layout) -> tuple[Numbers, laws.Counts]:
+    """The sum of squares of each coordinate of a gradient, and of how many numbers."""
+    squares, counts = np.zeros(layout.size), np.zeros(layout.size, dtype=np.int64)
+    for part in parts:
+        if part.places is not None:
+            squares[part.places] += part.z**2
+            counts[part.places] += part.due
+    return squares, counts
+
+
+def _tensor_checks(kinds: Sequence[_Kind], parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
+    """The worst tensor and the worst coordinate, for as many as there are in the layout."""
+    if not kinds:
+        return
+    worst = min(kinds, key=lambda kind: kind.p)
+    told = f"the noise on {worst.tensor!r} has {worst.spread:.4g} times the standard deviation that is claimed"
+    yield Check("spread of a tensor", min(1.0, worst.p * len(kinds)), told)
+    squares, counts = _by_coordinate(parts, layout)
+    chances = laws.scale_p(squares, counts.astype(np.float64))
+    place = int(np.argmin(chances))
+    slot = next(slot for slot in layout.slots if place < slot.stop)
+    spread = math.sqrt(squares[place] / max(1, counts[place]))
+    told = f"the noise on number {place - slot.start} of {slot.name!r} has {spread:.4g} times the standard deviation"
+    told += f" that is claimed, over {counts[place]} releases"
+    yield Check("spread of a coordinate", min(1.0, float(chances[place]) * len(chances)), told)
+
+
+def _cost(subject: Subject, kinds: Sequence[_Kind], tensors: Sequence[_Kind], significance: float) -> float:
     """ε of the claim's plan with no more noise than the bounds that hold together leave possible.
 
     Half of the significance is the whole releases', half the tensors'. The worst bound counts: a record may move any
@@ -282,38 +356,3 @@ def _cost(subject: Subject, kinds: Sequence[Kind], tensors: Sequence[Kind], sign
         return replace(draw, noise_multiplier=draw.noise_multiplier * noise[draw]) if draw in noise else None
 
     return subject.cost(found)
-
-
-def _draw(figure: Figure, *, z: Numbers, lags: _Repeats) -> None:
-    left, right = figure.subplots(1, 2)
-    _histogram(left, z)
-    _correlogram(right, lags)
-    for axes in (left, right):
-        axes.legend(frameon=False, fontsize=8)
-
-
-def _histogram(axes: Axes, z: Numbers) -> None:
-    edges = np.linspace(-6, 6, 97)
-    middle, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
-    axes.hist(z, bins=edges.tolist(), color="#1b6ca8", alpha=0.5, label="seen")
-    expected = len(z) * width * np.exp(-(middle**2) / 2) / math.sqrt(2 * math.pi)
-    axes.plot(middle, expected, color="#c8553d", linewidth=1.2, label="N(0, 1)")
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=0.5)
-    axes.set_xlabel("noise over what is claimed")
-    axes.set_ylabel("numbers")
-
-
-def _correlogram(axes: Axes, repeated: _Repeats) -> None:
-    """The largest correlation in each of some hundred ranges of lags, and where a test would have refuted."""
-    pairs, lags = np.maximum(repeated.variances, 1), np.arange(1, len(repeated.products) + 1)
-    strength = np.abs(repeated.products) / pairs
-    limit = product_reach(repeated.variances, REFUTING * lag_shares(len(lags))) / pairs
-    kept = pairs >= 0.02 * pairs.max()
-    ranges = np.array_split(np.flatnonzero(kept), 300)
-    worst = [block[np.argmax(strength[block])] for block in ranges if len(block)]
-    axes.plot(lags[worst], strength[worst], ".", markersize=3, color="#1b6ca8", label="largest seen")
-    axes.plot(lags[worst], limit[worst], color="#c8553d", linewidth=1.2, label="not by chance (1e-6)")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("lag, numbers")
-    axes.set_ylabel("correlation")

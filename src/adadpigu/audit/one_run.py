@@ -1,65 +1,67 @@
 """One run with thousands of canaries, each in the data set or not by the flip of a coin; then the auditor guesses.
 
-Canaries are records like any other: those that are in are Poisson-sampled with q in every step. The auditor sees the
-releases of the dummy block and scores canary j by its likelihood ratio, step by step,
+Those that are in are Poisson-sampled with q in every step. The auditor scores canary j by its likelihood ratio,
 
     Σ_t log((1 − q) + q exp((x_tj − ½)/σ²)),      x_tj = ⟨e_j, release⟩/C
 
 and guesses "in" for the highest scores and "out" for the lowest, so many of each as was fixed in advance. How many
-guesses were right bounds ε from below (Steinke, Nasr, Jagielski 2023; Mahloujifar, Melis, Chaudhuri 2024).
+guesses were right bounds ε from below (`estimators`).
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from adadpigu.audit import figures
 from adadpigu.audit.canaries import DRAW, Canaries
 from adadpigu.audit.estimators import (
     Trial,
     claim_curve,
-    fewest_guesses,
+    fewest,
     mu_epsilon,
     one_run_epsilon,
     one_run_mu,
+    one_run_refutes,
     one_run_refutes_curve,
 )
-from adadpigu.audit.outside import StepProgress
+from adadpigu.audit.outside import Answer
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled, trained
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 _LEAST_NOISE, _MOST_NOISE, _HALVINGS = 1 / 16, 64.0, 12
 """how the noise is searched for at which a claim's plan would be refuted, as a multiple of the claim's"""
 
 
-class CoinFlipped(Canaries):
-    """Canaries that are in the data set by the flip of a coin, and what the releases tell about each.
+class InOrOut(Canaries):
+    """Canaries that are in the data set or not, and what the releases of a run tell about each.
 
-    The block is larger than their number. An auditor knows the mask, which is public, and moves canaries from frozen
-    coordinates to active ones.
+    The block is larger than their number. The mask is public: canaries move from frozen coordinates to active ones.
     """
 
-    def __init__(self, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
-        super().__init__(2 * count, count)
-        bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
-        self.present = torch.from_numpy(bits.astype(bool))
-        self.scores = torch.zeros(count, dtype=torch.float64)
-        self.odd = 0
-        """released coordinates that were not finite: they tell nothing"""
-        self._rate, self._variance = sample_rate, noise_multiplier**2
+    def __init__(self, coordinates: int, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
+        super().__init__(coordinates, count)
+        self._rate, self._sigma, self._share = sample_rate, noise_multiplier, 1.0
+        self.looks = 0
+        """coordinates seen in all runs together"""
+        self.enter(torch.zeros(count, dtype=torch.bool))
+
+    def enter(self, present: Tensor) -> None:
+        """Another run, with these canaries in the data set."""
+        self.present = present
+        self.ratio, self.total = torch.zeros(2, self.count, dtype=torch.float64)
+        self.largest = torch.full_like(self.total, -math.inf)
+        """x_t is what a canary's coordinate shows: log-likelihood ratio, sum and maximum of all x_t"""
 
     def choose(self, active: Tensor | None) -> Tensor:
-        """Those that are in keep the coin that every record has."""
+        """Those that are in keep the coin that every record has; the others are never drawn."""
         return torch.where(self.present, torch.nan, 1.0)
 
     def places(self, active: Tensor | None) -> Tensor:
@@ -68,12 +70,24 @@ class CoinFlipped(Canaries):
             return super().places(active)
         return torch.argsort((~active).byte(), stable=True)[: self.count]
 
+    def heard(self, answer: Answer, stage: str) -> None:
+        self._share = 1.0 if answer.gradient is None else answer.gradient.share
+        super().heard(answer, stage)
+
     def observe(self, value: Tensor, active: Tensor | None) -> None:
-        sound = value.isfinite()
-        self.odd += int((~sound).sum())
-        ratio = torch.where(sound, log_ratio(value, self._rate, self._variance), 0.0)
-        shown = ratio if active is None else torch.where(active, ratio, 0.0)
-        self.scores += shown[self.loss.place.cpu()]
+        place = self.loss.place.cpu()
+        seen = torch.ones(self.count, dtype=torch.bool) if active is None else active[place]
+        shown = value[place][seen]
+        self.ratio[seen] += log_ratio(shown, self._rate, self._sigma**2 / self._share)
+        self.total[seen] += shown
+        self.largest[seen] = torch.maximum(self.largest[seen], shown)
+        self.looks += len(shown)
+
+
+def flips(count: int) -> Tensor:
+    """Fair coins."""
+    bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
+    return torch.from_numpy(bits.astype(bool))
 
 
 def log_ratio(value: Tensor, sample_rate: float, variance: float) -> Tensor:
@@ -98,7 +112,8 @@ def audit_one_run(
     """Trains once with coin-flipped canaries and guesses the coins of `guesses` of them on either side."""
     check_confidence(confidence)
     require(canaries >= 2, f"canaries={canaries} is not at least 2")
-    most, needed = canaries // 2, fewest_guesses(min(1 - confidence, REFUTING))
+    most, significance = canaries // 2, min(1 - confidence, REFUTING)
+    needed = fewest(lambda count: one_run_refutes(0.0, Trial.flawless(count, count), 0.0, significance))
     require(1 <= guesses <= most, f"guesses={guesses} a side is not from 1 to {most}, half of the canaries")
     require(
         2 * guesses >= needed,
@@ -106,30 +121,37 @@ def audit_one_run(
         f"{max(confidence, 1 - REFUTING):g}; allowed: at least {-(-needed // 2)}",
     )
     flipped = _train(subject, canaries, progress)
-    trial = guessed(flipped.scores, flipped.present, guesses)
+    scores = torch.nan_to_num(flipped.ratio, 0.0, 0.0, 0.0).numpy()
+    trial = guessed(torch.from_numpy(scores), flipped.present, guesses)
     return subject.result(
         "one-run",
         epsilon_lower=mu_epsilon(one_run_mu(trial, 1 - confidence), subject.delta),
         epsilon_certain=epsilon_of_plan(subject, trial, REFUTING),
         confidence=confidence,
         observations=2 * guesses,
-        reach=_reach(trial, subject.delta),
+        reach=mu_epsilon(one_run_mu(Trial.flawless(canaries, trial.guesses), REFUTING), subject.delta),
         assumed=(
             "the adversary puts records into the data and sees every release",
             "epsilon_lower: the run's trade-off curve is that of a Gaussian mechanism (f-DP); the refutation: that of "
             "the claim's plan at some noise, exactly; epsilon_lower_any: nothing",
         ),
-        findings=[f"{flipped.odd} released coordinates are not finite"] if flipped.odd else (),
+        findings=flipped.findings(),
         details={
-            "sample_rate": subject.sample_rate,
-            "steps": subject.plan.steps,
-            "noise_multiplier": subject.noise_multiplier,
+            **subject.terms,
             "canaries": canaries,
             "guesses_a_side": guesses,
             "right": trial.right,
             "epsilon_lower_any": one_run_epsilon(trial, subject.delta, 1 - confidence),
         },
-        draw=lambda figure: _draw(figure, flipped, guesses),
+        draw=partial(
+            figures.worlds,
+            without=scores[~flipped.present.numpy()],
+            within=scores[flipped.present.numpy()],
+            bins=np.histogram_bin_edges(scores, bins=80),
+            labels=("canary not in the data", "in the data"),
+            limits=[np.sort(scores)[min(place, canaries - 1)] for place in (guesses, canaries - guesses)],
+            about=("log-likelihood ratio of a canary (dashed: beyond, the auditor guesses)", "canaries"),
+        ),
     )
 
 
@@ -143,11 +165,6 @@ def guessed(scores: Tensor, present: Tensor, a_side: int) -> Trial:
     order = mixed[torch.argsort(scores[mixed], descending=True)]
     right = int(present[order[:a_side]].sum()) + int((~present[order[-a_side:]]).sum())
     return Trial(canaries=len(scores), guesses=2 * a_side, right=right)
-
-
-def _reach(trial: Trial, delta: float) -> float:
-    """The ε that as many guesses could have shown at confidence 1 − 1e-6, had all been right: an audit's limit."""
-    return mu_epsilon(one_run_mu(Trial.flawless(trial.canaries, trial.guesses), REFUTING), delta)
 
 
 def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> float:
@@ -165,24 +182,12 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
     return subject.cost(scaled(high, DRAW))
 
 
-def _train(subject: Subject, count: int, progress: Progress | None) -> CoinFlipped:
-    flipped = CoinFlipped(count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
+def _train(subject: Subject, count: int, progress: Progress | None) -> InOrOut:
+    flipped = InOrOut(2 * count, count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
+    flipped.enter(flips(count))
+    flipped.tell(progress, subject.plan.steps)
     ready = subject.prepare(attach=flipped.attach)
     flipped.follow(ready)
     coins = flipped.coins(choose_randomness(subject.tier, ready.device))
-    trained(ready, randomness=coins, watch=flipped, observers=[flipped, StepProgress(progress, subject.plan.steps)])
+    trained(ready, randomness=coins, watch=flipped, observers=[flipped])
     return flipped
-
-
-def _draw(figure: Figure, flipped: CoinFlipped, guesses: int) -> None:
-    axes = figure.subplots()
-    scores, present = flipped.scores.numpy(), flipped.present.numpy()
-    edges = np.histogram_bin_edges(scores, bins=80).tolist()
-    for chosen, colour, label in ((~present, "#1b6ca8", "canary not in the data"), (present, "#c8553d", "in the data")):
-        axes.hist(scores[chosen], bins=edges, color=colour, alpha=0.45, label=label)
-    ordered = np.sort(scores)
-    for place in (guesses, len(scores) - guesses):
-        axes.axvline(ordered[min(place, len(ordered) - 1)], color="gray", linestyle="--", linewidth=0.8)
-    axes.set_xlabel("log-likelihood ratio of a canary (dashed: beyond, the auditor guesses)")
-    axes.set_ylabel("canaries")
-    axes.legend(frameon=False)

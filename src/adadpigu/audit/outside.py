@@ -1,18 +1,16 @@
 """Watches a run from the public side of the line: what was asked, what was answered, and where the weights went.
 
-The run goes the way that every run goes: its own mechanism, its own noise, recorded steps where a GPU records them. Of
-a step that is replayed Python sees nothing; what it has released lies in the tensors that were handed out while it was
-recorded. After every step the weights have to be where the release takes them,
+Of a step that a GPU replays Python sees nothing; what it has released lies in the tensors that were handed out while it
+was recorded. So that nobody shows the auditor other releases than the weights get, a run is prepared to step by plain
+SGD, and after every step the weights have to be where the release takes them:
 
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
-
-so that nobody shows the auditor other releases than the weights get. For that a run is prepared to step by plain SGD.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,11 +54,6 @@ class Answer:
         return next((query for query in self.queries if isinstance(query, GradientSum)), None)
 
 
-def broken(answer: Answer) -> int:
-    """How many releases of a draw hold a number that is not finite."""
-    return sum(not bool(release.value.isfinite().all()) for release in answer.releases.values())
-
-
 class _Replayed:
     """An answer that a device has recorded; its numbers are those of the latest replay."""
 
@@ -87,25 +80,12 @@ def chance() -> np.random.Generator:
     return np.random.default_rng(current().broadcast_object(secrets.randbits(128)))
 
 
-class StepProgress:
-    """An observer that tells the progress after each step: of `total`, `done` before this run, so many `a_step`."""
-
-    def __init__(self, progress: Progress | None, total: int, *, done: int = 0, a_step: int = 1) -> None:
-        self._progress, self._total, self._done, self._a_step = progress, total, done, a_step
-
-    def begin(self, facts: Facts) -> None: ...
-
-    def update(self, metrics: Metrics) -> None:
-        if self._progress is not None:
-            self._progress(min(self._done + self._a_step * metrics.step, self._total), self._total)
-
-    def end(self, run: Run) -> None: ...
-
-
 class Watcher:
     """A watch and an observer; `heard` is called once a draw, after its step."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:
+        """`after` is told the number of every step."""
+        self._after = after
         self._answers: list[Answer] = []
         self._recorded: list[_Replayed] = []
         self._latest: _Replayed | None = None
@@ -117,12 +97,19 @@ class Watcher:
         """of them, those that left every released number as it was"""
         self.followed = self.astray = 0
         """steps after which weights were looked at, and those after which they were not where the release takes them"""
+        self.broken = 0
+        """releases with a number that is not finite"""
         self.execution = ""
         """how the latest run says that it was run"""
 
     def follow(self, ready: Preparation) -> None:
         """This run is about to begin; where it steps by plain SGD, its weights are looked at after every step."""
         self._ready = ready
+
+    def tell(self, progress: Progress | None, total: int, *, done: int = 0, a_step: int = 1) -> None:
+        """Tells the progress after each step: of `total`, `done` before this run, so many `a_step`."""
+        if progress is not None:
+            self._after = lambda step: progress(min(done + a_step * step, total), total)
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         return None
@@ -136,6 +123,7 @@ class Watcher:
 
     def heard(self, answer: Answer, stage: str) -> None:
         """What one draw of a stage was answered. Overridden by an audit."""
+        self.broken += sum(not bool(release.value.isfinite().all()) for release in answer.releases.values())
 
     def begin(self, facts: Facts) -> None:
         self._answers, self._recorded, self._latest = [], [], None
@@ -148,12 +136,15 @@ class Watcher:
         for answer in answers:
             self.heard(answer, metrics.stage)
         self._look_where_weights_are(answers)
+        self._after(metrics.step)
 
     def end(self, run: Run) -> None:
         self.execution = run.execution
 
     def findings(self) -> Iterator[str]:
         """What needs no test to be wrong."""
+        if self.broken:
+            yield f"{self.broken} releases hold numbers that are not finite: no noise hides what was released"
         if self.astray:
             yield f"in {self.astray} of {self.followed} steps the weights moved otherwise than by what was released"
         if self.unchanged:

@@ -5,7 +5,7 @@ With the loss ℓ(x) = ln(1 − q + q exp((2x − 1)/2σ²)) of one draw, and S 
     E (1 − e^(ε−S))⁺  =  1/2πi ∫ E[e^(zS)] e^(−zε) / (z(z + 1)) dz     along Re z = c, for any c > 0
 
 where x is from the mixture for a record that is removed; for one that is added x is from N(0, σ²) and the loss is −ℓ.
-The integrand is analytic, so that the trapezoid rule errs by little. Public numbers alone, nothing of the package.
+The integrand is analytic, so that the trapezoid rule errs by little.
 """
 
 from __future__ import annotations
@@ -88,13 +88,10 @@ class _Line:
 
     @classmethod
     def of(cls, draws: Sequence[Draw], delta: float, finer: float, *, removed: bool) -> _Line:
-        moments = np.array(
-            [_log_moment(draws, np.array([c], dtype=np.complex128), removed=removed)[0].real for c in _ORDERS]
-        )
+        moments = np.array([_log_moment(draws, c + np.zeros(1, complex), removed=removed)[0].real for c in _ORDERS])
         c = float(_ORDERS[np.nanargmin((moments - math.log(delta)) / _ORDERS)])
-        below, middle, above = _log_moment(
-            draws, np.array([0.999 * c, c, 1.001 * c], dtype=np.complex128), removed=removed
-        ).real
+        around = np.array([0.999 * c, c, 1.001 * c], dtype=np.complex128)
+        below, middle, above = _log_moment(draws, around, removed=removed).real
         spread = max((below - 2 * middle + above) / (1e-3 * c) ** 2, 1e-12)
         step = finer * min(c / 6, 0.7 / math.sqrt(spread))
         end = _FAR / step

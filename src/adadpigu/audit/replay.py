@@ -7,31 +7,28 @@ with a hostile record more or an ordinary one less (`neighbours`). Deterministic
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import torch
+from functools import partial
 
 from adadpigu.accounting import Plan, PlannedDraw
+from adadpigu.audit import figures
 from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, hostile_base
 from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Attach, Subject, held
+from adadpigu.audit.subject import Attach, Subject
 from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.audit.watching import so_many_records
+from adadpigu.data.datasets import DataSet
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.training.preparation import Preparation
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+Effects = tuple[tuple[tuple[str, str], float], ...]
+"""by stage and name of a draw, how far a record moves it at most, in units of σ"""
 _POPULATION, _SHARE = 300, 32 / 300
 """records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
 _SLICE = 256
 """of those at once at most, so that a draw of all is of several slices"""
-_MOST_SHOWN = 10.0
-"""where bars of the figure end"""
 
 
 def audit_replay(
@@ -45,7 +42,7 @@ def audit_replay(
     """
     check_confidence(confidence)
     require(steps >= 1, f"steps={steps} is not at least 1")
-    data, prepare_on = _cut_data(subject.data), _cut(subject, steps)
+    data, prepare_on = so_many_records(subject, _POPULATION), _cut(subject, steps)
     found, untried = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
     found |= _on_hostile_base(prepare_on, data)
     try:
@@ -66,8 +63,18 @@ def audit_replay(
             *untried,
         ),
         findings=_findings(found),
-        details=_details(found, records=len(held(data)), steps=_cut_plan(subject.plan, steps).steps),
-        draw=lambda figure: _draw(figure, found),
+        details={
+            "largest_share": max(result.largest for result in found.values()),
+            "tolerance": TOLERANCE,
+            "tolerance_of_losses": LOSS_TOLERANCE,
+            "replayed_records": _POPULATION,
+            "replayed_steps": _cut_plan(subject.plan, steps).steps,
+            "neighbours": {
+                name: {"largest_share": result.largest, "breaches": len(result.breaches)}
+                for name, result in found.items()
+            },
+        },
+        draw=partial(figures.replay, found=found),
     )
 
 
@@ -93,13 +100,6 @@ def _steep(prepare_on: PrepareOn) -> PrepareOn:
     return prepared
 
 
-def _cut_data(data: DataSet) -> DataSet:
-    """The first records alone, over again where there are fewer; the declared count stays, and with it q, σ, plan."""
-    records = held(data)
-    first = records.take(torch.arange(_POPULATION) % len(records))
-    return replace(data, train=TensorRecords(*first, name=records.name))
-
-
 def _cut(subject: Subject, steps: int) -> PrepareOn:
     """Makes the subject's run ready with so many steps."""
     size = subject.config.physical_batch_size
@@ -120,28 +120,25 @@ def _cut_plan(plan: Plan, steps: int) -> Plan:
     return replace(plan, stages=tuple(replace(stage, steps=min(stage.steps, each)) for stage in plan.stages))
 
 
-def _order(plan: Plan) -> list[tuple[str, str]]:
-    """The draws of a plan as they are made, each by its stage and name."""
-    return [(stage.name, draw.name) for stage in plan.stages for _ in range(stage.steps) for draw in stage.draws]
-
-
 def _shown(subject: Subject, steps: int, found: Mapping[str, ReplayResult]) -> float:
     """ε of the subject's plan, had one neighbour its largest effect on each kind of draw whenever it is made."""
     if any(result.exposed or math.inf in result.effects for result in found.values()):
         return math.inf
-    order = _order(_cut_plan(subject.plan, steps))
-    kinds = tuple(dict.fromkeys(order))
+    stages = _cut_plan(subject.plan, steps).stages
+    order = [(stage.name, draw.name) for stage in stages for _ in range(stage.steps) for draw in stage.draws]
     seen = set()
     for result in found.values():
-        moved = list(zip(order, result.effects, strict=True))
-        seen.add(tuple(round(max(effect for kind, effect in moved if kind == which), 6) for which in kinds))
-    farthest = [one for one in seen if not any(one != other and _within(one, other) for other in seen)]
-    shown = max(_epsilon(subject, dict(zip(kinds, effects, strict=True))) for effects in farthest)
+        moved = dict.fromkeys(order, 0.0)
+        for kind, effect in zip(order, result.effects, strict=True):
+            moved[kind] = max(moved[kind], round(effect, 6))
+        seen.add(tuple(moved.items()))
+
+    def within(one: Effects, other: Effects) -> bool:
+        return one != other and all(a <= b for (_, a), (_, b) in zip(one, other, strict=True))
+
+    farthest = [one for one in seen if not any(within(one, other) for other in seen)]
+    shown = max(_epsilon(subject, dict(effects)) for effects in farthest)
     return shown if any(result.breaches for result in found.values()) else min(shown, subject.epsilon)
-
-
-def _within(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a <= b for a, b in zip(one, other, strict=True))
 
 
 def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> float:
@@ -162,35 +159,3 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
             by_breach.setdefault(breach, []).append(name)
     told = {breach: ", ".join(names) if len(names) < len(found) else "any" for breach, names in by_breach.items()}
     return [f"{breach} (record: {names})" for breach, names in told.items()]
-
-
-def _details(found: Mapping[str, ReplayResult], *, records: int, steps: int) -> dict[str, object]:
-    return {
-        "largest_share": max(result.largest for result in found.values()),
-        "tolerance": TOLERANCE,
-        "tolerance_of_losses": LOSS_TOLERANCE,
-        "replayed_records": records,
-        "replayed_steps": steps,
-        "neighbours": {
-            name: {"largest_share": result.largest, "breaches": len(result.breaches)} for name, result in found.items()
-        },
-    }
-
-
-def _draw(figure: Figure, found: Mapping[str, ReplayResult]) -> None:
-    """A bar a neighbour: how far it moved a sum, as a share of what was declared."""
-    axes = figure.subplots()
-    names = list(found)
-    shares = [min(found[name].largest, _MOST_SHOWN) for name in names]
-    breached = [bool(found[name].breaches) for name in names]
-    places = range(len(names))
-    axes.barh(places, shares, color=["#c8553d" if bad else "#1b6ca8" for bad in breached], height=0.6)
-    for place, name, bad in zip(places, names, breached, strict=True):
-        text = f"{found[name].largest:.6g}" + ("  breach" if bad else "")
-        axes.annotate(text, (shares[place], place), (4, 0), textcoords="offset points", fontsize=8, va="center")
-    axes.axvline(1.0, color="gray", linewidth=1, linestyle="--")
-    axes.set_yticks(list(places), names)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * max(1.0, *shares))
-    axes.set_xlabel("largest move of a sum by one record, as a share of its declared sensitivity")
-    axes.set_title("one record more or less: how far sums move (dashed: what is declared)", loc="left", fontsize=9)

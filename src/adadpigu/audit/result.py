@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from adadpigu.accounting.journal import strict_json
 from adadpigu.errors import require
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ Progress = Callable[[int, int], None]
 
 REFUTING = 1e-6
 """the chance of a false alarm at which a claim is refuted"""
+_NAMES = {"epsilon_certain": "epsilon_lower_certain", "reach": "epsilon_reach", "exposed": "diagnostics_exposed"}
+"""what has another name in JSON"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,26 +67,18 @@ class AuditResult:
         """Whether so many observations could not have refuted the claim, whatever they were."""
         return self.reach is not None and self.reach <= self.epsilon_claimed
 
+    @property
+    def verdict(self) -> str:
+        """Whether the claim has fallen, in words."""
+        if not self.passed:
+            return "REFUTED"
+        return "not refuted (too few to refute)" if self.powerless else "not refuted"
+
     def to_json(self) -> dict[str, object]:
         """The result as one JSON object; infinity is null there."""
-        facts = {
-            "audit": self.audit,
-            "subject": self.subject,
-            "epsilon_claimed": self.epsilon_claimed,
-            "delta": self.delta,
-            "epsilon_lower": self.epsilon_lower,
-            "confidence": self.confidence,
-            "epsilon_lower_certain": self.epsilon_certain,
-            "confidence_certain": 1 - REFUTING,
-            "epsilon_reach": self.reach,
-            "observations": self.observations,
-            "passed": self.passed,
-            "findings": list(self.findings),
-            "assumed": list(self.assumed),
-            "diagnostics_exposed": self.exposed,
-            **self.details,
-        }
-        return {key: _plain(value) for key, value in facts.items()}
+        facts = {_NAMES.get(key, key): value for key, value in vars(self).items() if key not in ("details", "draw")}
+        facts |= {"confidence_certain": 1 - REFUTING, "passed": self.passed, **self.details}
+        return {key: strict_json(value) for key, value in facts.items()}
 
 
 def picture(result: AuditResult) -> bytes:
@@ -107,12 +102,3 @@ def picture(result: AuditResult) -> bytes:
 def check_confidence(confidence: float) -> None:
     """Refuses a confidence that is none."""
     require(0.5 <= confidence < 1, f"confidence={confidence} is not in [0.5, 1)")
-
-
-def _plain(value: object) -> object:
-    """As JSON has it: what is not finite becomes null, wherever it stands."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

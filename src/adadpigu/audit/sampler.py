@@ -12,33 +12,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit.estimators import rate_above
-from adadpigu.audit.laws import (
-    Check,
-    Counts,
-    binomial_p,
-    dispersion_p,
-    extreme_p,
-    most_alike,
-    neighbours_p,
-    overlaps_p,
-    refuted,
-)
+from adadpigu.audit import figures, laws
+from adadpigu.audit.estimators import rate_above, rate_below
+from adadpigu.audit.laws import Check, Counts
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.audit.watching import Taken, Watched, run_length, watch
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 from adadpigu.training.configured import training_options
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LEAST_DRAWS, _MOST_DRAWS = 200, 1500
 """unless the caller says how many"""
@@ -76,27 +63,29 @@ def audit_sampler(
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
     short = run_length(subject, _SMALL_DRAWS)
     small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
-    checks = [check for taken in watched.kinds for check in _checks(taken)]
-    checks += [*_consecutive(watched), *(_empties(taken) for taken in small.kinds)]
+    checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
+    if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two
+        checks.append(_apart(watched.in_order, 1, "consecutive draws", "draws that follow each other"))
+    checks += [_empties(taken).of(taken.draw.name) for taken in small.kinds]
     return subject.result(
         "sampler",
         epsilon_lower=_cost(subject, watched.kinds, 1 - confidence),
         epsilon_certain=_cost(subject, watched.kinds, REFUTING / 2),
         confidence=confidence,
-        observations=len(watched.in_order),
+        observations=len(watched.draws),
         assumed=(
             "noise is added as claimed (`adadpigu audit noise` tests that)",
             "records and draws do not depend on each other in ways that these tests do not look at",
             f"{records:,} records are sampled as the {subject.data.records:,} of the run are",
         ),
-        findings=(*_plain(watched), *_plain(small), *refuted(checks, REFUTING / 2)),
+        findings=(*_plain(watched), *_plain(small), *laws.refuted(checks, REFUTING / 2)),
         details={
             "records": records,
             "records_declared": subject.data.records,
             "draws": [_summary(taken, confidence) for taken in watched.kinds],
             "p_values": {check.name: check.p for check in checks},
         },
-        draw=partial(_draw, taken=watched.kinds[0]),
+        draw=partial(figures.sampler, taken=watched.kinds[0]),
     )
 
 
@@ -115,102 +104,67 @@ def _enough_draws(records: int, rate: float) -> int:
 
 def _plain(watched: Watched) -> Iterator[str]:
     """What needs no test to be wrong."""
-    if len(watched.in_order) != watched.planned:
-        yield f"{watched.planned} draws were planned, {len(watched.in_order)} were made"
-    if watched.astray:
-        yield f"{watched.astray} records were looked at outside any draw that was charged"
+    if len(watched.draws) != watched.planned:
+        yield f"{watched.planned} draws were planned, {len(watched.draws)} were made"
+    if watched.stray:
+        yield f"{watched.stray} records were looked at outside any draw that was charged"
     if watched.repeated:
         yield f"records were taken twice by one draw, {watched.repeated} times"
 
 
 def _checks(taken: Taken) -> Iterator[Check]:
     """All that is tested of the draws of one kind."""
-    name, rate = taken.draw.name, taken.draw.sample_rate
-    count, records = taken.counts.shape
+    (count, records), rate = taken.counts.shape, taken.draw.sample_rate
     sizes, by_record = taken.sizes, taken.by_record
-    found = sizes.sum() / (count * records)
-    yield Check(
-        name=f"{name}: rate",
-        p=binomial_p(int(sizes.sum()), count * records, rate),
-        told=f"{name}: a record is drawn with probability {found:.5g}, claimed is {rate:.5g}",
-    )
-    yield Check(
-        name=f"{name}: batch sizes",
-        p=dispersion_p(sizes, records, rate),
-        told=f"{name}: batch sizes vary by {sizes.std():.1f}, Poisson sampling by "
-        f"{_spread(records, rate):.1f}: amplification by sampling does not hold",
-    )
-    yield Check(
-        name=f"{name}: records",
-        p=dispersion_p(by_record, count, rate),
-        told=f"{name}: records are in {by_record.mean():.1f} ± {by_record.std():.1f} of {count} draws, Poisson "
-        f"sampling has {count * rate:.1f} ± {_spread(count, rate):.1f}: they are not drawn alike and afresh",
-    )
-    yield Check(
-        name=f"{name}: extreme records",
-        p=extreme_p(by_record, count, rate),
-        told=f"{name}: of {count} draws one record is in {by_record.min()} and another in {by_record.max()}, "
-        f"{count * rate:.1f} are expected",
-    )
+    told = f"a record is drawn with probability {sizes.sum() / (count * records):.5g}, claimed is {rate:.5g}"
+    yield Check("rate", laws.binomial_p(int(sizes.sum()), count * records, rate), told)
+    told = f"batch sizes vary by {sizes.std():.1f}, Poisson sampling by {_spread(records, rate):.1f}"
+    told += ": amplification by sampling does not hold"
+    yield Check("batch sizes", laws.dispersion_p(sizes, records, rate), told)
+    told = f"records are in {by_record.mean():.1f} ± {by_record.std():.1f} of {count} draws, Poisson sampling has "
+    told += f"{count * rate:.1f} ± {_spread(count, rate):.1f}: they are not drawn alike and afresh"
+    yield Check("records", laws.dispersion_p(by_record, count, rate), told)
+    told = f"of {count} draws one record is in {by_record.min()} and another in {by_record.max()}"
+    yield Check("extreme records", laws.extreme_p(by_record, count, rate), f"{told}, {count * rate:.1f} are expected")
     yield from _together(taken)
 
 
 def _together(taken: Taken) -> Iterator[Check]:
     """Whether records are drawn with each other, and draws made without regard to each other."""
-    name, drawn, sizes = taken.draw.name, taken.taken, taken.sizes
+    drawn, sizes = taken.taken, taken.sizes
     count, records = drawn.shape
     pairs = (drawn[:, 1:] & drawn[:, :-1]).sum(axis=1, dtype=np.int64)
-    yield Check(
-        name=f"{name}: neighbours",
-        p=neighbours_p(pairs, records, sizes),
-        told=f"{name}: neighbouring records are drawn together {pairs.sum()} times, "
-        f"{(sizes * (sizes - 1) / records).sum():.0f} are expected",
-    )
-    p, one, other = most_alike(drawn[:_COMPARED].T[:_COMPARED])
-    yield Check(name=f"{name}: any two records", p=p, told=f"{name}: records {one} and {other} are drawn together")
-    p, one, other = most_alike(drawn[:_COMPARED, :_COMPARED])
-    yield Check(name=f"{name}: any two draws", p=p, told=f"{name}: draws {one} and {other} have taken the same records")
+    expected = (sizes * (sizes - 1) / records).sum()
+    told = f"neighbouring records are drawn together {pairs.sum()} times, {expected:.0f} are expected"
+    yield Check("neighbours", laws.neighbours_p(pairs, records, sizes), told)
+    p, one, other = laws.most_alike(drawn[:_COMPARED].T[:_COMPARED])
+    yield Check("any two records", p, f"records {one} and {other} are drawn together")
+    p, one, other = laws.most_alike(drawn[:_COMPARED, :_COMPARED])
+    yield Check("any two draws", p, f"draws {one} and {other} have taken the same records")
     epoch = round(1 / taken.draw.sample_rate)
     if 1 < epoch < count:
-        yield _apart(drawn, epoch, f"{name}: an epoch apart", f"{name}: draws that are an epoch ({epoch} draws) apart")
+        yield _apart(drawn, epoch, "an epoch apart", f"draws that are an epoch ({epoch} draws) apart")
 
 
-def _consecutive(watched: Watched) -> Iterator[Check]:
-    """Draws that follow each other, of whatever kind: a batch that serves twice is charged as if it were two."""
-    if len(watched.in_order) > 1:
-        yield _apart(watched.in_order, 1, "consecutive draws", "draws that follow each other")
-
-
-def _apart(drawn: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], lag: int, name: str, who: str) -> Check:
+def _apart(drawn: NDArray[np.bool_], lag: int, name: str, who: str) -> Check:
     """Whether draws that are so far apart have as many records in common as independent ones."""
     records, sizes = drawn.shape[1], drawn.sum(axis=1, dtype=np.int64)
     common: Counts = (drawn[lag:] & drawn[:-lag]).sum(axis=1, dtype=np.int64)
     expected = (sizes[lag:] * sizes[:-lag] / records).sum()
-    return Check(
-        name=name,
-        p=overlaps_p(common, records, sizes[lag:], sizes[:-lag]),
-        told=f"{who} have {common.sum()} records in common, independent ones of their sizes {expected:.0f}",
-    )
+    told = f"{who} have {common.sum()} records in common, independent ones of their sizes {expected:.0f}"
+    return Check(name, laws.overlaps_p(common, records, sizes[lag:], sizes[:-lag]), told)
 
 
 def _empties(taken: Taken) -> Check:
     """Empty draws, of a population so small that they are common."""
-    name, (count, records) = taken.draw.name, taken.counts.shape
+    count, records = taken.counts.shape
     chance, seen = (1 - taken.draw.sample_rate) ** records, int((taken.sizes == 0).sum())
-    return Check(
-        name=f"{name}: empty draws",
-        p=binomial_p(seen, count, chance),
-        told=f"{name}: {seen} of {count} draws from {records} records are empty, {count * chance:.1f} are expected",
-    )
+    told = f"{seen} of {count} draws from {records} records are empty, {count * chance:.1f} are expected"
+    return Check("empty draws", laws.binomial_p(seen, count, chance), told)
 
 
 def _spread(trials: int, rate: float) -> float:
     return math.sqrt(trials * rate * (1 - rate))
-
-
-def _rate_below(count: int, trials: int, significance: float) -> float:
-    """Clopper-Pearson: the rate that would give so many with probability `significance`."""
-    return 1 - rate_above(trials - count, trials, significance)
 
 
 def _cost(subject: Subject, kinds: Sequence[Taken], significance: float) -> float:
@@ -222,8 +176,8 @@ def _cost(subject: Subject, kinds: Sequence[Taken], significance: float) -> floa
     for taken in kinds:
         count, records = taken.counts.shape
         each = significance / (2 * len(kinds))
-        total = _rate_below(int(taken.sizes.sum()), count * records, each)
-        shown[taken.draw] = max(total, _rate_below(int(taken.by_record.max()), count, each / records))
+        total = rate_below(int(taken.sizes.sum()), count * records, each)
+        shown[taken.draw] = max(total, rate_below(int(taken.by_record.max()), count, each / records))
 
     def found(_: str, draw: PlannedDraw) -> PlannedDraw | None:
         return replace(draw, sample_rate=shown[draw]) if shown.get(draw, 0.0) > 0 else None
@@ -239,34 +193,8 @@ def _summary(taken: Taken, confidence: float) -> dict[str, object]:
         "draws": count,
         "sample_rate": taken.draw.sample_rate,
         "sample_rate_found": total / trials,
-        "sample_rate_interval": [_rate_below(total, trials, side), rate_above(total, trials, side)],
+        "sample_rate_interval": [rate_below(total, trials, side), rate_above(total, trials, side)],
         "batch_size_mean": float(taken.sizes.mean()),
         "batch_size_variance": float(taken.sizes.var()),
         "batch_size_variance_claimed": _spread(records, taken.draw.sample_rate) ** 2,
     }
-
-
-def _draw(figure: Figure, *, taken: Taken) -> None:
-    left, right = figure.subplots(1, 2)
-    count, records = taken.counts.shape
-    rate, name = taken.draw.sample_rate, taken.draw.name
-    _histogram(left, taken.sizes, records, rate, f"records in a draw, {name}", "draws")
-    _histogram(right, taken.by_record, count, rate, f"draws that a record is in, {name}", "records")
-    left.legend(frameon=False, fontsize=8)
-
-
-def _histogram(axes: Axes, counts: Counts, trials: int, rate: float, what: str, of: str) -> None:
-    """Counts against the binomial law that they should follow."""
-    from scipy.stats import binom
-
-    middle, reach = trials * rate, 5 * _spread(trials, rate) + 1
-    low, high = min(int(counts.min()), math.floor(middle - reach)), max(int(counts.max()), math.ceil(middle + reach))
-    edges = np.arange(max(0, low), min(trials, high) + 2) - 0.5
-    axes.hist(counts, bins=edges.tolist(), color="#1b6ca8", alpha=0.5, label="seen")
-    values = (edges[1:] + edges[:-1]) / 2
-    axes.plot(
-        values, len(counts) * binom.pmf(values, trials, rate), color="#c8553d", linewidth=1.2, label="Poisson sampling"
-    )
-    axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend
-    axes.set_xlabel(what)
-    axes.set_ylabel(of)

@@ -91,6 +91,15 @@ class Subject:
         assert self.config.batch_size is not None
         return self.config.batch_size / self.data.records
 
+    @property
+    def terms(self) -> dict[str, object]:
+        """What the run's privacy rests on, for the details of an audit."""
+        return {
+            "sample_rate": self.sample_rate,
+            "steps": self.plan.steps,
+            "noise_multiplier": self.noise_multiplier,
+        }
+
     def cost(self, found: Found) -> float:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
         return epsilon(self.event(found), self.delta)
@@ -174,8 +183,10 @@ def subject_of(
         f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; allowed: "
         "more noise",
     )
+    options = ready.options
+    fixed = {"epochs": None, "steps": options.step_count(data.records), "batch_size": options.batch_size}
     return Subject(
-        config=_fixed(config, ready),
+        config=replace(config, epsilon=None, noise_multiplier=ready.noise_multiplier, **fixed),  # type: ignore[arg-type]
         data=data,
         plan=ready.plan,
         noise_multiplier=ready.noise_multiplier,
@@ -213,26 +224,9 @@ def held(data: DataSet) -> TensorRecords:
     return data.train
 
 
-def driven(ready: Preparation, **options: Any) -> Run:
-    """Trains as `train_prepared` does, or as `trained_through` says."""
-    return _drive.get()(ready, **options)
-
-
-def trained(ready: Preparation, **options: Any) -> Run:
-    """Trains as `driven` does; a run that was stopped is no audit, so that Ctrl-C ends it."""
-    run = driven(ready, **options)
-    if run.interrupted:
+def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> Run:
+    """Trains as `train_prepared` does, or as `trained_through` says; Ctrl-C ends an audit that needs the whole run."""
+    run = _drive.get()(ready, **options)
+    if run.interrupted and to_the_end:
         raise KeyboardInterrupt
     return run
-
-
-def _fixed(config: RunConfig, ready: Preparation) -> RunConfig:
-    """The config with σ, T and B as numbers: whatever is prepared from it has the claim's noise."""
-    return replace(
-        config,
-        epsilon=None,
-        noise_multiplier=ready.noise_multiplier,
-        batch_size=ready.options.batch_size,
-        steps=ready.options.step_count(ready.data.records),
-        epochs=None,
-    )

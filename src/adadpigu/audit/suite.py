@@ -7,34 +7,17 @@ membership. A method that registers is in both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from adadpigu.audit.accountant import audit_accountant
-from adadpigu.audit.many_runs import audit_many_runs
-from adadpigu.audit.membership import audit_membership
-from adadpigu.audit.noise import audit_noise
-from adadpigu.audit.one_run import audit_one_run
-from adadpigu.audit.replay import audit_replay
+from adadpigu.audit import AUDITS
 from adadpigu.audit.result import AuditResult, Progress
-from adadpigu.audit.sampler import audit_sampler
-from adadpigu.audit.subject import Subject, subject_of
-from adadpigu.audit.white_box import audit_white_box
+from adadpigu.audit.subject import subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.methods import all_methods
 
 _BASE = "digits-adadpigu"
 """the preset whose data, model and rates the subjects share"""
-_AUDITS: dict[str, Callable[..., AuditResult]] = {
-    "white-box": audit_white_box,
-    "replay": audit_replay,
-    "noise": audit_noise,
-    "sampler": audit_sampler,
-    "accountant": audit_accountant,
-    "one-run": audit_one_run,
-    "many-runs": audit_many_runs,
-    "membership": audit_membership,
-}
 _DIRECTIONS = "random directions"
 _SHORT: dict[str, dict[str, object]] = {
     "white-box": {"observations": 12_000},
@@ -64,14 +47,11 @@ class Entry:
         """Who is audited, in a few words."""
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
-    def made(self) -> Subject:
-        """Who is audited."""
-        shared = {"epsilon": 8.0, "steps": 100, "method": self.method}
-        return subject_of(merge(read_preset(_BASE), {**shared, **self.settings}), sample_rate=self.sample_rate)
-
     def result(self, progress: Progress | None = None) -> AuditResult:
         """Runs it."""
-        return _AUDITS[self.audit](self.made(), progress=progress, **self.options)
+        shared = {"epsilon": 8.0, "steps": 100, "method": self.method}
+        subject = subject_of(merge(read_preset(_BASE), {**shared, **self.settings}), sample_rate=self.sample_rate)
+        return AUDITS[self.audit](subject, progress=progress, **self.options)
 
 
 _GROWING = {"importance_steps": 8, "retention": 0.2, "schedule": "linear"}
@@ -89,7 +69,7 @@ _VARIANTS: tuple[tuple[str, str, tuple[str, ...], dict[str, object], float], ...
 
 def entries(*, full: bool = False) -> Iterator[Entry]:
     """The audits to run, method by method, then variant by variant."""
-    sizes = dict[str, dict[str, object]].fromkeys(_AUDITS, {}) if full else _SHORT
+    sizes = dict[str, dict[str, object]].fromkeys(AUDITS, {}) if full else _SHORT
     for method in (name for name, method in all_methods().items() if method.private):
         for audit, options in sizes.items():
             long = full and audit in ("white-box", "one-run")

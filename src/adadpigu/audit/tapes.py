@@ -2,9 +2,7 @@
 
 A recorder keeps what reached the noise, what was released, and all that is public on the way: queries, weights, masks,
 metrics. A player hands the recorded releases out again and notes every breach: a sum that moves by more than its
-sensitivity, and public state that moves at all. After the same releases, whatever is public must be bit-identical.
-Each has a mechanism of its own (`mechanism=`), which does what every run's does: the recorder's also looks at the sums,
-the player's draws no noise. So they audit what lies before it; the noise is audited from outside (`listening`).
+sensitivity, and public state that moves at all. So they audit what lies before the noise; `listening` audits the noise.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from adadpigu.accounting import Ledger
 from adadpigu.audit.coins import ReplayError
 from adadpigu.core.bounding import BoundedSum, Query, RecordSum
+from adadpigu.core.gradients.state import identical
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness
@@ -73,10 +72,10 @@ def _tensors(query: Query) -> dict[str, Tensor]:
     return {key: value.detach().clone() for key, value in tensors.items()}
 
 
-def _plain(query: Query) -> tuple[object, ...]:
+def _plain(query: Query) -> dict[str, object]:
     """What a query asks for besides tensors."""
     named = {key: value for key, value in vars(query).items() if not isinstance(value, Tensor | tuple)}
-    return tuple((key, value) for key, value in sorted(named.items()) if not callable(value))
+    return {key: value for key, value in named.items() if not callable(value)}
 
 
 def public_state(*modules: nn.Module | None) -> dict[str, Tensor]:
@@ -95,22 +94,15 @@ def public_state(*modules: nn.Module | None) -> dict[str, Tensor]:
 def differing(one: State, other: State) -> str | None:
     """The first name under which two states differ by a bit; None where they are the same."""
     for key in sorted(one.keys() | other.keys()):
-        if key not in one or key not in other or not _identical(one[key], other[key]):
+        if key not in one or key not in other or not identical(one[key], other[key]):
             return key.partition(":")[2] or key
     return None
 
 
-def _identical(one: Tensor, other: Tensor) -> bool:
-    """Bit for bit, so that a NaN equals itself."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+class TapedMechanism(GaussianMechanism):
+    """Charges and releases as every run does, and shows a tape both; what the tape replays gets no noise."""
 
-
-class RecordingMechanism(GaussianMechanism):
-    """Charges and releases as every run does; a recorder is told of both."""
-
-    def __init__(self, tape: Recorder | Player, ledger: Ledger, randomness: Randomness, processes: Processes) -> None:
+    def __init__(self, tape: Tape, ledger: Ledger, randomness: Randomness, processes: Processes) -> None:
         super().__init__(ledger, randomness, processes)
         self._tape = tape
         self._sums: list[BoundedSum] = []
@@ -128,27 +120,13 @@ class RecordingMechanism(GaussianMechanism):
         return releases
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
-        self._look(total)
-        return super()._noisy(total, noise_multiplier)
-
-    def _look(self, total: BoundedSum) -> None:
-        """Keeps a sum over all processes, as it is when its noise is drawn."""
         whole = self._processes.all_gather(unseal(total), total.size).clone()
         self._sums.append(BoundedSum(whole, total.query, size=total.size, dtype=total.dtype))
+        return self._tape.replayed(total.query.name) or super()._noisy(total, noise_multiplier)
 
 
-class ReplayingMechanism(RecordingMechanism):
-    """The same, but that recorded releases are handed out where noise would be drawn."""
-
-    _tape: Player
-
-    def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
-        self._look(total)
-        return self._tape.released(total.query.name)
-
-
-class Recorder:
-    """A tape that keeps what reached the noise and what was released; as an observer, what a run tells the world.
+class Tape:
+    """Keeps, draw by draw, what was asked for and what reached the noise; as an observer, what a run tells the world.
 
     `state` reads what is public when a draw is asked for.
     """
@@ -156,38 +134,57 @@ class Recorder:
     def __init__(self, state: Callable[[], State] | None = None) -> None:
         self._state = state
         self.calls: list[list[Call]] = []
-        self.released: list[dict[str, Release]] = []
-        self.asked_for: list[list[tuple[tuple[object, ...], dict[str, Tensor]]]] = []
+        self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
         self.told: list[Mapping[str, object]] = []
         self.kept: State = {}
-        self._bare: dict[str, tuple[int, int]] = {}
         self.breaches: list[str] = []
-        """of this run alone: what was wrong without any neighbour"""
+
+    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
+        """That of the run which this tape follows."""
+        return TapedMechanism(self, ledger, randomness, processes)
 
     def asked(self, queries: Sequence[Query]) -> None:
         self.asked_for.append([(_plain(query), _tensors(query)) for query in queries])
         self.states.append({} if self._state is None else self._state())
 
-    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
-        """That of the run to be recorded."""
-        return RecordingMechanism(self, ledger, randomness, processes)
+    def replayed(self, name: str) -> Release | None:
+        """The release to hand out instead of a noisy one."""
+        return None
 
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
         self.calls.append([_call(total) for total in sums])
+
+    def tell(self, facts: Mapping[str, object]) -> None:
+        self.told.append(facts)
+
+    def begin(self, facts: Facts) -> None:
+        self.tell(vars(facts))
+
+    def update(self, metrics: Metrics) -> None:
+        self.tell(vars(metrics))
+
+    def end(self, run: Run) -> None:
+        self.tell(_outcome(run))
+        self.kept = public_state(run.model)
+
+
+class Recorder(Tape):
+    """The tape of the run on D. Its breaches need no neighbour."""
+
+    def __init__(self, state: Callable[[], State] | None = None) -> None:
+        super().__init__(state)
+        self.released: list[dict[str, Release]] = []
+        self._bare: dict[str, tuple[int, int]] = {}
+
+    def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
+        super().record(sums, releases)
         self.released.append(releases)
         for call, (_, asked) in zip(self.calls[-1], self.asked_for[-1], strict=True) if self.asked_for else ():
             self._check(call, asked, releases[call.name])
 
-    def begin(self, facts: Facts) -> None:
-        self.told.append(vars(facts))
-
-    def update(self, metrics: Metrics) -> None:
-        self.told.append(vars(metrics))
-
     def end(self, run: Run) -> None:
-        self.told.append(_outcome(run))
-        self.kept = public_state(run.model)
+        super().end(run)
         if len(self.asked_for) != len(self.calls):
             self.breaches.append(f"{len(self.asked_for)} draws were asked for, {len(self.calls)} released")
 
@@ -226,8 +223,8 @@ def _outcome(run: Run) -> dict[str, object]:
     return {**facts, "outputs": outputs, **vars(run.privacy)}
 
 
-class Player:
-    """A tape and observer that hands out the recorded releases and notes every breach.
+class Player(Tape):
+    """The tape of a neighbour's run: hands out the recorded releases and notes every breach.
 
     `aim` is told what is about to be asked, before a record is looked at.
     """
@@ -238,77 +235,70 @@ class Player:
         state: Callable[[], State] | None = None,
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
-        self._recorded, self._state, self._aim = recorded, state, aim
-        self._asked = self._position = 0
-        self._told = iter(recorded.told)
-        self.breaches: list[str] = []
+        super().__init__(state)
+        self._recorded, self._aim = recorded, aim
         self.exposed = False
-        """whether one of them is more than a move beyond a sensitivity: then no noise covers it"""
+        """whether one of the breaches is more than a move beyond a sensitivity: then no noise covers it"""
         self.largest = 0.0
         """largest difference seen, as a share of its sensitivity"""
         self.effects: list[float] = []
         """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
 
     def asked(self, queries: Sequence[Query]) -> None:
-        if self._asked >= len(self._recorded.states):
-            raise ReplayError(f"draw {self._asked}: the neighbour asks for more draws than were recorded")
-        self._compare_asked(self._asked, queries)
-        self._asked += 1
+        if len(self.states) >= len(self._recorded.states):
+            raise ReplayError(f"draw {len(self.states)}: the neighbour asks for more draws than were recorded")
+        super().asked(queries)
+        self._compare_asked(len(self.states) - 1)
         if self._aim is not None:
             self._aim(queries)
 
-    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
-        """That of the neighbour's run."""
-        return ReplayingMechanism(self, ledger, randomness, processes)
-
-    def released(self, name: str) -> Release:
+    def replayed(self, name: str) -> Release:
         """What was recorded under this name in the draw that is being made, whatever the sum is."""
-        recorded, position = self._recorded.released, self._position
+        recorded, position = self._recorded.released, len(self.calls)
         if position >= len(recorded) or name not in recorded[position]:
             raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
         return recorded[position][name]
 
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
         """Compares the sums with the recorded ones."""
-        position = self._position
-        self._position += 1
-        before, now = self._recorded.calls[position], [_call(total) for total in sums]
+        super().record(sums, releases)
+        position, now = len(self.calls) - 1, self.calls[-1]
+        before = self._recorded.calls[position]
         shares = [self._compare(position, old, new) for old, new in zip(before, now, strict=True)]
         self.effects.append(math.sqrt(sum(call.share * share**2 for call, share in zip(before, shares, strict=True))))
 
-    def begin(self, facts: Facts) -> None:
-        self._compare_told(vars(facts))
-
-    def update(self, metrics: Metrics) -> None:
-        self._compare_told(vars(metrics))
+    def tell(self, facts: Mapping[str, object]) -> None:
+        super().tell(facts)
+        before, *_ = [*self._recorded.told[len(self.told) - 1 :], facts]
+        if odd := [key for key in before.keys() | facts.keys() if before.get(key) != facts.get(key)]:
+            self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")
 
     def end(self, run: Run) -> None:
-        self._compare_told(_outcome(run))
-        if (key := differing(self._recorded.kept, public_state(run.model))) is not None:
+        super().end(run)
+        if (key := differing(self._recorded.kept, self.kept)) is not None:
             self.expose(f"{key!r} of the model that is kept is another on the neighbour, after the same releases")
 
     def finish(self) -> None:
         """To be called after the run: everything recorded must have been asked for again."""
-        if self._position != len(self._recorded.calls):
-            self.expose(f"{len(self._recorded.calls)} draws recorded, {self._position} replayed")
+        if len(self.calls) != len(self._recorded.calls):
+            self.expose(f"{len(self._recorded.calls)} draws recorded, {len(self.calls)} replayed")
 
     def expose(self, breach: str) -> None:
         """Notes what anybody can see without noise."""
         self.breaches.append(breach)
         self.exposed = True
 
-    def _compare_asked(self, position: int, queries: Sequence[Query]) -> None:
-        state = {} if self._state is None else self._state()
-        if (key := differing(self._recorded.states[position], state)) is not None:
+    def _compare_asked(self, position: int) -> None:
+        if (key := differing(self._recorded.states[position], self.states[position])) is not None:
             raise ReplayError(
                 f"draw {position}: {key!r} of the model is another on the neighbour, after the same releases"
             )
-        before, now = self._recorded.asked_for[position], [(_plain(query), _tensors(query)) for query in queries]
+        before, now = self._recorded.asked_for[position], self.asked_for[position]
         if [plain for plain, _ in before] != [plain for plain, _ in now]:
             raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
-        for (_, old), (_, new), query in zip(before, now, queries, strict=True):
+        for (_, old), (plain, new) in zip(before, now, strict=True):
             if (key := differing(old, new)) is not None:
-                raise ReplayError(f"draw {position}: {query.name!r} has another {key} on the neighbour")
+                raise ReplayError(f"draw {position}: {plain['name']!r} has another {key} on the neighbour")
 
     def _compare(self, position: int, old: Call, new: Call) -> float:
         if (key := differing(old.public, new.public)) is not None:
@@ -322,8 +312,3 @@ class Player:
                 f"draw {position}: {new.name!r} moves by {difference:.6g}, above its sensitivity {old.sensitivity:.6g}"
             )
         return share
-
-    def _compare_told(self, now: Mapping[str, object]) -> None:
-        before = next(self._told, now)
-        if odd := [key for key in before.keys() | now.keys() if before.get(key) != now.get(key)]:
-            self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")

@@ -14,6 +14,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +55,12 @@ class Way:
 
 def audit_through(name: str, audit: Callable[..., AuditResult], subject: Subject, **options: Any) -> AuditResult:
     """The audit, of runs that are trained in that way."""
-    way = way_of(name)
-    _check(name, way, subject)
+    way, method = way_of(name), subject.config.method
+    fits = way.methods is None or method in way.methods
+    require(fits, f"method={method!r} through {name!r}; allowed there: {', '.join(way.methods or ())}")
+    ready = None if way.takes_fronts else subject.prepare()
+    plain = ready is None or (ready.front is None and not ready.view.augmentation)
+    require(plain, f"{subject.label}: features, normalisation or augmentation through {name!r}; allowed: none")
     with trained_through(way.drive):
         result = audit(subject, **options)
     lives = ("a run that is resumed gets its noise as in `train`: it was resumed there",)
@@ -78,15 +83,6 @@ def way_of(name: str) -> Way:
     return way
 
 
-def _check(name: str, way: Way, subject: Subject) -> None:
-    method = subject.config.method
-    fits = way.methods is None or method in way.methods
-    require(fits, f"method={method!r} through {name!r}; allowed there: {', '.join(way.methods or ())}")
-    ready = None if way.takes_fronts else subject.prepare()
-    plain = ready is None or (ready.front is None and not ready.view.augmentation)
-    require(plain, f"{subject.label}: features, normalisation or augmentation through {name!r}; allowed: none")
-
-
 def by_loop(ready: Preparation, **how: Any) -> Run:
     """Trains what was made ready by a loop of the user's own."""
     optimizer = _optimiser(ready)
@@ -105,7 +101,7 @@ def by_opacus(ready: Preparation, **how: Any) -> Run:
     optimizer = _optimiser(ready)
     privacy_engine = PrivacyEngine(records=ready.data.records)
     privacy_engine._how.update(how)
-    with _in_place(engine, "prepare", lambda _, data, **__: replace(_stepped_by(ready, optimizer), data=data)):
+    with patch.object(engine, "prepare", lambda _, data, **__: replace(_stepped_by(ready, optimizer), data=data)):
         model, _, criterion, loader = privacy_engine.make_private(
             module=ready.model,
             optimizer=optimizer,
@@ -146,7 +142,7 @@ def by_sklearn(ready: Preparation, **how: Any) -> Run:
         model="linear",
         method="dpsgd",
     )
-    with _in_place(estimator, "train", trained):
+    with patch.object(estimator, "train", trained):
         run: Run = fitted.fit(np.stack(np.divmod(np.arange(len(inputs)), _KINDS), axis=1), targets.cpu().numpy()).run_
     return run
 
@@ -157,19 +153,21 @@ def by_lightning(ready: Preparation, **how: Any) -> Run:
 
     from adadpigu.integrations.lightning import PrivateStrategy, strategy
 
+    loss: Any = ready.loss
+
     class Module(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.criterion = ready.model, _Criterion(ready.loss)
+            self.net = ready.model
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             inputs, targets = batch
-            return self.criterion(self.net(inputs), targets)
+            return loss(self.net(inputs), targets)
 
         def configure_optimizers(self) -> Any:
             return _optimiser(ready)
 
-    private = PrivateStrategy(records=ready.data.records)
+    private, own_loop = PrivateStrategy(records=ready.data.records), partial(_loop_of, ready, how)
     trainer = partial(
         pl.Trainer,
         strategy=private,
@@ -181,7 +179,7 @@ def by_lightning(ready: Preparation, **how: Any) -> Run:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    with _in_place(strategy, "PrivateLoop", partial(_loop_of, ready, how)), _quiet("lightning.pytorch"):
+    with patch.object(strategy, "PrivateLoop", own_loop), _quiet("lightning.pytorch"):
         trainer().fit(Module(), _loader(ready))
     return private.run
 
@@ -209,7 +207,7 @@ def by_transformers(ready: Preparation, **how: Any) -> Run:
 
     optimizer = _optimiser(ready)
     rows = [{"input_ids": [number], "label": int(target)} for number, target in enumerate(targets)]
-    with TemporaryDirectory() as folder, _in_place(trainer, "PrivateLoop", partial(_loop_of, ready, how)):
+    with TemporaryDirectory() as folder, patch.object(trainer, "PrivateLoop", partial(_loop_of, ready, how)):
         arguments = TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=ready.options.batch_size,
@@ -231,17 +229,6 @@ def by_transformers(ready: Preparation, **how: Any) -> Run:
         private.remove_callback(PrinterCallback)
         private.train()
     return private.run
-
-
-class _Criterion(nn.Module):
-    """Asks the auditor's loss anew in every step."""
-
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self._loss = loss
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Any:
-        return self._loss(outputs, targets)
 
 
 def _loop_of(
@@ -290,17 +277,6 @@ def _quiet(logger: str) -> Iterator[None]:
         told.setLevel(before)
 
 
-@contextlib.contextmanager
-def _in_place(module: Any, name: str, value: object) -> Iterator[None]:
-    """Within it, an integration finds the audit's run where it would make its own."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
 WAYS = {
     "loop": Way(drive=by_loop),
     "opacus": Way(
@@ -309,15 +285,8 @@ WAYS = {
         takes_fronts=False,
         assumed=("the loss that a script's backward is taken of is the one that was made ready",),
     ),
-    "sklearn": Way(
-        drive=by_sklearn,
-        assumed=("a table of two columns, a number and a category, stands for others",),
-    ),
-    "lightning": Way(
-        drive=by_lightning,
-        needs=("lightning.pytorch", "lightning"),
-        takes_fronts=False,
-    ),
+    "sklearn": Way(drive=by_sklearn, assumed=("a table of two columns, a number and a category, stands for others",)),
+    "lightning": Way(drive=by_lightning, needs=("lightning.pytorch", "lightning"), takes_fronts=False),
     "transformers": Way(
         drive=by_transformers,
         needs=("transformers", "transformers"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast
+from functools import cached_property
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,59 +20,58 @@ from torch import Tensor
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.laws import Counts
+from adadpigu.audit.outside import Watcher
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sampling import Coins, Drawn, PoissonSampler, Population
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.methods import make_method
-from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.runs.run import Metrics
 from adadpigu.training.micro_batches import View
 from adadpigu.training.preparation import Preparation
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _LABELS = 2**32
 """a record's target is its label plus so many times its number, which counts from 1: 0 is no record"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Followed(Preparation):
-    """A run whose samplers stand behind an auditor's."""
+class SpiedSampler(PoissonSampler):
+    """A run's own sampler, which tells when its event is asked for, and when it tosses."""
 
-    wrapped: Callable[[int, str, PoissonSampler, float], BehindSampler]
-    """(stage, draw, sampler, σ): the auditor's"""
+    own: PoissonSampler
+    """whose answers these are: what is audited"""
+    asked: Callable[[], object] = lambda: None
+    tossed: Callable[[], object] = lambda: None
+
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
+        self.asked()
+        return self.own.event(noise_multipliers)
+
+    def toss(self, population: Population, randomness: Randomness) -> Coins:
+        self.tossed()
+        return self.own.toss(population, randomness)
+
+    def draw(self, population: Population, randomness: Randomness) -> Drawn:
+        self.tossed()
+        return self.own.draw(population, randomness)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Followed(Preparation):
+    """A run whose samplers an auditor spies on."""
+
+    spied: Callable[[int, str, PoissonSampler, float], SpiedSampler]
+    """(stage, draw, the run's own sampler, σ): the same one, spied on"""
 
     def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
-        return {
-            name: (cast(PoissonSampler, self.wrapped(stage, name, sampler, sigma)), sigma)
-            for name, (sampler, sigma) in super().samplers(stage).items()
-        }
-
-
-class BehindSampler:
-    """A sampler as it is, but for what a subclass looks at."""
-
-    def __init__(self, sampler: PoissonSampler) -> None:
-        self._sampler = sampler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-
-class _Announcing(BehindSampler):
-    """Tells when its event is charged."""
-
-    def __init__(self, sampler: PoissonSampler, announce: Callable[[], None]) -> None:
-        super().__init__(sampler)
-        self._announce = announce
-        self._priced = False
-
-    def event(self, noise_multipliers: list[float]) -> object:
-        if self._priced:  # the loop asks for the price once, before a stage's first step
-            self._announce()
-        self._priced = True
-        return self._sampler.event(noise_multipliers)
+        own = super().samplers(stage)
+        return {name: (self.spied(stage, name, sampler, sigma), sigma) for name, (sampler, sigma) in own.items()}
 
 
 def run_length(subject: Subject, steps: int) -> int:
@@ -107,40 +107,6 @@ class _Numbered(View):
         return Records((inputs, labels), copies=shown.copies, present=shown.present)
 
 
-class _Watcher:
-    """Collects, draw by draw, which records were seen; an observer of the run."""
-
-    def __init__(self, seen: Tensor, progress: Progress | None) -> None:
-        self._seen, self._progress = seen, progress
-        self._current: PlannedDraw | None = None
-        self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []
-        """each with how often it has taken every record"""
-        self.astray = 0
-        """records that were looked at outside any draw that was charged"""
-
-    def announce(self, draw: PlannedDraw) -> None:
-        self._close()
-        self._current = draw
-
-    def _close(self) -> None:
-        counts = self._seen[1:].cpu().numpy().clip(max=255).astype(np.uint8)
-        self._seen.zero_()
-        if self._current is None:
-            self.astray += int(counts.sum())
-        else:
-            self.draws.append((self._current, counts))
-        self._current = None
-
-    def begin(self, facts: Facts) -> None: ...
-
-    def update(self, metrics: Metrics) -> None:
-        self._close()
-        if self._progress is not None:
-            self._progress(metrics.step, metrics.steps)
-
-    def end(self, run: Run) -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Taken:
     """All draws of one kind: which records each has taken."""
@@ -165,22 +131,51 @@ class Taken:
         return np.asarray(self.taken.sum(axis=0), dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What the draws of a run have taken, kind by kind, and in the order in which they were made."""
+class Watched(Watcher):
+    """Which records each draw of a run has taken, draw by draw."""
 
-    kinds: tuple[Taken, ...]
-    in_order: NDArray[np.bool_]
-    """[draws, records]"""
-    planned: int
-    """draws"""
-    astray: int
-    """records that were looked at outside any of them"""
+    def __init__(self, seen: Tensor, planned: int) -> None:
+        super().__init__()
+        self._seen, self.planned = seen, planned
+        self._current: PlannedDraw | None = None
+        self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []
+        """each with how often it has taken every record"""
+        self.stray = 0
+        """records that were looked at outside any draw that was charged"""
+
+    def announce(self, draw: PlannedDraw) -> None:
+        self._close()
+        self._current = draw
+
+    def _close(self) -> None:
+        counts = self._seen[1:].cpu().numpy().clip(max=255).astype(np.uint8)
+        self._seen.zero_()
+        if self._current is None:
+            self.stray += int(counts.sum())
+        else:
+            self.draws.append((self._current, counts))
+        self._current = None
+
+    def update(self, metrics: Metrics) -> None:
+        self._close()
+        super().update(metrics)
+
+    @cached_property
+    def kinds(self) -> list[Taken]:
+        found: dict[PlannedDraw, list[NDArray[np.uint8]]] = {}
+        for draw, counts in self.draws:
+            found.setdefault(draw, []).append(counts)
+        return [Taken(draw=draw, counts=np.stack(counts)) for draw, counts in found.items()]
+
+    @property
+    def in_order(self) -> NDArray[np.bool_]:
+        """[draws, records], as draws were made"""
+        return np.stack([counts > 0 for _, counts in self.draws])
 
     @property
     def repeated(self) -> int:
         """How often a record was in a draw that had it already."""
-        return sum(int(np.maximum(kind.counts, 1).sum(dtype=np.int64)) - kind.counts.size for kind in self.kinds)
+        return sum(int(np.maximum(counts, 1).sum(dtype=np.int64)) - counts.size for _, counts in self.draws)
 
 
 def watch(
@@ -193,29 +188,26 @@ def watch(
 ) -> Watched:
     """Runs so many steps of the subject on so many records, and keeps what its draws have taken."""
     ready = subject.prepare(data=so_many_records(subject, records), steps=steps, evaluate_every=steps)
-    placed = ready.data.train
-    assert isinstance(placed, TensorRecords)
+    placed = held(ready.data)
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
-    watcher = _Watcher(seen, progress)
+    watched = Watched(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages))
+    watched.tell(progress, ready.plan.steps)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}
 
-    def announcing(stage: int, name: str, sampler: PoissonSampler, _: float) -> BehindSampler:
+    def announcing(stage: int, name: str, sampler: PoissonSampler, _: float) -> SpiedSampler:
         claimed = next(draw for draw in subject.plan.stages[stage].draws if draw.name == name)
-        return _Announcing(sampler, partial(watcher.announce, claimed))
+        before = count()  # the loop asks for the price once, before a stage's first step
+        return SpiedSampler(
+            sample_rate=sampler.sample_rate,
+            own=sampler,
+            asked=lambda: watched.announce(claimed) if next(before) else None,
+        )
 
-    run = Followed(**facts, wrapped=announcing)
-    trained(run, randomness=subject.tier if randomness is None else randomness, observers=[watcher])
-    if not watcher.draws:
+    run = Followed(**facts, spied=announcing)
+    trained(run, randomness=subject.tier if randomness is None else randomness, observers=[watched])
+    if not watched.draws:
         raise InputError(f"{subject.label}: no batch was drawn in {steps} steps, so there is nothing to look at")
-    kinds: dict[PlannedDraw, list[NDArray[np.uint8]]] = {}
-    for draw, counts in watcher.draws:
-        kinds.setdefault(draw, []).append(counts)
-    return Watched(
-        kinds=tuple(Taken(draw=draw, counts=np.stack(counts)) for draw, counts in kinds.items()),
-        in_order=np.stack([counts > 0 for _, counts in watcher.draws]),
-        planned=sum(stage.steps * len(stage.draws) for stage in ready.plan.stages),
-        astray=watcher.astray,
-    )
+    return watched
