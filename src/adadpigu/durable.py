@@ -46,6 +46,15 @@ def sync_folder(path: Path) -> None:
         sync(path)
 
 
+def read_text(path: Path, what: str) -> str:
+    """A text file; `what` names it where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"{what} cannot be read: {reason}") from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a whole file or none of it."""
     write_bytes(path, text.encode("utf-8"))

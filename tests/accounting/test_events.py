@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adadpigu.accounting import combined_noise_multiplier, draw_event, event_from_json, event_to_json
-from adadpigu.accounting.events import leaves
+from adadpigu.accounting import draw_event, event_from_json, event_to_json
+from adadpigu.accounting.events import combined_noise_multiplier, leaves
 from adadpigu.errors import InputError
 
 multipliers = st.floats(min_value=1e-3, max_value=1e3)
@@ -58,12 +58,10 @@ def test_a_draw_without_a_release_is_refused() -> None:
         draw_event(0.1, [])
 
 
-@given(rates, multipliers, st.integers(min_value=0, max_value=10**6))
-def test_every_event_survives_json(rate: float, sigma: float, count: int) -> None:
-    event = dp.ComposedDpEvent(
-        [dp.SelfComposedDpEvent(draw_event(rate, [sigma]), count), dp.NonPrivateDpEvent(), dp.GaussianDpEvent(sigma)]
-    )
-    assert event_from_json(json.loads(json.dumps(event_to_json(event), allow_nan=False))) == event
+@given(rates, multipliers)
+def test_every_event_survives_json(rate: float, sigma: float) -> None:
+    for event in (draw_event(rate, [sigma]), dp.NonPrivateDpEvent(), dp.GaussianDpEvent(sigma)):
+        assert event_from_json(json.loads(json.dumps(event_to_json(event), allow_nan=False))) == event
 
 
 def test_an_unknown_event_is_refused_by_name() -> None:
@@ -81,9 +79,8 @@ def test_an_unknown_event_is_refused_by_name() -> None:
         {"event": "Gaussian", "noise_multiplier": -1.0},
         {"event": "PoissonSampled", "sample_rate": 2.0, "of": {"event": "NonPrivate"}},
         {"event": "PoissonSampled", "sample_rate": 0.5, "of": None},
-        {"event": "SelfComposed", "count": -1, "of": {"event": "NonPrivate"}},
-        {"event": "SelfComposed", "count": True, "of": {"event": "NonPrivate"}},
-        {"event": "Composed", "of": {"event": "NonPrivate"}},
+        {"event": "PoissonSampled", "sample_rate": 0.5, "of": {"event": "NonPrivate"}},
+        {"event": "SelfComposed", "count": 1, "of": {"event": "NonPrivate"}},
     ],
 )
 def test_a_damaged_event_is_refused(broken: dict[str, object]) -> None:

@@ -13,13 +13,13 @@ from adadpigu.accounting import (
     PlannedDraw,
     PlannedStage,
     PrivacyReport,
-    ReleaseSummary,
     draw_event,
     epsilon,
     epsilons,
     privacy_report,
 )
 from adadpigu.accounting.events import compose
+from adadpigu.accounting.ledger_reading import ReleaseSummary
 from adadpigu.accounting.statement import delta_warnings
 from adadpigu.errors import InputError
 

@@ -17,7 +17,7 @@ from torch import nn
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.export import CardFacts, facts_of_run, model_card, write_card
-from adadpigu.export.card import code_block, markdown_text, yaml_scalar
+from adadpigu.export.card import code_block, markdown_text, to_yaml
 from adadpigu.extras import extra
 from run_folders import rebound
 
@@ -121,13 +121,13 @@ def test_a_name_that_wants_to_be_more_stays_a_name(facts: CardFacts) -> None:
 @given(st.text())
 def test_any_text_survives_yaml(text: str) -> None:
     whole = "".join(c if c.isprintable() else " " for c in text)
-    assert yaml.safe_load(f"key: {yaml_scalar(text)}\nnext: 1") == {"key": whole, "next": 1}
+    assert yaml.safe_load(f"key: {to_yaml(text)}\nnext: 1") == {"key": whole, "next": 1}
 
 
 @given(st.floats(allow_nan=False))
 def test_any_number_survives_yaml(number: float) -> None:
     wanted = None if number in (float("inf"), float("-inf")) else number
-    assert yaml.safe_load(yaml_scalar(number)) == wanted
+    assert yaml.safe_load(to_yaml(number)) == wanted
 
 
 @given(st.text())

@@ -17,7 +17,7 @@ from logged_runs import trained
 import adadpigu as ad
 from adadpigu.accounting.ledger_reading import NAME, read_ledger
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.loggers import LOGGERS, Beginning, Ending, Facts, Logger, Metrics, Run, make_logger
+from adadpigu.loggers import LOGGERS, Facts, Logger, Metrics, Run, make_logger
 from adadpigu.runs.run import check_observers
 
 
@@ -36,13 +36,13 @@ class Failing(Logger):
         if what == self.at:
             raise OSError("no space left on device\nand more")
 
-    def _start(self, start: Beginning) -> None:
+    def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
         self._hear("open")
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._hear(f"write {step}")
 
-    def _close(self, end: Ending) -> None:
+    def _close(self, run: Run, results: Mapping[str, float]) -> None:
         self._hear("close")
 
 

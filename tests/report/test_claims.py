@@ -117,16 +117,16 @@ def test_a_ledger_too_long_to_read_or_with_a_head_elsewhere_is_refused(
     (run / "ledger.head").symlink_to(run.parent / "ledger.head")
     found = read_run(run)
     assert "ledger.head is a link out of the folder" in found.missing[0]
-    assert (found.timeline, found.epsilon, found.marks) == (None, None, ("claim not trusted", "ledger damaged"))
+    assert (found.ledger, found.epsilon, found.marks) == (None, None, ("claim not trusted", "ledger damaged"))
     (run / "ledger.head").unlink()
     (run.parent / "ledger.head").rename(run / "ledger.head")
     size = (run / "ledger.log").stat().st_size
     monkeypatch.setattr(reading, "MOST_LEDGER", size)
-    assert read_run(run).timeline is not None
+    assert read_run(run).ledger is not None
     monkeypatch.setattr(reading, "MOST_LEDGER", size - 1)
     found = read_run(run)
     assert f"ledger.log has {size} bytes; allowed: up to {size - 1}" in found.missing[0]
-    assert (found.timeline, found.epsilon) == (None, None)
+    assert (found.ledger, found.epsilon) == (None, None)
 
 
 def test_a_ledger_that_has_only_been_made_is_no_fault(dead: Path, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_ledger_that_has_only_been_made_is_no_fault(dead: Path, tmp_path: Path
         (folder / name).unlink()
         (folder / name).touch()
     found = read_run(folder)
-    assert (found.timeline, found.missing, found.marks, found.epsilon) == (None, (), (), None)
+    assert (found.ledger, found.missing, found.marks, found.epsilon) == (None, (), (), None)
 
 
 def test_a_pipe_in_the_place_of_a_ledger_is_not_waited_for(run: Path) -> None:

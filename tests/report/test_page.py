@@ -177,3 +177,15 @@ def test_words_and_lines_stand_out_as_the_guidelines_for_accessibility_ask(theme
     assert _contrast(colours["bad-ink"], colours["bad-back"]) >= 4.5
     for line in [f"c{number}" for number in range(8)]:
         assert _contrast(colours[line], colours["back"]) >= 3, line
+
+
+@pytest.mark.parametrize(
+    ("file", "digest"),
+    [
+        ("uPlot.iife.min.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
+        ("uPlot.min.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),
+        ("LICENSE", "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd"),
+    ],
+)
+def test_the_files_of_uplot_are_those_that_npm_has_of_version_1_6_32(file: str, digest: str) -> None:
+    assert hashlib.sha256((ASSETS / "uplot" / file).read_bytes()).hexdigest() == digest

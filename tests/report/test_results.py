@@ -99,8 +99,8 @@ def test_other_rows_make_a_table_named_after_their_file(tmp_path: Path) -> None:
 def test_an_audit_tells_claimed_and_shown_and_a_verdict_that_follows(tmp_path: Path) -> None:
     (audit,) = collect([written(tmp_path / "audit.json", AUDIT)]).audits
     stored = audit.to_json()
-    assert (stored["claimed"], stored["shown"], stored["certain"]) == (4.0, 2.0, 1.0)
-    assert stored["refuted"] is False
+    assert (stored["epsilon_claimed"], stored["epsilon_lower"], stored["epsilon_lower_certain"]) == (4.0, 2.0, 1.0)
+    assert stored["passed"] is True
     bad = AUDIT | {"epsilon_lower": 5.0, "epsilon_lower_certain": 4.5, "passed": False}
     (refuted,) = collect([written(tmp_path / "audit.json", bad)]).audits
     assert refuted.to_json()["verdict"] == "REFUTED"
@@ -115,7 +115,7 @@ def test_an_audit_whose_verdict_does_not_follow_is_refused(tmp_path: Path, chang
 def test_an_infinite_claim_is_stored_as_null_and_shown_as_infinite(tmp_path: Path) -> None:
     (audit,) = collect([written(tmp_path / "audit.json", AUDIT | {"epsilon_claimed": None, "passed": False})]).audits
     assert audit.result.epsilon_claimed == math.inf
-    assert audit.to_json()["claimed"] is None
+    assert audit.to_json()["epsilon_claimed"] is None
 
 
 def test_folders_are_searched_so_deep_and_links_are_not_followed(tmp_path: Path) -> None:

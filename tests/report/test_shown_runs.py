@@ -93,11 +93,11 @@ def test_a_process_that_died_is_open_until_it_is_resumed_and_then_seen_on_the_ti
     assert any(line.startswith("No end is recorded") for line in before.warnings)
     assert before.steps_done == 8
     after = shown(resumed(folder))
-    timeline = after.timeline
-    assert timeline is not None
-    assert [(p.first_step, p.steps, p.end) for p in timeline.processes] == [(0, 8, "crashed"), (5, 7, "finished")]
-    assert timeline.record.steps == 15
-    rows = timeline.to_json(over=True)["processes"]
+    assert after.ledger is not None
+    sessions = [(s.first_step, s.steps, s.end) for s in after.ledger.sessions()]
+    assert sessions == [(0, 8, "crashed"), (5, 7, "finished")]
+    assert after.ledger.steps == 15
+    rows = shown_run.timeline(after.ledger, over=True)["processes"]
     assert isinstance(rows, list)
     assert rows[0]["end"].startswith("ended without notice")
     assert [row["bad"] for row in rows] == [True, False]
@@ -246,7 +246,7 @@ def test_a_broken_part_is_told_in_one_line_and_costs_the_other_parts_nothing(run
     assert len(seen.missing[0].splitlines()) == 1
     assert (seen.curves.count == 0) is ("curves" in part)
     assert (seen.privacy is None) is ("privacy" in part)
-    assert (seen.timeline is None) is ("ledger" in part)
+    assert (seen.ledger is None) is ("ledger" in part)
     assert (seen.config == "") is ("config" in part)
     assert (seen.seconds is None) is ("summary" in part)
     assert (seen.method, seen.dataset, seen.state) == ("adadpigu", "digits", "finished")
@@ -320,8 +320,8 @@ def test_a_damaged_ledger_is_shown_as_damaged(run: Path) -> None:
     whole = (run / "ledger.log").read_bytes().splitlines(keepends=True)
     (run / "ledger.log").write_bytes(b"".join(whole[:-1]))
     found = read_run(run)
-    assert found.timeline is not None
-    assert "the file was cut" in found.timeline.record.damage
+    assert found.ledger is not None
+    assert "the file was cut" in found.ledger.damage
     assert any("what was charged cannot be trusted" in line for line in found.warnings)
     assert (found.epsilon, found.marks) == (None, ("claim not trusted", "ledger damaged"))
     (run / "privacy.json").unlink()

@@ -161,7 +161,7 @@ def test_an_audit_that_is_written_over_is_seen(server: ReportServer, run: Path) 
         with (run / "audits" / "a.json").open("w") as file:
             json.dump(audit | shown, file)
         (found,) = json.loads(ask(server, "data.json")[1])["runs"]
-        assert [audit["refuted"] for audit in found["audits"]] == [refuted]
+        assert [audit["passed"] for audit in found["audits"]] == [not refuted]
 
 
 def test_a_folder_that_is_empty_or_not_there_yet_is_watched_until_a_run_begins(kept: Path, tmp_path: Path) -> None:

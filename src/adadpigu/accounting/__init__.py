@@ -3,13 +3,13 @@
 Nothing in here sees a record. `dp_accounting` is imported where it is used, since it alone takes over a second.
 """
 
-from adadpigu.accounting.accountants import ACCOUNTANTS, epsilon, epsilon_curve, epsilons
+from adadpigu.accounting.accountants import epsilon, epsilon_curve, epsilons
 from adadpigu.accounting.calibration import Calibration, affordable_prefix, calibrate
-from adadpigu.accounting.events import combined_noise_multiplier, draw_event, event_from_json, event_to_json
+from adadpigu.accounting.events import draw_event, event_from_json, event_to_json
 from adadpigu.accounting.ledger import Ledger
-from adadpigu.accounting.ledger_reading import LedgerRecord, ReleaseSummary, read_ledger
+from adadpigu.accounting.ledger_reading import LedgerRecord, read_ledger
 from adadpigu.accounting.plan import Budget, Plan, PlannedDraw, PlannedStage, plan_for
-from adadpigu.accounting.shared import SharedTotal, create_shared
+from adadpigu.accounting.shared import create_shared
 from adadpigu.accounting.statement import (
     EventCount,
     PrivacyReport,
@@ -20,7 +20,6 @@ from adadpigu.accounting.statement import (
 )
 
 __all__ = [
-    "ACCOUNTANTS",
     "Budget",
     "Calibration",
     "EventCount",
@@ -30,12 +29,9 @@ __all__ = [
     "PlannedDraw",
     "PlannedStage",
     "PrivacyReport",
-    "ReleaseSummary",
-    "SharedTotal",
     "StageSteps",
     "affordable_prefix",
     "calibrate",
-    "combined_noise_multiplier",
     "create_shared",
     "delta_warnings",
     "draw_event",

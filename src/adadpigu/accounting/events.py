@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-_SHORT_NAMES = {
-    "PoissonSampledDpEvent": "PoissonSampled",
-    "GaussianDpEvent": "Gaussian",
-    "NonPrivateDpEvent": "NonPrivate",
-    "ComposedDpEvent": "Composed",
-    "SelfComposedDpEvent": "SelfComposed",
-}
-
-
 def check_sample_rate(value: float) -> None:
     """Refuse a sampling rate that is no probability."""
     check("sample_rate", value, 0 <= value <= 1, "must lie in [0, 1]")
@@ -41,8 +32,6 @@ def check_noise_multiplier(value: float) -> None:
 def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     """The multiplier (Σ σᵢ⁻²)^−½ of the one Gaussian that costs as much as all these releases from one batch.
 
-    >>> combined_noise_multiplier([1.1])
-    1.1
     >>> round(combined_noise_multiplier([2.0, 2.0]), 6)
     1.414214
     """
@@ -110,26 +99,22 @@ def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
         return 1.0, float(event.noise_multiplier)
     if isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.GaussianDpEvent):
         return float(event.sampling_probability), float(event.event.noise_multiplier)
-    raise InputError(f"event {_name(event)}: this package accounts for Poisson-sampled Gaussian mechanisms only")
+    raise InputError(
+        f"event {type(event).__name__}: this package accounts for Poisson-sampled Gaussian mechanisms only"
+    )
 
 
 def event_to_json(event: DpEvent) -> dict[str, object]:
-    """The event as plain JSON; an event this package does not use is refused by name."""
+    """A single mechanism as plain JSON; an event that this package does not use is refused by name."""
     import dp_accounting as dp
 
-    if isinstance(event, dp.PoissonSampledDpEvent):
-        return _named(event, sample_rate=float(event.sampling_probability), of=event_to_json(event.event))
-    if isinstance(event, dp.GaussianDpEvent):
-        finite = math.isfinite(event.noise_multiplier)
-        check("noise_multiplier", event.noise_multiplier, finite, "only a finite one can be written down")
-        return _named(event, noise_multiplier=float(event.noise_multiplier))
+    rate, sigma = sampled_gaussian(event)
     if isinstance(event, dp.NonPrivateDpEvent):
-        return _named(event)
-    if isinstance(event, dp.ComposedDpEvent):
-        return _named(event, of=[event_to_json(part) for part in event.events])
-    if isinstance(event, dp.SelfComposedDpEvent):
-        return _named(event, count=int(event.count), of=event_to_json(event.event))
-    raise InputError(f"event {_name(event)}: cannot be written; known: {', '.join(_SHORT_NAMES.values())}")
+        return {"event": "NonPrivate"}
+    check("noise_multiplier", sigma, math.isfinite(sigma), "only a finite one can be written down")
+    gaussian: dict[str, object] = {"event": "Gaussian", "noise_multiplier": sigma}
+    sampled = isinstance(event, dp.PoissonSampledDpEvent)
+    return {"event": "PoissonSampled", "sample_rate": rate, "of": gaussian} if sampled else gaussian
 
 
 def event_from_json(data: Mapping[str, Any]) -> DpEvent:
@@ -141,31 +126,20 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     import dp_accounting as dp
 
     try:
-        name = data.get("event")
-        if name == "PoissonSampled":
-            check_sample_rate(data["sample_rate"])
-            return dp.PoissonSampledDpEvent(float(data["sample_rate"]), event_from_json(data["of"]))
-        if name == "Gaussian":
-            check_noise_multiplier(data["noise_multiplier"])
-            return dp.GaussianDpEvent(float(data["noise_multiplier"]))
-        if name == "NonPrivate":
+        if data.get("event") == "NonPrivate":
             return dp.NonPrivateDpEvent()
-        if name == "Composed":
-            return dp.ComposedDpEvent([event_from_json(part) for part in data["of"]])
-        check("event", repr(name), name == "SelfComposed", f"unknown; known: {', '.join(_SHORT_NAMES.values())}")
-        count = data["count"]
-        check("count", repr(count), type(count) is int and count >= 0, "must be a whole number of 0 or more")
-        return dp.SelfComposedDpEvent(event_from_json(data["of"]), count)
+        sampled = data.get("event") == "PoissonSampled"
+        gaussian = data["of"] if sampled else data
+        name = gaussian.get("event")
+        check("event", repr(name), name == "Gaussian", "unknown; known: PoissonSampled, Gaussian, NonPrivate")
+        check_noise_multiplier(gaussian["noise_multiplier"])
+        event = dp.GaussianDpEvent(float(gaussian["noise_multiplier"]))
+        if not sampled:
+            return event
+        check_sample_rate(data["sample_rate"])
+        return dp.PoissonSampledDpEvent(float(data["sample_rate"]), event)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"event={data!r}: not an event ({first_line(error)})") from None
-
-
-def _name(event: DpEvent) -> str:
-    return _SHORT_NAMES.get(type(event).__name__, type(event).__name__)
-
-
-def _named(event: DpEvent, **fields: object) -> dict[str, object]:
-    return {"event": _name(event), **fields}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +164,11 @@ class Spending:
         unsampled = ((1.0, self.gaussian_multiplier, 1),) if self.precision else ()
         return (*unsampled, *self.sampled)
 
-    def sampled_below(self, sigma: float) -> Spending:
-        """The sampled draws with less noise than that, alone."""
-        return replace(self, precision=0.0, sampled=tuple(part for part in self.sampled if part[1] < sigma))
-
-    def sampled_from(self, sigma: float) -> Spending:
-        """All but the sampled draws with less noise than that."""
-        return replace(self, sampled=tuple(part for part in self.sampled if part[1] >= sigma))
+    def split(self, sigma: float) -> tuple[Spending, Spending]:
+        """The sampled draws with less noise than that, and all else."""
+        below = tuple(part for part in self.sampled if part[1] < sigma)
+        rest = tuple(part for part in self.sampled if part[1] >= sigma)
+        return replace(self, precision=0.0, sampled=below), replace(self, sampled=rest)
 
     def chance_of_being_drawn(self) -> float:
         """The probability that a given record takes part in any sampled draw."""

@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,8 +35,6 @@ from adadpigu.errors import LedgerError, LedgerInUseError
 START = "0" * 64
 """the digest before the first record"""
 _PLACES = (0, 512)
-_LEAST = 8 + 1 + 8 + 1 + 64 + 1 + 2 + 1
-"""bytes of the shortest record"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +49,6 @@ class Chain:
     """bytes after them, of a record that was never finished"""
     damage: str
     """why the journal cannot be trusted; empty where it can"""
-    head: int = -1
-    """records that the head counts"""
 
     @property
     def digest(self) -> str:
@@ -77,7 +74,16 @@ def read_journal(path: Path) -> Chain:
         later_bytes = _bytes_or_none(head_path(path))  # as far as such a writer may have come since
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r} cannot be read: {error.strerror}") from None
-    return _chain(data, head_bytes, later_bytes)
+    bodies: list[dict[str, Any]] = []
+    digests: list[str] = []
+    end = 0
+    while (found := _decode(data, end, digests[-1] if digests else START)) is not None:
+        end, digest, body = found
+        bodies.append(body)
+        digests.append(digest)
+    torn = len(data) - end
+    damage = _damage(digests, torn, head_bytes, later_bytes)
+    return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage)
 
 
 def _bytes_or_none(path: Path) -> bytes | None:
@@ -87,42 +93,35 @@ def _bytes_or_none(path: Path) -> bytes | None:
         return None
 
 
-def _chain(data: bytes, head_bytes: bytes | None, later_bytes: bytes | None) -> Chain:
-    bodies: list[dict[str, Any]] = []
-    digests: list[str] = []
-    end, digest = 0, START
-    while end < len(data):
-        found = _decode(data, end, digest)
-        if found is None:
-            break
-        end, digest, body = found
-        bodies.append(body)
-        digests.append(digest)
-    torn, places = len(data) - end, _whole_places(head_bytes)
-    head, later = max(places, default=(-1, START)), max(_whole_places(later_bytes), default=(-1, START))
-    count = head[0]
-    damage = "its head is missing" if head_bytes is None else "its head is damaged"
-    if not data and head_bytes is not None and len(head_bytes) < len(_place(0, START)):
-        damage, count = "", 0  # as a process leaves them that ended while it made the two files
-    elif places:
-        spoiled = len(places) == 1 and count > 0  # both are whole, once there was a record
-        damage = _damage(digests, torn, head, most=max(count, later[0]) + 1, spoiled=spoiled)
-    return Chain(bodies=tuple(bodies), digests=tuple(digests), end=end, torn=torn, damage=damage, head=count)
-
-
-def _damage(digests: list[str], torn: int, head: tuple[int, str], *, most: int, spoiled: bool) -> str:
-    """What is wrong with records beside a head that can be read, and that explains so many at most."""
-    whole, (count, digest) = len(digests), head
+def _damage(digests: list[str], torn: int, head_bytes: bytes | None, later_bytes: bytes | None) -> str:
+    """What is wrong with records, by the heads that were read before and after them."""
+    if head_bytes is None:
+        return "its head is missing"
+    whole, places = len(digests), _whole_places(head_bytes)
+    if not places:
+        begun = not whole and not torn and len(head_bytes) < len(_place(0, START))
+        return "" if begun else "its head is damaged"  # begun: by a process that ended while it made the two files
+    count, digest = max(places)
+    most = 1 + max(count, *(later for later, _ in _whole_places(later_bytes)), 0)
     if whole < count:
         kind = "damaged" if torn else "missing: the file was cut"
         return f"record {whole} of {count} is {kind}"
     if digest != (digests[count - 1] if count else START):
         return f"its head belongs to another record {count - 1}"
-    if spoiled and whole == count:  # a place is half written only after its record, which is then one more
+    if len(places) == 1 and whole == count > 0:  # a place is half written only after its record, which is then one more
         return "its head is damaged"
     if whole > most or (torn and whole == most):
         return f"it has more records than its head counts ({count})"
     return ""
+
+
+def strict_json(value: Any) -> Any:
+    """As strict JSON has it: tuples become lists, and numbers that are not finite null, wherever they stand."""
+    if isinstance(value, Mapping):
+        return {key: strict_json(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [strict_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _encode(digest: str, body: Mapping[str, object]) -> tuple[bytes, str]:
@@ -135,8 +134,6 @@ def _decode(data: bytes, start: int, digest: str) -> tuple[int, str, dict[str, A
     """The record at `start`: where it ends, its digest and body; None unless it is exactly as `_encode` writes it."""
     line_end = data.find(b"\n", start)
     line = data[start : line_end + 1] if line_end >= 0 else b""
-    if len(line) < _LEAST:
-        return None
     text = line[83:-1]
     new = hashlib.sha256(digest.encode() + text).hexdigest()
     if line[:83] != b"%08x %08x %s " % (len(text), zlib.crc32(text), new.encode()):
@@ -172,7 +169,7 @@ class Journal:
         self.path = path
         self._owner = os.getpid()
         self._file = self._head = -1
-        try:
+        with self._closed_by_errors():
             if new and path.exists():
                 raise FileExistsError
             flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | (os.O_CREAT | os.O_EXCL if new else 0)
@@ -185,11 +182,6 @@ class Journal:
             self.chain = read_journal(path)
             if self.chain.damage:
                 raise LedgerError(f"ledger={str(path)!r} is damaged: {self.chain.damage}; it is not written on")
-        except BaseException as error:
-            self.close()
-            if not isinstance(error, OSError):
-                raise
-            raise _refusal(path, error) from None
         self.count, self.digest, self._end = len(self.chain.bodies), self.chain.digest, self.chain.end
         """records so far, the digest of the last one, and where it ends"""
         self._mended = new
@@ -201,19 +193,30 @@ class Journal:
         if os.getpid() != self._owner:
             raise LedgerError(f"ledger={str(self.path)!r} belongs to another process: a fork may not write to it")
         record, digest = _encode(self.digest, body)
-        try:
+        with self._closed_by_errors():
             if not self._mended:  # what a writer before this one left unfinished
                 os.ftruncate(self._file, self._end)
                 self._write_head(self.count, self.digest)
                 self._mended = True
             self._write_record(record)
             self._write_head(self.count + 1, digest)
+        self.count, self.digest, self._end = self.count + 1, digest, self._end + len(record)
+
+    @contextlib.contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        """After any error nothing more is written; one of the system's is told with the name of the file."""
+        try:
+            yield
         except BaseException as error:
             self.close()
-            if not isinstance(error, OSError):
-                raise
-            raise _refusal(self.path, error) from None
-        self.count, self.digest, self._end = self.count + 1, digest, self._end + len(record)
+            where = f"ledger={str(self.path)!r}"
+            if isinstance(error, FileExistsError):
+                raise LedgerError(f"{where} stands there already; each run has its own") from None
+            if isinstance(error, BlockingIOError):
+                raise LedgerInUseError(f"{where} is in use by another process; allowed: one writer") from None
+            if isinstance(error, OSError):
+                raise LedgerError(f"{where} cannot be written: {error.strerror}") from None
+            raise
 
     def _write_record(self, record: bytes) -> None:
         try:
@@ -235,14 +238,6 @@ class Journal:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
         self._file = self._head = -1
-
-
-def _refusal(path: Path, error: OSError) -> LedgerError:
-    if isinstance(error, FileExistsError):
-        return LedgerError(f"ledger={str(path)!r} stands there already; each run has its own")
-    if isinstance(error, BlockingIOError):
-        return LedgerInUseError(f"ledger={str(path)!r} is in use by another process; allowed: one writer")
-    return LedgerError(f"ledger={str(path)!r} cannot be written: {error.strerror}")
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

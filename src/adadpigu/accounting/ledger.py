@@ -1,19 +1,19 @@
-"""The record of what was spent: a charge stands on disk before the mechanism may draw its noise.
+"""The record of what was spent: a charge is on disk before the mechanism may draw its noise.
 
-It is a journal (`journal.py`): a header, then charges, now and then a note. It holds names, counts and public
-constants, never a value that depends on a record; charges carry no time, since a step's duration tells how many
-records it drew. What the plan does not hold cannot be charged, so it cannot happen; a process that dies leaves more
-charged than drawn, never less.
+A ledger is a journal of a header, charges and notes. It holds names, counts and public constants, never a value that
+depends on a record; charges carry no time, since a step's duration tells how many records it drew. What the plan does
+not hold cannot be charged. A process that dies leaves more charged than drawn, never less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -65,44 +65,45 @@ class Ledger:
         reserve: int = 1,
     ) -> None:
         """`reserve`: how many steps `cover` charges at once, for steps that are fast beside a disk."""
-        _check_within(plan, budget)
+        if budget is not None and (cost := epsilon(plan.event(), budget.delta)) > budget.epsilon * (1 + _SLACK):
+            raise BudgetError(f"epsilon={budget.epsilon}: the plan of {plan.steps} steps costs {cost:.4g}")
         check("reserve", reserve, 1 <= reserve <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
         header: dict[str, object] = {
             "ledger": FORMAT,
             "relation": RELATION,
             "time": now(),
             "plan": plan.to_json(),
-            "budget": None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta},
+            "budget": None if budget is None else vars(budget).copy(),
             "delta": delta if budget is None else budget.delta,
             "reserve": reserve,
             "facts": dict(facts or {}),
         }
-        self._begin(LedgerRecord(header=header, lines=()), None if path is None else Journal(path, new=True))
-        self._write(header)
+        journal = None if path is None else Journal(path, new=True)
+        if journal is not None:
+            journal.append(header)
+        self._begin(LedgerRecord(header=header, lines=()), journal)
 
     @classmethod
     def resume(cls, path: Path) -> Self:
         """Goes on with the ledger of a run whose process has ended; refuses one that is damaged or in use."""
-        journal = Journal(path, new=False)
-        try:
+        with contextlib.ExitStack() as after_errors:
+            journal = Journal(path, new=False)
+            after_errors.callback(journal.close)
             record = record_of(journal.chain, path)
             ledger = cls.__new__(cls)
             ledger._begin(record, journal)
             if record.torn:
                 ledger._charge_unfinished(record)
-        except BaseException:
-            journal.close()
-            raise
+            after_errors.pop_all()
         return ledger
 
     def _begin(self, record: LedgerRecord, journal: Journal | None) -> None:
-        self._plan = record.plan
-        self._earlier = record
+        self.plan = record.plan
+        self.facts: Mapping[str, object] = record.header["facts"]
+        self._header, self._lines = record.header, list(record.lines)
         self._journal = journal
         self._charged = LedgerRecord(header=record.header, lines=record.lines).spent()
-        self._planned = sum(self._plan.charges().values())
-        self._remaining = self._plan.charges()
-        self._remaining.subtract(self._charged)
+        self._planned = self.plan.charges()
         self._steps_ahead = int(record.header["reserve"])
         self._reserved: dict[tuple[str, int, str], DpEvent] = {}
         self._keys: set[tuple[str, int, str]] = set()
@@ -111,18 +112,8 @@ class Ledger:
             for release in line.get("releases", ()):
                 self._note_release(release)
         self._owner = os.getpid()
-        self._lines: list[dict[str, object]] = []
         self._lock = threading.Lock()
         self._refusal = ""
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan
-
-    @property
-    def facts(self) -> Mapping[str, object]:
-        facts: Mapping[str, object] = self._earlier.header["facts"]
-        return facts
 
     @property
     def count(self) -> int:
@@ -152,7 +143,7 @@ class Ledger:
     @property
     def record(self) -> LedgerRecord:
         """What stands on it by now."""
-        return LedgerRecord(header=self._earlier.header, lines=(*self._earlier.lines, *self._lines))
+        return LedgerRecord(header=self._header, lines=tuple(self._lines))
 
     def sessions(self) -> tuple[LedgerSession, ...]:
         """The processes that have worked on the run; this one as if it ended now."""
@@ -170,20 +161,17 @@ class Ledger:
         draw (each with `name`, `sensitivity`, `noise_multiplier`). More noise than planned is charged as planned.
         Anything else is a `BudgetError`, and nothing is written.
         """
-        with self._lock:
-            self._check_open()
+        with self._opened():
             key = (stage, step, draw)
             if key in self._keys:
-                raise BudgetError(
-                    f"stage={stage!r}, step={step}, draw={draw!r}: already charged; one charge covers all releases "
-                    "of a draw"
-                )
+                which = f"stage={stage!r}, step={step}, draw={draw!r}"
+                raise BudgetError(f"{which}: already charged; one charge covers all releases of a draw")
             _check_covers(event, releases)
             reserved = self._reserved.get(key)
             if reserved is not None and not _covered(event, reserved):
                 rate, sigma = dp_events.sampled_gaussian(event)
                 raise BudgetError(f"sample_rate={rate}, noise_multiplier={sigma}: another draw was reserved here")
-            planned = self._match(event, self._remaining) if reserved is None else reserved
+            planned = self._match(event, self._planned - self._charged) if reserved is None else reserved
             self._keys.add(key)
             news = [release for release in releases if self._note_release(release)]
             if reserved is not None:
@@ -191,17 +179,10 @@ class Ledger:
                 if news:
                     self._write({"releases": [_public(release) for release in news]})
                 return
-            self._remaining[planned] -= 1
             self._charged[planned] += 1
+            place = {"charge": self.count - 1, "stage": stage, "step": step, "draw": draw}
             self._write(
-                {
-                    "charge": self.count - 1,
-                    "stage": stage,
-                    "step": step,
-                    "draw": draw,
-                    "event": _event_to_json(planned),
-                    "releases": [_public(release) for release in releases],
-                }
+                {**place, "event": _event_to_json(planned), "releases": [_public(release) for release in releases]}
             )
 
     def cover(self, stage: str, step: int, draws: Mapping[str, DpEvent], *, left: int) -> None:
@@ -210,21 +191,19 @@ class Ledger:
         Raises a `BudgetError` unless the plan still holds all draws together. Where several steps are charged at once,
         they are written down here, so that `charge` finds them on disk.
         """
-        with self._lock:
-            self._check_open()
+        with self._opened():
             if any((stage, step, draw) in self._reserved for draw in draws):
                 return
-            remaining = self._remaining.copy()
+            remaining = self._planned - self._charged
             matched = {}
             for draw, event in draws.items():
                 matched[draw] = self._match(event, remaining)
                 remaining[matched[draw]] -= 1
             if self._steps_ahead == 1 or self._journal is None or not draws:
                 return
-            need = Counter(matched.values())
-            steps = min(self._steps_ahead, left, *(self._remaining[event] // count for event, count in need.items()))
+            need, unspent = Counter(matched.values()), self._planned - self._charged
+            steps = min(self._steps_ahead, left, *(unspent[event] // count for event, count in need.items()))
             for event, count in need.items():
-                self._remaining[event] -= steps * count
                 self._charged[event] += steps * count
             events = {draw: _event_to_json(event) for draw, event in matched.items()}
             self._write({"reserve": steps, "stage": stage, "step": step, "draws": events})
@@ -234,21 +213,18 @@ class Ledger:
     def add_caveat(self, text: str) -> None:
         """Keeps something that the guarantee does not cover, once, for every statement from here on."""
         if text not in self.record.caveats:
-            with self._lock:
-                self._check_open()
+            with self._opened():
                 self._write({"confession": text})
 
     def note(self, kind: str, **facts: object) -> None:
         """A line about how the run goes, such as "finished" or "interrupted"; public facts only."""
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._settle()
             self._write({"note": kind, "time": now(), **facts})
 
     def write_closing(self, files: Mapping[str, str]) -> None:
         """The last record of a process: SHA-256 of each file that it leaves, by name. They are on disk by then."""
-        with self._lock:
-            self._check_open()
+        with self._opened():
             self._settle()
             self._write({"closing": dict(files)})
 
@@ -277,22 +253,15 @@ class Ledger:
         unbegun = {key: event for key, event in reserved.items() if key[1] > last}
         if not unbegun:
             return
-        self._write(
-            {
-                "settle": len({step for _, step, _ in unbegun}),
-                "stage": next(iter(unbegun))[0],
-                "step": min(step for _, step, _ in unbegun),
-            }
-        )
+        steps, stage = {step for _, step, _ in unbegun}, next(iter(unbegun))[0]
+        self._write({"settle": len(steps), "stage": stage, "step": min(steps)})
         for event in unbegun.values():
-            self._remaining[event] += 1
             self._charged[event] -= 1
 
     def _charge_unfinished(self, record: LedgerRecord) -> None:
         """A record that was never finished is charged as the largest one it can have been."""
         found = record.unfinished(self._charged)
         self._charged.update(found)
-        self._remaining.subtract(found)
         charged = [[dp_events.event_to_json(event), count] for event, count in found.items()]
         steps = min(self._steps_ahead, max(found.values(), default=0))
         self._write({"torn": record.torn, "steps": steps, "charged": charged})
@@ -300,22 +269,24 @@ class Ledger:
     def _note_release(self, release: Mapping[str, object]) -> bool:
         """Keeps the widest facts of each named release (an adaptive bound changes), and says whether they changed."""
         name, size = str(release["name"]), release.get("size")
-        sensitivity, sigma = _number(release, "sensitivity"), _number(release, "noise_multiplier")
+        bound, sigma = _number(release, "sensitivity"), _number(release, "noise_multiplier")
         old = self._released.get(name)
-        new = ReleaseSummary(
-            name=name,
-            dimension=int(str(size)) if size is not None else None,
-            sensitivity=sensitivity if old is None else max(sensitivity, old.sensitivity),
-            noise_multiplier=sigma if old is None else min(sigma, old.noise_multiplier),
-        )
+        if old is not None:
+            bound, sigma = max(bound, old.sensitivity), min(sigma, old.noise_multiplier)
+        dimension = None if size is None else int(str(size))
+        new = ReleaseSummary(name=name, dimension=dimension, sensitivity=bound, noise_multiplier=sigma)
         self._released[name] = new
         return new != old
 
-    def _check_open(self) -> None:
-        if self._refusal:
-            raise BudgetError(f"nothing more can be charged: {self._refusal}")
-        if os.getpid() != self._owner:  # it would draw what its parent has reserved
-            raise LedgerError("the ledger belongs to another process: a fork may charge nothing")
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Lets one thread write at a time, as long as the ledger is open."""
+        with self._lock:
+            if self._refusal:
+                raise BudgetError(f"nothing more can be charged: {self._refusal}")
+            if os.getpid() != self._owner:  # it would draw what its parent has reserved
+                raise LedgerError("the ledger belongs to another process: a fork may charge nothing")
+            yield
 
     def _match(self, event: DpEvent, remaining: Mapping[DpEvent, int]) -> DpEvent:
         """The planned event this one is charged as: itself, or else the cheapest planned one that costs no less."""
@@ -326,17 +297,15 @@ class Ledger:
             rate, sigma = dp_events.sampled_gaussian(event)
             raise BudgetError(
                 f"sample_rate={rate}, noise_multiplier={sigma}: the plan holds no such draw "
-                f"({self.count} of {self._planned} charged)"
+                f"({self.count} of {sum(self._planned.values())} charged)"
             )
         return max(candidates, key=lambda planned: dp_events.sampled_gaussian(planned)[1])
 
     def _write(self, line: dict[str, object]) -> None:
-        if "ledger" not in line:
-            self._lines.append(line)
-        if self._journal is None:
-            return
+        self._lines.append(line)
         try:
-            self._journal.append(line)
+            if self._journal is not None:
+                self._journal.append(line)
         except BaseException:
             self._refusal = "a line could not be written"
             raise
@@ -349,22 +318,11 @@ def _covered(event: DpEvent, planned: DpEvent) -> bool:
     return (planned_rate == rate or planned_sigma == 0) and sigma >= planned_sigma * (1 - _SLACK)
 
 
-def _check_within(plan: Plan, budget: Budget | None) -> None:
-    if budget is None:
-        return
-    cost = epsilon(plan.event(), budget.delta)
-    if cost > budget.epsilon * (1 + _SLACK):
-        raise BudgetError(f"epsilon={budget.epsilon}: the plan of {plan.steps} steps costs {cost:.4g}")
-
-
 def _check_covers(event: DpEvent, releases: Sequence[Mapping[str, object]]) -> None:
     """Refuse an event that claims more noise than the releases listed under it have together."""
     if not releases:
         return
-    multipliers = []
-    for release in releases:
-        multipliers.append(float(release["noise_multiplier"]))  # type: ignore[arg-type]
-    claimed, together = _claimed(event, tuple(multipliers))
+    claimed, together = _claimed(event, tuple([_number(release, "noise_multiplier") for release in releases]))
     if claimed > together * (1 + _SLACK):
         raise BudgetError(f"noise_multiplier={claimed}: the releases of this draw together have only {together}")
 

@@ -2,9 +2,8 @@
 
     header -> (charge | reserve | settle | releases | torn | note)* -> closing, where a process came to its end
 
-A reservation charges several steps at once; `settle` gives back those at its end that the process knows it never began.
-A record that was never finished counts as the largest reservation that the header allows, because a flipped bit at the
-end looks the same.
+A reservation charges several steps at once; `settle` gives back those at its end that were never begun. An unfinished
+record counts as the largest reservation that the header allows, since a flipped bit at the end looks the same.
 """
 
 from __future__ import annotations
@@ -120,20 +119,13 @@ class LedgerRecord:
     def spent(self) -> Counter[DpEvent]:
         """How often each event was charged."""
         found: Counter[DpEvent] = Counter()
-        last: Line = {}
+        draws: Mapping[str, Any] = {}
         for line in self.lines:
-            if "charge" in line:
-                found[dp_events.event_from_json(line["event"])] += 1
-            elif "reserve" in line:
-                last = line
-                for event in line["draws"].values():
-                    found[dp_events.event_from_json(event)] += line["reserve"]
-            elif "settle" in line:
-                for event in last["draws"].values():
-                    found[dp_events.event_from_json(event)] -= line["settle"]
-            elif "torn" in line:
-                for event, count in line["charged"]:
-                    found[dp_events.event_from_json(event)] += count
+            draws = line["draws"] if "reserve" in line else draws
+            steps = line.get("reserve", 0) - line.get("settle", 0)  # what is settled was reserved last
+            charged = line["charged"] if "torn" in line else [(event, steps) for event in draws.values() if steps]
+            for event, count in [(line["event"], 1)] if "charge" in line else charged:
+                found[dp_events.event_from_json(event)] += count
         if self.torn:
             found.update(self.unfinished(found))
         return found

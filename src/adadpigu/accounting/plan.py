@@ -1,8 +1,7 @@
-"""The budget (ε, δ) a user grants, and the plan: everything a run may ever draw, fixed before its first step.
+"""The budget (ε, δ) that a user grants, and the plan: all that a run may ever draw, fixed before its first step.
 
-A plan is public, and is what is calibrated, charged and claimed. It holds stages of so many steps; every step of a
-stage makes the same named draws, each one Poisson sample with one effective noise multiplier σ (already combined over
-the releases made from that draw).
+A plan is public. It is what is calibrated, charged and claimed. Every step of a stage makes the same named draws, each
+one Poisson sample with one noise multiplier σ (combined over the releases made from that draw).
 """
 
 from __future__ import annotations
@@ -33,10 +32,6 @@ class Budget:
 
     >>> Budget(epsilon=4)
     Budget(epsilon=4, delta=1e-05)
-    >>> Budget(epsilon=-1)
-    Traceback (most recent call last):
-        ...
-    adadpigu.errors.InputError: epsilon=-1: must be a finite number above 0
     """
 
     epsilon: float
@@ -110,19 +105,14 @@ class Plan:
         return sum(stage.steps for stage in self.stages)
 
     def charges(self) -> Counter[DpEvent]:
-        """How many of each event the whole plan holds."""
+        """How many of each event the whole plan holds. Steps with equal draws are one kind, whatever their stage."""
+        kinds: Counter[tuple[PlannedDraw, ...]] = Counter()
+        for stage in self.stages:
+            kinds[stage.draws] += stage.steps
         found: Counter[DpEvent] = Counter()
-        for draws, steps in self._kinds().items():
+        for draws, steps in (+kinds).items():  # without those of no step
             for draw in draws:
                 found[draw.event()] += steps + min(steps, self.spare)
-        return found
-
-    def _kinds(self) -> Counter[tuple[PlannedDraw, ...]]:
-        """How many steps there are of each kind: equal draws are one kind, whatever their stage."""
-        found: Counter[tuple[PlannedDraw, ...]] = Counter()
-        for stage in self.stages:
-            if stage.steps:
-                found[stage.draws] += stage.steps
         return found
 
     def event(self) -> DpEvent:
@@ -139,10 +129,7 @@ class Plan:
         return Plan(stages=tuple(kept))
 
     def to_json(self) -> dict[str, object]:
-        stages = [
-            {"name": stage.name, "steps": stage.steps, "draws": [vars(draw).copy() for draw in stage.draws]}
-            for stage in self.stages
-        ]
+        stages = [{**vars(stage), "draws": [vars(draw).copy() for draw in stage.draws]} for stage in self.stages]
         return {"stages": stages, **({"spare": self.spare} if self.spare else {})}
 
     @classmethod
@@ -156,9 +143,7 @@ class Plan:
             raise InputError(f"plan={data!r}: not a plan ({error})") from error
 
 
-def plan_for(
-    sample_rate: float, steps: int, *, stage: str = "training", draw: str = "batch"
-) -> Callable[[float], Plan]:
+def plan_for(sample_rate: float, steps: int) -> Callable[[float], Plan]:
     """The one-stage plan of plain DP-SGD as a function of its noise multiplier, ready for `calibrate`.
 
     >>> plan_for(0.01, 100)(1.5).stages[0].draws[0].noise_multiplier
@@ -166,8 +151,8 @@ def plan_for(
     """
 
     def plan_at(noise_multiplier: float) -> Plan:
-        planned = PlannedDraw(name=draw, sample_rate=sample_rate, noise_multiplier=noise_multiplier)
-        return Plan(stages=(PlannedStage(name=stage, steps=steps, draws=(planned,)),))
+        draw = PlannedDraw(name="batch", sample_rate=sample_rate, noise_multiplier=noise_multiplier)
+        return Plan(stages=(PlannedStage(name="training", steps=steps, draws=(draw,)),))
 
     return plan_at
 

@@ -1,8 +1,8 @@
-"""Privacy loss distributions: the tight accountant, with a discretisation that fits what it is asked.
+"""Privacy loss distributions: the tight accountant, with a grid that fits the question.
 
-`dp_accounting` rounds the privacy loss up to multiples of an interval h, which only ever raises ε. At its default of
-1e-4 the rounding is invisible for usual budgets; but where one step leaks less than h (ε near 0.01 over 1e5 steps) it
-doubles ε, and where ε is in the hundreds the grid has millions of points. So h is 1e-4 unless one of these bites.
+`dp_accounting` rounds the privacy loss up to multiples of an interval h, which only raises ε. Its default h = 1e-4
+suits usual budgets. It doubles ε where one step leaks less than h, and takes millions of points where ε is in the
+hundreds; only there h is another.
 """
 
 from __future__ import annotations
@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 
 DEFAULT_INTERVAL = 1e-4
 SMALLEST_SIGMA = 1 / 64
-_COARSEST_INTERVAL = DEFAULT_INTERVAL * 2**6
-_TIGHT_EXCESS = 1e-3
-_COARSE_EXCESS = 2e-3
 _ROUNDING = 1e-12
 
 
 def tight_interval(spending: Spending) -> float:
     """1e-4 (dp_accounting's default) where that is fine enough; halved until rounding adds at most 0.05 % to ε."""
-    return _fitting_interval(spending, DEFAULT_INTERVAL, _TIGHT_EXCESS, most_points=400_000)
+    return _fitting_interval(spending, DEFAULT_INTERVAL, 1e-3, most_points=400_000)
 
 
 def coarse_interval(spending: Spending) -> float:
     """At most 6.4e-3, rounding adds at most about 0.1 % to ε: for curves and for searching, never for a claim."""
-    return _fitting_interval(spending, _COARSEST_INTERVAL, _COARSE_EXCESS, most_points=40_000)
+    return _fitting_interval(spending, 64 * DEFAULT_INTERVAL, 2e-3, most_points=40_000)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -45,20 +42,22 @@ def pld_epsilon(spending: Spending, delta: float, interval: float) -> float:
     """
     import numpy as np
 
-    if not spending.private:
+    drawn, rest = _published(spending)
+    if drawn >= delta:
         return math.inf
-    if spending.free:
+    if rest.free:
         return 0.0
-    if not spending.sampled:
-        return gaussian_epsilon(spending.gaussian_multiplier, delta)
-    if spending.gaussian_multiplier < SMALLEST_SIGMA:
-        return math.inf  # it alone costs more than the ε that float64 can hold
-    if spending.sampled_below(SMALLEST_SIGMA).sampled:
-        bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
-        left = delta - bare.chance_of_being_drawn()
-        return pld_epsilon(rest, left, interval) if left > 0 else math.inf
+    if not rest.sampled:
+        return gaussian_epsilon(rest.gaussian_multiplier, delta - drawn)
     with np.errstate(over="ignore"):
-        return float(_whole(spending, interval).get_epsilon_for_delta(delta))
+        return float(_whole(rest, interval).get_epsilon_for_delta(delta - drawn))
+
+
+def _published(spending: Spending) -> tuple[float, Spending]:
+    """The chance that a record is as good as published, and the draws that are not as bad."""
+    bare, rest = spending.split(SMALLEST_SIGMA)
+    beyond = bool(spending.sampled) and spending.gaussian_multiplier < SMALLEST_SIGMA  # of what float64 can hold
+    return (1.0 if beyond or not spending.private else bare.chance_of_being_drawn()), rest
 
 
 def privacy_profile(spending: Spending, epsilons: Sequence[float], interval: float) -> list[float]:
@@ -67,18 +66,15 @@ def privacy_profile(spending: Spending, epsilons: Sequence[float], interval: flo
     Of both directions, adding and removing a record, the worse. Gaussians alone are exact (closed form); where draws
     are convolved, 1e-12 is added, more than their rounding can take away.
     """
-    if not spending.private:
+    drawn, rest = _published(spending)
+    if drawn == 1.0:
         return [1.0] * len(epsilons)
-    if not spending.sampled:
-        return [gaussian_delta(spending.gaussian_multiplier, epsilon) for epsilon in epsilons]
-    if spending.gaussian_multiplier < SMALLEST_SIGMA:
-        return [1.0] * len(epsilons)
-    bare, rest = spending.sampled_below(SMALLEST_SIGMA), spending.sampled_from(SMALLEST_SIGMA)
-    if bare.sampled:
-        drawn = bare.chance_of_being_drawn()
-        return [min(1.0, drawn + delta) for delta in privacy_profile(rest, epsilons, interval)]
-    deltas = _whole(spending, interval).get_delta_for_epsilon(list(epsilons))
-    return [min(1.0, max(0.0, float(delta)) + _ROUNDING) for delta in deltas]
+    if rest.sampled:
+        found = _whole(rest, interval).get_delta_for_epsilon(list(epsilons))
+        deltas = [max(0.0, float(delta)) + _ROUNDING for delta in found]
+    else:
+        deltas = [gaussian_delta(rest.gaussian_multiplier, epsilon) for epsilon in epsilons]
+    return [min(1.0, drawn + delta) for delta in deltas]
 
 
 def _whole(spending: Spending, interval: float) -> PrivacyLossDistribution:
@@ -107,7 +103,7 @@ def _fitting_interval(spending: Spending, start: float, excess: float, *, most_p
     Spreading a loss over two grid points adds about h²/6 to its variance, or s·h when its spread s is below h.
     k > 0 only to keep the grid of one draw within `most_points` and that of all within ten times as many.
     """
-    mechanisms = spending.sampled_from(SMALLEST_SIGMA).mechanisms()
+    mechanisms = spending.split(SMALLEST_SIGMA)[1].mechanisms()
     moments = [(_loss_variance(q, sigma), _loss_range(q, sigma), n) for q, sigma, n in mechanisms]
     if not moments:
         return start

@@ -2,10 +2,9 @@
 
     Σ_runs ρ_run(α) ≤ ρ_max(α),   ρ_max = ε − ln((α−1)/α) + (ln δ + ln α)/(α−1)
 
-Later runs choose their noise and length from what earlier ones gave, so composing all of them after the fact by privacy
-loss distributions would not be valid. ε, δ and the order α are fixed when the file is created; a run reserves what its
-whole plan costs before its first draw, and at its end gives back what it never charged. A run that crashes keeps its
-reservation, so the total is never too low.
+Later runs depend on what earlier ones released, so composing them after the fact by privacy loss distributions is not
+valid. ε, δ and α are fixed when the file is created. A run reserves the cost of its whole plan before its first draw
+and gives back at its end what it never charged. A run that crashes keeps its reservation.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,12 +64,15 @@ class SharedRecord:
 
     def total(self) -> SharedTotal:
         """What they amount to; of a damaged ledger, its whole budget at least."""
-        budget = self.budget
-        spent = rdp_to_epsilon_improved(self.order, self.rdp, budget.delta) if self.rdp else 0.0
+        budget, spent = self.budget, self.epsilon(self.rdp)
         spent = max(spent, budget.epsilon) if self.damage else spent
         return SharedTotal(
             epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=self.order, runs=len(self.runs)
         )
+
+    def epsilon(self, rdp: float) -> float:
+        """ε of so much, at the ledger's order."""
+        return rdp_to_epsilon_improved(self.order, rdp, self.budget.delta) if rdp else 0.0
 
 
 def rdp_limit(budget: Budget, order: float) -> float:
@@ -96,16 +98,8 @@ def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, ord
     larger = f"cannot give epsilon={budget.epsilon:g}; allowed: larger, such as {best_order(budget):g}"
     check("order", f"{order:g}", rdp_limit(budget, order) > 0, larger)
     with contextlib.closing(Journal(path, new=True)) as journal:
-        journal.append(
-            {
-                "shared": FORMAT,
-                "time": now(),
-                "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
-                "order": order,
-                "dataset": dataset,
-                "records": records,
-            }
-        )
+        fixed = {"budget": vars(budget).copy(), "order": order, "dataset": dataset, "records": records}
+        journal.append({"shared": FORMAT, "time": now(), **fixed})
 
 
 def read_shared(path: Path) -> SharedRecord:
@@ -157,8 +151,7 @@ class SharedLedger:
 
         A run that goes on has to be there already, with the ledger that it goes on with.
         """
-        with contextlib.closing(self._writer()) as journal:
-            record = self._whole(journal)
+        with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
             journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))
 
@@ -189,44 +182,38 @@ class SharedLedger:
         cost = rdp_at(event, record.order)
         others = math.fsum(float(line["rdp"]) for run, line in record.runs.items() if run != self._run)
         if not others + cost <= rdp_limit(record.budget, record.order):
-            raise BudgetError(_too_dear(record, others, cost))
+            raise BudgetError(
+                f"epsilon={record.budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent "
+                f"{record.epsilon(others):.4g}, and with this one it would be {record.epsilon(others + cost):.4g} "
+                f"(at order {record.order:g}); allowed: fewer steps or more noise"
+            )
         return cost
 
     def settle(self, ledger: Ledger, method: str) -> None:
         """Gives back what the plan held and was never charged, by a ledger that is closed."""
-        with contextlib.closing(self._writer()) as journal:
-            cost = rdp_at(ledger.events(), self._whole(journal).order)
-            journal.append(self._line(cost, ledger.head, method, "settled"))
+        with self._writing() as (journal, record):
+            journal.append(self._line(rdp_at(ledger.events(), record.order), ledger.head, method, "settled"))
 
-    def _writer(self) -> Journal:
-        """Waits a while for another run to have written its line."""
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[tuple[Journal, SharedRecord]]:
+        """The file, once other runs have written their lines, and what it holds; refuses a damaged one."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             try:
-                return Journal(self._path, new=False)
+                journal = Journal(self._path, new=False)
+                break
             except LedgerInUseError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.05)
-
-    def _whole(self, journal: Journal) -> SharedRecord:
-        record = _record(journal.chain, self._path)
-        if record.damage:
-            raise LedgerError(f"ledger={str(self._path)!r} is damaged: {record.damage}; it is not written on")
-        return record
+        with contextlib.closing(journal):
+            record = _record(journal.chain, self._path)
+            if record.damage:
+                raise LedgerError(f"ledger={str(self._path)!r} is damaged: {record.damage}; it is not written on")
+            yield journal, record
 
 
 def rdp_at(event: DpEvent, order: float) -> float:
     """ρ(α) of an event; infinite for one without noise."""
     spending = spending_of(event)
     return rdp_values(spending, (order,))[0] if spending.private else math.inf
-
-
-def _too_dear(record: SharedRecord, others: float, cost: float) -> str:
-    budget = record.budget
-    spent = rdp_to_epsilon_improved(record.order, others, budget.delta) if others else 0.0
-    together = rdp_to_epsilon_improved(record.order, others + cost, budget.delta)
-    return (
-        f"epsilon={budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent {spent:.4g}, and with "
-        f"this one it would be {together:.4g} (at order {record.order:g}); allowed: fewer steps or more noise"
-    )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from adadpigu.accounting import accountants
 from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.shared import SharedTotal
@@ -85,6 +86,11 @@ class PrivacyReport:
     sampler: str = "Poisson"
 
     @property
+    def epsilon(self) -> float:
+        """ε, the one to cite: by PLD, for the whole plan."""
+        return self.epsilon_pld
+
+    @property
     def steps_charged(self) -> int:
         """All steps that were ever charged, those that were repeated after a crash counted again."""
         return sum(session.steps for session in self.lives)
@@ -100,7 +106,7 @@ class PrivacyReport:
     def to_json(self) -> dict[str, object]:
         """Strict JSON: an infinite number (no guarantee at all) becomes null."""
         fields = {**dataclasses.asdict(self), "steps_charged": self.steps_charged}
-        return {"format": FORMAT, **_plain(fields)}  # type: ignore[dict-item]
+        return {"format": FORMAT, **strict_json(fields)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
@@ -161,7 +167,7 @@ def privacy_report(
         ),
         randomness_private=randomness_private,
         diagnostics_exposed=diagnostics_exposed,
-        not_covered=_not_covered(diagnostics_exposed, not_covered),
+        not_covered=tuple(dict.fromkeys([*_NOT_COVERED, *_EXPOSED[: int(diagnostics_exposed)], *not_covered])),
         warnings=tuple(dict.fromkeys([*delta_warnings(delta, records), *warnings])),
         versions=library_versions(),
         **facts,
@@ -182,18 +188,16 @@ def _version(package: str) -> str:
         return "not installed as a package"
 
 
-def _not_covered(diagnostics_exposed: bool, further: Sequence[str]) -> tuple[str, ...]:
-    usual = [
-        "the choice of hyper-parameters, if other runs on the same records guided it",
-        "test records: whatever is measured on them is exact",
-        "the initial weights, if they have seen these records before: that run's epsilon adds up",
-        "other models trained on these records (an ensemble, one a class, folds, further runs): their epsilon adds up",
-        "how long the run and its steps took",
-        "facts declared as public: the record count, normalisation constants, the list of classes",
-        "what was computed from these records beforehand: class weights, scalers, vocabularies, bounds",
-    ]
-    exposed = ["diagnostics that were looked at: un-noised losses, norms, batch sizes"] if diagnostics_exposed else []
-    return tuple(dict.fromkeys([*usual, *exposed, *further]))
+_NOT_COVERED = (
+    "the choice of hyper-parameters, if other runs on the same records guided it",
+    "test records: whatever is measured on them is exact",
+    "the initial weights, if they have seen these records before: that run's epsilon adds up",
+    "other models trained on these records (an ensemble, one a class, folds, further runs): their epsilon adds up",
+    "how long the run and its steps took",
+    "facts declared as public: the record count, normalisation constants, the list of classes",
+    "what was computed from these records beforehand: class weights, scalers, vocabularies, bounds",
+)
+_EXPOSED = ("diagnostics that were looked at: un-noised losses, norms, batch sizes",)
 
 
 def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
@@ -208,15 +212,6 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
         f"delta={delta:g} is not below 1/records = {1 / records:.3g}: publishing one whole record now and then would "
         "satisfy such a guarantee",
     )
-
-
-def _plain(value: object) -> object:
-    """Tuples become lists, infinities null."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _record(kind: type[T], data: Mapping[str, object]) -> T:

@@ -8,89 +8,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from adadpigu.accounting.shared import SharedTotal
     from adadpigu.accounting.statement import EventCount, PrivacyReport
 
 _WIDTH = 100
-
-
-def render(report: PrivacyReport) -> str:
-    """The whole statement; each paragraph wrapped at 100 columns."""
-    if not report.private:
-        history = ["", *_history(report)] if len(report.lives) > 1 else []
-        warned = [line for warning in report.warnings for line in ("", *_wrap(f"Warning: {warning}."))]
-        return "\n".join([*_not_private(report), *history, *warned])
-    parts = [
-        [_headline(report)],
-        _protected(report),
-        _strength(report),
-        *([_interruption(report)] if report.interrupted else []),
-        *([_history(report)] if len(report.lives) > 1 else []),
-        *([_shared(report.shared)] if report.shared is not None else []),
-        *([_diagnostics()] if report.diagnostics_exposed else []),
-        *(_wrap(f"Warning: {warning}.") for warning in report.warnings),
-        _assumptions(report),
-        _not_covered(report),
-        _checking(report),
-    ]
-    return "\n\n".join("\n".join(part) for part in parts)
-
-
-def _headline(report: PrivacyReport) -> str:
-    exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
-    return f"PRIVATE: epsilon = {number(report.epsilon_pld)} at delta = {report.delta:g}{exposed}"
-
-
-def _not_private(report: PrivacyReport) -> list[str]:
-    lines = ["NOT PRIVATE: this run gives no guarantee for anybody's record.", ""]
-    if not math.isfinite(report.epsilon_pld):
-        lines += _wrap(
-            f"The method {report.method!r} let values that depend on single records out without enough noise, so its "
-            "epsilon is infinite. Treat the model as you would treat the records themselves."
-        )
-    if not report.randomness_private:
-        lines += _wrap(
-            f"The noise can be repeated ({report.randomness}): whoever knows the seed can subtract it, so the "
-            f"epsilon of {number(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
-            "Run again without fixed noise before the model leaves your hands."
-        )
-    return lines
-
-
-def _protected(report: PrivacyReport) -> list[str]:
-    return _wrap(
-        f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
-        f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
-        "same had that record been left out, or had one more been put in. A record there k times counts k times."
-    )
-
-
-def _strength(report: PrivacyReport) -> list[str]:
-    epsilon, delta = report.epsilon_pld, report.delta
-    certainty = 1 / (1 + math.exp(-epsilon))
-    weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
-    target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
-    return _wrap(
-        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about a record being used, "
-        f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
-        f"toss, they end up at most {percent(certainty)} sure. This may fail with a probability of about delta = "
-        f"{delta:g}, 1 in {1 / delta:,.0f}.{weak}"
-    )
-
-
-def _interruption(report: PrivacyReport) -> list[str]:
-    done, planned = sum(s.done for s in report.stages), sum(s.planned for s in report.stages)
-    return _wrap(
-        f"Interrupted: {done} of {planned} steps were done, and the steps charged until then cost epsilon = "
-        f"{number(report.epsilon_spent)}. The claim stays the full {number(report.epsilon_pld)}, because the "
-        "moment of stopping may have depended on what was seen."
-    )
-
-
 _ENDS = {
     "crashed": "it ended without notice (a crash, a kill or a power cut)",
     "interrupted": "it was interrupted",
@@ -100,73 +24,123 @@ _ENDS = {
 }
 
 
+def render(report: PrivacyReport) -> str:
+    """The whole statement; each paragraph wrapped at 100 columns, the items of a list indented."""
+    history = [_history(report)] if len(report.lives) > 1 else []
+    warned = [[f"Warning: {warning}."] for warning in report.warnings]
+    if report.private:
+        parts = [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
+    else:
+        parts = [*_not_private(report), *history, *warned]
+    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in parts)
+
+
+def _wrapped(line: str) -> list[str]:
+    item = line.startswith("  ")
+    return textwrap.wrap(line, _WIDTH, subsequent_indent=" " * (line.index(" ", 2) + 1) if item else "")
+
+
+def _not_private(report: PrivacyReport) -> Iterator[list[str]]:
+    yield ["NOT PRIVATE: this run gives no guarantee for anybody's record."]
+    unbounded = (
+        f"The method {report.method!r} let values that depend on single records out without enough noise, so its "
+        "epsilon is infinite. Treat the model as you would treat the records themselves."
+    )
+    repeated = (
+        f"The noise can be repeated ({report.randomness}): whoever knows the seed can subtract it, so the "
+        f"epsilon of {number(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
+        "Run again without fixed noise before the model leaves your hands."
+    )
+    finite = math.isfinite(report.epsilon_pld)
+    yield [*([] if finite else [unbounded]), *([] if report.randomness_private else [repeated])]
+
+
+def _claim(report: PrivacyReport) -> Iterator[list[str]]:
+    """What is protected, and how much."""
+    epsilon, delta = report.epsilon_pld, report.delta
+    exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
+    yield [f"PRIVATE: epsilon = {number(epsilon)} at delta = {delta:g}{exposed}"]
+    yield [
+        f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
+        f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
+        "same had that record been left out, or had one more been put in. A record there k times counts k times."
+    ]
+    target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
+    weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
+    yield [
+        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about a record being used, "
+        f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
+        f"toss, they end up at most {percent(1 / (1 + math.exp(-epsilon)))} sure. This may fail with a probability of "
+        f"about delta = {delta:g}, 1 in {1 / delta:,.0f}.{weak}"
+    ]
+    if report.interrupted:
+        yield [
+            f"Interrupted: {_progress(report)} steps were done, and the steps charged until then cost epsilon = "
+            f"{number(report.epsilon_spent)}. The claim stays the full {number(epsilon)}, because the "
+            "moment of stopping may have depended on what was seen."
+        ]
+
+
+def _progress(report: PrivacyReport) -> str:
+    return f"{sum(stage.done for stage in report.stages)} of {sum(stage.planned for stage in report.stages)}"
+
+
 def _history(report: PrivacyReport) -> list[str]:
     """Every process that worked on the run, and what the crashes among them have cost."""
-    done, planned = sum(s.done for s in report.stages), sum(s.planned for s in report.stages)
-    lines = _wrap(
+    return [
         f"Resumed: {len(report.lives)} processes worked on this run, one after the other, each with fresh noise. "
-        f"Together {report.steps_charged} steps were charged for {done} of {planned} that the model has seen; those "
-        "charged and lost are counted in full."
-    )
-    for number, session in enumerate(report.lives, start=1):
-        end = _ENDS.get(session.end, session.end)
-        text = f"{number}. began at step {session.first_step}, charged {session.steps}: {end}"
-        lines += textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="     ")
-    return lines
+        f"Together {report.steps_charged} steps were charged for {_progress(report)} that the model has seen; those "
+        "charged and lost are counted in full.",
+        *(
+            f"  {place}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
+            for place, life in enumerate(report.lives, start=1)
+        ),
+    ]
 
 
-def _shared(total: SharedTotal) -> list[str]:
-    return _wrap(
-        f"All runs on this data: {total.runs} runs share a ledger, and when this was written they had spent at most "
-        f"epsilon = {number(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is the budget of "
-        f"{total.budget:g}, fixed before the first of them (Rényi accounting at order {total.order:g}, valid although "
-        "later runs were chosen because of earlier ones): whoever knows all of them learns no more than that."
-    )
+def _besides(report: PrivacyReport) -> Iterator[list[str]]:
+    """What other runs have spent, and what was looked at outside the guarantee."""
+    if (total := report.shared) is not None:
+        yield [
+            f"All runs on this data: {total.runs} runs share a ledger, and when this was written they had spent at "
+            f"most epsilon = {number(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is the "
+            f"budget of {total.budget:g}, fixed before the first of them (Rényi accounting at order {total.order:g}, "
+            "valid although later runs were chosen because of earlier ones): whoever knows all of them learns no more "
+            "than that."
+        ]
+    if report.diagnostics_exposed:
+        yield [
+            "Diagnostics were exposed: somebody looked at un-noised values (losses, norms, batch sizes) during the "
+            "run. These are outside the guarantee, and so is everything decided because of them."
+        ]
 
 
-def _diagnostics() -> list[str]:
-    return _wrap(
-        "Diagnostics were exposed: somebody looked at un-noised values (losses, norms, batch sizes) during the run. "
-        "These are outside the guarantee, and so is everything decided because of them."
-    )
-
-
-def _assumptions(report: PrivacyReport) -> list[str]:
+def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
+    """Under which assumptions, what is not covered, and how to check it."""
     steps = ", ".join(f"{stage.name} {stage.planned}" for stage in report.stages)
     clip = "" if report.clip_norm is None else f", each record's part of a gradient sum bounded by {report.clip_norm:g}"
-    return _wrap(
+    yield [
         f"Under which assumptions: two data sets are neighbours when they differ by one record ({report.relation}); "
         f"every draw takes each record independently ({report.sampler} sampling){clip}, with Gaussian noise. Draws: "
         f"{'; '.join(_draw(group) for group in report.events)}. Steps: {steps}. "
         f"Noise and sampling: {report.randomness}."
-    )
+    ]
+    if report.not_covered:
+        yield ["Not covered:", *(f"  - {item}" for item in report.not_covered)]
+    yield [
+        "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
+        "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
+        f"whole. Here: {number(report.epsilon_pld)} by privacy loss distributions (the claim), "
+        f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
+        "conversion."
+    ]
 
 
 def _draw(group: EventCount) -> str:
     """One kind of planned draw: how many, with which probability and noise."""
-    event, rate = group.event, 1.0
-    if event.get("event") == "PoissonSampled":
-        rate, event = float(str(event["sample_rate"])), cast(Mapping[str, object], event["of"])
-    noise = float(str(event.get("noise_multiplier", 0.0)))
-    return f"{group.count} with probability {rate:.6g} and noise multiplier {noise:.6g}"
-
-
-def _not_covered(report: PrivacyReport) -> list[str]:
-    lines = ["Not covered:"]
-    for item in report.not_covered:
-        lines += textwrap.wrap(item, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
-    return lines if report.not_covered else []
-
-
-def _checking(report: PrivacyReport) -> list[str]:
-    return _wrap(
-        "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
-        "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
-        "whole. Here: "
-        f"{number(report.epsilon_pld)} by privacy loss distributions (the claim), "
-        f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
-        "conversion."
-    )
+    event: Mapping[str, Any] = group.event
+    rate, event = (event["sample_rate"], event["of"]) if event.get("event") == "PoissonSampled" else (1.0, event)
+    return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
 def number(value: float) -> str:
@@ -202,7 +176,3 @@ def percent(share: float) -> str:
     while digits < 8 and round(100 * share, digits) >= 100:
         digits += 1
     return f"{100 * share:.{digits}f} %" if share < 1 else "practically 100 %"
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from adadpigu.accounting.wording import number
+from adadpigu.accounting import PrivacyReport
 from adadpigu.durable import write_text, writing
 from adadpigu.errors import check
 from adadpigu.export.program import check_new
@@ -24,56 +24,28 @@ from adadpigu.runs.verifying import UNBOUND
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|~!&@$:/=^]|(?<=[wW]{3})\.)")
 """what could mean something in the middle of a line; a backslash makes a plain character of it"""
 
-Plain = str | int | float | bool | None
-Tree = Plain | Sequence["Tree"] | Mapping[str, "Tree"]
+Tree = str | int | float | bool | None | Sequence["Tree"] | Mapping[str, "Tree"]
 
 
 def _printable(text: str, instead: str = " ") -> str:
     return "".join(c if c.isprintable() else instead for c in text)
 
 
-def yaml_scalar(value: Plain) -> str:
-    """A value as YAML reads it back: words in double quotes, an infinite number as null.
+def to_yaml(value: Tree) -> str:
+    """A value in one line, as YAML reads it back: words in double quotes, an infinite number as null.
 
-    >>> yaml_scalar('a: "b"\\n- c'), yaml_scalar(True), yaml_scalar(math.inf), yaml_scalar(1e-05)
-    ('"a: \\\\"b\\\\" - c"', 'true', 'null', '1.0e-05')
+    >>> print(to_yaml({"tags": ['a: "b"\\n- c'], "private": True, "epsilon": math.inf, "delta": 1e-05}))
+    {"tags": ["a: \\"b\\" - c"], "private": true, "epsilon": null, "delta": 1.0e-05}
     """
     if isinstance(value, str):
         return json.dumps(_printable(value), ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_yaml(key)}: {to_yaml(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(to_yaml, value)) + "]"
     if isinstance(value, float) and math.isfinite(value):
         return re.sub(r"^(-?\d+)e", r"\1.0e", repr(value))  # YAML takes 1e-05 for a word
     return "null" if isinstance(value, float) else json.dumps(value)
-
-
-def yaml_lines(tree: Mapping[str, Tree], indent: str = "") -> list[str]:
-    """A mapping as lines of YAML. Keys are ours and stand as they are; values are quoted.
-
-    >>> print("\\n".join(yaml_lines({"tags": ["a"], "privacy": {"delta": 0.5}})))
-    tags:
-    - "a"
-    privacy:
-      delta: 0.5
-    """
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            lines += [f"{indent}{key}:", *yaml_lines(value, indent + "  ")]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            lines.append(f"{indent}{key}:")
-            for entry in value:
-                lines += _entry(entry, indent)
-        else:
-            lines.append(f"{indent}{key}: {yaml_scalar(value)}")
-    return lines
-
-
-def _entry(entry: Tree, indent: str) -> list[str]:
-    """One entry of a list: a value, or a mapping whose first key stands behind the dash."""
-    if not isinstance(entry, Mapping):
-        assert entry is None or isinstance(entry, str | int | float | bool)
-        return [f"{indent}- {yaml_scalar(entry)}"]
-    inner = yaml_lines(entry, indent + "  ")
-    return [f"{indent}- {inner[0].lstrip()}", *inner[1:]]
 
 
 def markdown_text(value: object) -> str:
@@ -118,16 +90,18 @@ def model_card(facts: CardFacts, *, name: str | None = None, license: str = "unk
     known = _LICENSE.fullmatch(license) is not None
     check("license", repr(license), known, "allowed: an identifier such as apache-2.0, mit, other or unknown")
     title = name or f"{facts.privacy.method} on {facts.dataset}"
+    held = "with differential privacy" if facts.privacy.private else "**without a privacy guarantee**"
+    matter = [f"{key}: {to_yaml(value)}" for key, value in _front_matter(facts, title, license).items()]
     parts = [
-        "\n".join(["---", *yaml_lines(_front_matter(facts, title, license)), "---"]),
+        "\n".join(["---", *matter, "---"]),
         f"# {markdown_text(title)}",
-        *_alarms(facts),
-        _introduction(facts),
-        _table(_guarantee(facts)),
+        *_alarms(facts.privacy),
+        f"A PyTorch model, trained on {markdown_text(facts.dataset)} {held}, by the method "
+        f"{markdown_text(facts.privacy.method)} of the package adadpigu.",
         "## Privacy statement",
         code_block(statement_of(facts.privacy)),
         "## Training",
-        _table(_training(facts)),
+        _training(facts),
         "## Evaluation",
         _evaluation(facts),
         "## How to use",
@@ -154,16 +128,11 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
         matter["datasets"] = [facts.dataset]
     if facts.accuracy is not None:
         matter["metrics"] = ["accuracy"]
-        measured: Tree = {
-            "type": "accuracy",
-            "name": "test accuracy, outside the guarantee",
-            "value": facts.accuracy,
-            "verified": False,
-        }
+        name = "test accuracy, outside the guarantee"
         result: Tree = {
             "task": {"type": task},
             "dataset": {"name": facts.dataset, "type": facts.dataset},
-            "metrics": [measured],
+            "metrics": [{"type": "accuracy", "name": name, "value": facts.accuracy, "verified": False}],
         }
         matter["model-index"] = [{"name": title, "results": [result]}]
     matter["privacy"] = {
@@ -179,51 +148,31 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
     return matter
 
 
-def _alarms(facts: CardFacts) -> list[str]:
+def _alarms(privacy: PrivacyReport) -> list[str]:
     """What a reader has to know before anything else, where there is such a thing."""
-    privacy, alarms = facts.privacy, []
-    if not privacy.private:
-        alarms.append(
-            "> [!CAUTION]\n> **NOT PRIVATE.** This model gives no guarantee for anybody's record: treat it as you "
-            "would treat the records that it was trained on, and do not publish it."
-        )
-    if is_unbound(privacy):
-        alarms.append(f"> [!CAUTION]\n> **NOT BOUND.** {UNBOUND[0].upper()}{UNBOUND[1:]}.")
-    if privacy.diagnostics_exposed:
-        alarms.append(
-            "> [!CAUTION]\n> **DIAGNOSTICS WERE EXPOSED.** Un-noised values of the records (losses, norms, batch "
-            "sizes) were looked at while this model was trained. They, and whatever was decided because of them, are "
-            "outside any guarantee."
-        )
-    if privacy.interrupted:
-        alarms.append("> [!WARNING]\n> **INTERRUPTED.** Training was stopped before its end.")
-    return alarms
-
-
-def _introduction(facts: CardFacts) -> str:
-    method, dataset = markdown_text(facts.privacy.method), markdown_text(facts.dataset)
-    held = "with differential privacy" if facts.privacy.private else "**without a privacy guarantee**"
-    return f"A PyTorch model, trained on {dataset} {held}, by the method {method} of the package adadpigu."
-
-
-def _guarantee(facts: CardFacts) -> list[tuple[str, str]]:
-    privacy = facts.privacy
-    if not privacy.private:
-        return [("guarantee", "none"), ("epsilon", "infinite, or void: see the statement")]
-    return [
-        ("guarantee", f"(epsilon, delta)-differential privacy: {privacy.relation}"),
-        ("epsilon", number(privacy.epsilon_pld)),
-        ("delta", f"{privacy.delta:g}"),
-        ("who is protected", privacy.unit_of_privacy),
-        ("covered", "the model, and all metrics that use no test records; the statement lists what is not covered"),
+    not_private = (
+        "**NOT PRIVATE.** This model gives no guarantee for anybody's record: treat it as you would treat the records "
+        "that it was trained on, and do not publish it."
+    )
+    exposed = (
+        "**DIAGNOSTICS WERE EXPOSED.** Un-noised values of the records (losses, norms, batch sizes) were looked at "
+        "while this model was trained. They, and whatever was decided because of them, are outside any guarantee."
+    )
+    alarms = [
+        ("CAUTION", not_private, not privacy.private),
+        ("CAUTION", f"**NOT BOUND.** {UNBOUND[0].upper()}{UNBOUND[1:]}.", is_unbound(privacy)),
+        ("CAUTION", exposed, privacy.diagnostics_exposed),
+        ("WARNING", "**INTERRUPTED.** Training was stopped before its end.", privacy.interrupted),
     ]
+    return [f"> [!{kind}]\n> {text}" for kind, text, there in alarms if there]
 
 
-def _training(facts: CardFacts) -> list[tuple[str, str]]:
+def _training(facts: CardFacts) -> str:
+    """A table of how the model was trained."""
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
     last = "versions" if len(privacy.lives) < 2 else "versions, of the last process, as it recorded them, not verified"
-    return [
+    rows = [
         ("data set", facts.dataset),
         ("records (declared)", f"{privacy.records}"),
         ("expected batch size", f"{privacy.expected_batch_size:g} ({privacy.sampler} sampling)"),
@@ -235,9 +184,6 @@ def _training(facts: CardFacts) -> list[tuple[str, str]]:
         *((key, str(value)) for key, value in facts.settings.items()),
         (last, ", ".join(f"{package} {version}" for package, version in privacy.versions.items())),
     ]
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> str:
     lines = [f"| {markdown_text(key)} | {markdown_text(value)} |" for key, value in rows]
     return "\n".join(["| | |", "| --- | --- |", *lines])
 

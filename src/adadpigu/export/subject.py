@@ -6,7 +6,6 @@ together (`runs.verifying`). So is a model whose weights are not the run's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.errors import InputError, ModelError, check, require
-from adadpigu.runs.loading import LoadedRun, load_run
+from adadpigu.errors import ModelError, check, require
+from adadpigu.runs.loading import load_run
 from adadpigu.runs.reading import FACTS, config_of, facts_of, summary_of
-from adadpigu.runs.run import MODEL, Run, weights_digest
+from adadpigu.runs.run import Run, weights_digest
 from adadpigu.runs.verifying import UNBOUND, verified
-from adadpigu.tensors import digest, read_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,22 +81,8 @@ class Subject:
     privacy: PrivacyReport
     synthetic: Synthetic | None
 
-    def records(self, given: Synthetic | None) -> Synthetic:
-        """The description of records by which the model is traced."""
-        found = given or self.synthetic
-        if found is None:
-            raise InputError("records=None: the run does not say what a record looks like; give Synthetic(shape=…)")
-        return found
 
-    def embedded(self) -> dict[str, str]:
-        """What is put into every exported file: the report as JSON, and the statement in plain words."""
-        return {
-            "adadpigu.privacy.json": json.dumps(self.privacy.to_json(), allow_nan=False),
-            "adadpigu.statement.txt": statement_of(self.privacy),
-        }
-
-
-Exportable = Run | LoadedRun | Subject | Path | str
+Exportable = Run | Subject | Path | str
 """what can be exported: a run, or the folder of one"""
 
 
@@ -111,20 +95,11 @@ def subject_of(run: Exportable, *, trust_code: bool = False, unbound: bool = Fal
         return run
     if isinstance(run, Run):
         check_run(run)
-        return Subject(model=run.model, privacy=run.privacy, synthetic=_synthetic(_shape_of(run.folder)))
-    loaded = run if isinstance(run, LoadedRun) else load_run(Path(run), trust_code=trust_code)
-    privacy, record = verified(loaded.folder, unbound=unbound)
-    stored = (record.closing or {}).get(MODEL) or digest(sorted(read_tensors(loaded.folder / MODEL, "model").items()))
-    require(
-        stored == weights_digest(loaded.model),
-        f"run={str(loaded.folder)!r}: the model was changed since it was read, so the statement is not about it; "
-        "allowed: as load_run gives it (export first, then change a copy)",
-    )
-    return Subject(model=loaded.model, privacy=privacy, synthetic=_synthetic(loaded.facts.shape))
-
-
-def _synthetic(shape: tuple[int, ...] | None) -> Synthetic | None:
-    return None if shape is None else Synthetic(shape=shape)
+        model, privacy, shape = run.model, run.privacy, _shape_of(run.folder)
+    else:
+        loaded = load_run(Path(run), trust_code=trust_code)
+        model, privacy, shape = loaded.model, verified(loaded.folder, unbound=unbound)[0], loaded.facts.shape
+    return Subject(model=model, privacy=privacy, synthetic=None if shape is None else Synthetic(shape=shape))
 
 
 def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
@@ -159,24 +134,21 @@ def facts_of_run(run: Run | CardFacts | Path | str, *, unbound: bool = False) ->
     """The facts of a run at hand, or of the one in a folder; `unbound` as in `subject_of`."""
     if isinstance(run, CardFacts):
         return run
-    if not isinstance(run, Run):
-        privacy, record = verified(Path(run), unbound=unbound)
-        dataset, accuracy = str(record.header["facts"].get("dataset")), summary_of(Path(run)).accuracy
-        return _card_facts(Path(run), privacy=privacy, dataset=dataset, accuracy=accuracy)
-    check_run(run)
-    return _card_facts(run.folder, privacy=run.privacy, dataset=run.dataset, accuracy=run.accuracy)
-
-
-def _card_facts(folder: Path | None, **told: Any) -> CardFacts:
-    """With what a run folder says: settings, a record's shape, whether the model can be built by its name."""
-    if folder is None:
-        return CardFacts(shape=None, **told)
-    _, config = config_of(folder)
-    method = config.get("method")
-    options = {} if not isinstance(method, dict) else {k: v for k, v in method.items() if k != "name"}
+    if isinstance(run, Run):
+        check_run(run)
+        folder, privacy, dataset, accuracy = run.folder, run.privacy, run.dataset, run.accuracy
+    else:
+        folder = Path(run)
+        privacy, record = verified(folder, unbound=unbound)
+        dataset, accuracy = str(record.header["facts"].get("dataset")), summary_of(folder).accuracy
+    config: dict[str, Any] = {} if folder is None else config_of(folder)[1]
+    method, model = config.get("method"), config.get("model")
+    options = {key: value for key, value in method.items() if key != "name"} if isinstance(method, dict) else {}
     return CardFacts(
+        privacy=privacy,
+        dataset=dataset,
+        accuracy=accuracy,
         shape=_shape_of(folder),
         settings={**{key: config[key] for key in _TOLD if key in config}, **options},
-        loadable=isinstance(config.get("model"), str) and ":" not in config["model"],
-        **told,
+        loadable=isinstance(model, str) and ":" not in model,
     )

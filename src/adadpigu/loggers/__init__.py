@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from adadpigu.errors import check_known
-from adadpigu.loggers.logger import Beginning, Ending, Logger
-from adadpigu.loggers.mlflow import MLflowLogger
-from adadpigu.loggers.tensorboard import TensorBoardLogger
-from adadpigu.loggers.wandb import WandbLogger
+from adadpigu.loggers.libraries import MLflowLogger, TensorBoardLogger, WandbLogger
+from adadpigu.loggers.logger import Logger
 from adadpigu.runs.run import Facts, Metrics, Observer, Run
 
 __all__ = [
     "LOGGERS",
-    "Beginning",
-    "Ending",
     "Facts",
     "Logger",
     "MLflowLogger",
@@ -31,13 +26,11 @@ __all__ = [
     "make_logger",
 ]
 
-LOGGERS: Mapping[str, Callable[[Path], Logger]] = MappingProxyType(
-    {
-        TensorBoardLogger.name: lambda folder: TensorBoardLogger(folder / "tensorboard"),
-        MLflowLogger.name: lambda folder: MLflowLogger(folder / "mlruns"),
-        WandbLogger.name: WandbLogger,
-    }
-)
+LOGGERS: Mapping[str, Callable[[Path], Logger]] = {
+    TensorBoardLogger.name: lambda folder: TensorBoardLogger(folder / "tensorboard"),
+    MLflowLogger.name: lambda folder: MLflowLogger(folder / "mlruns"),
+    WandbLogger.name: WandbLogger,
+}
 
 
 def make_logger(name: str, folder: Path) -> Logger:

@@ -6,63 +6,27 @@ warning by name, and the run goes on to its model and its statement. The run fol
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from adadpigu.errors import first_line
 from adadpigu.runs.run import Facts, Metrics, Run
 
-Setting = str | int | float | bool
+_FACTS = ("dataset", "method", "parameters", "steps", "noise_multiplier", "sample_rate", "engine", "delta")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """Before the first step: what the run is, and how many of its steps other processes have made."""
-
-    title: str
-    settings: Mapping[str, Setting]
-    steps_done: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ending:
-    """After the last step: results, and what the run gives away."""
-
-    step: int
-    results: Mapping[str, float]
-    headline: str
-    """the statement's first line: PRIVATE with its ε, or NOT PRIVATE"""
-    statement: str
-    privacy: str
-    """the privacy report as JSON"""
-
-
-def beginning(facts: Facts) -> Beginning:
+def settings_of(facts: Facts) -> dict[str, Any]:
     """The settings of a run. A plan whose noise can be repeated has an ε that nobody may cite, so it is left out."""
     private = facts.epsilon is not None and facts.secret
-    settings: dict[str, Setting] = {
-        "dataset": facts.dataset,
-        "method": facts.method,
-        "parameters": facts.parameters,
-        "steps": facts.steps,
-        "noise_multiplier": facts.noise_multiplier,
-        "sample_rate": facts.sample_rate,
-        "engine": facts.engine,
-        "delta": facts.delta,
+    return {
+        **{name: getattr(facts, name) for name in _FACTS},
         "steps_done_before": facts.steps_done,
         "private": private,
+        **({"epsilon": facts.epsilon} if private else {}),
     }
-    if private and facts.epsilon is not None:
-        settings["epsilon"] = facts.epsilon
-    return Beginning(
-        title=f"{facts.method} on {facts.dataset}", settings=MappingProxyType(settings), steps_done=facts.steps_done
-    )
 
 
 def scalars(metrics: Metrics) -> Mapping[str, float]:
@@ -73,27 +37,20 @@ def scalars(metrics: Metrics) -> Mapping[str, float]:
     {'epsilon': 1.5, 'active': 0.5, 'mask/fc': 0.5, 'beta/fc': 2.0}
     """
     if metrics.test_accuracy is None and not metrics.mask:
-        return MappingProxyType({})
+        return {}
     values = {"epsilon": metrics.epsilon, "test_accuracy": metrics.test_accuracy, "active": metrics.active}
     numbers = {name: value for name, value in values.items() if value is not None}
     layered = {"mask": metrics.mask, "alpha": metrics.alpha, "beta": metrics.beta}
     by_layer = {f"{name}/{layer}": value for name, layers in layered.items() for layer, value in layers.items()}
-    return MappingProxyType({**numbers, **by_layer})
+    return {**numbers, **by_layer}
 
 
-def ending(run: Run) -> Ending:
-    """The results of a run and its statement."""
-    privacy, statement = run.privacy, run.privacy.statement()
+def results_of(run: Run) -> dict[str, float]:
+    """What a run came to."""
+    privacy = run.privacy
     claims = {"epsilon": privacy.epsilon_pld, "epsilon_spent": privacy.epsilon_spent} if privacy.private else {}
     values = {"test_accuracy": run.accuracy, **claims, "steps_done": float(run.steps_done)}
-    results = {f"final/{name}": value for name, value in values.items() if value is not None and math.isfinite(value)}
-    return Ending(
-        step=run.steps_done,
-        results=MappingProxyType(results),
-        headline=statement.splitlines()[0],
-        statement=statement,
-        privacy=json.dumps(privacy.to_json(), indent=2, allow_nan=False),
-    )
+    return {f"final/{name}": value for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 class Logger(ABC):
@@ -110,7 +67,7 @@ class Logger(ABC):
     def begin(self, facts: Facts) -> None:
         """Opens the log: the first thing that is written."""
         self._on = True
-        self._try("at the beginning", lambda: self._start(beginning(facts)))
+        self._try("at the beginning", lambda: self._start(facts, settings_of(facts)))
 
     def update(self, metrics: Metrics) -> None:
         """Writes the numbers of a step at which the test set was looked at."""
@@ -120,7 +77,7 @@ class Logger(ABC):
 
     def end(self, run: Run) -> None:
         """Writes results and statement, and closes the log."""
-        self._try("at the end", lambda: self._close(ending(run)))
+        self._try("at the end", lambda: self._close(run, results_of(run)))
         self._on = False
 
     def _try(self, when: str, work: Callable[[], None]) -> None:
@@ -137,10 +94,10 @@ class Logger(ABC):
             )
 
     @abstractmethod
-    def _start(self, start: Beginning) -> None: ...
+    def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
     def _write(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
     @abstractmethod
-    def _close(self, end: Ending) -> None: ...
+    def _close(self, run: Run, results: Mapping[str, float]) -> None: ...

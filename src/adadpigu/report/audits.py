@@ -12,11 +12,10 @@ from pathlib import Path
 from adadpigu.audit.result import AuditResult
 from adadpigu.errors import InputError
 from adadpigu.report.embedding import listed, name
-from adadpigu.runs.reading import Fields, fields_of, text_of
+from adadpigu.runs.reading import Fields, json_of
 
 FOLDER = "audits"
 """of a run folder"""
-_LARGEST = 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,32 +26,13 @@ class StoredAudit:
     result: AuditResult
 
     def to_json(self) -> dict[str, object]:
-        """For the page; infinity is null."""
-        result = self.result
-        return {
-            "file": name(self.file),
-            "audit": name(result.audit),
-            "subject": name(result.subject),
-            "claimed": _finite(result.epsilon_claimed),
-            "delta": result.delta,
-            "shown": _finite(result.epsilon_lower),
-            "certain": _finite(result.epsilon_certain),
-            "reach": result.reach,
-            "confidence": result.confidence,
-            "observations": result.observations,
-            "verdict": verdict(result),
-            "refuted": not result.passed,
-            "findings": listed(result.findings, name),
-            "assumed": listed(result.assumed, name),
-            "exposed": result.exposed,
-        }
-
-
-def verdict(result: AuditResult) -> str:
-    """Whether the claim has fallen, in words."""
-    if not result.passed:
-        return "REFUTED"
-    return "not refuted (too few observations to refute)" if result.powerless else "not refuted"
+        """For the page: as it is stored, with words of unknown origin made visible; infinity is null."""
+        found: dict[str, object] = {"file": name(self.file), "verdict": self.result.verdict}
+        for key, value in self.result.to_json().items():
+            if isinstance(value, list):
+                value = listed(value, name)
+            found[key] = name(value) if isinstance(value, str) else value
+        return found
 
 
 def is_audit(stored: Fields) -> bool:
@@ -63,20 +43,23 @@ def is_audit(stored: Fields) -> bool:
 def audit_of(stored: Fields, file: str) -> StoredAudit:
     """A stored audit; refused where it contradicts itself."""
     delta, confidence = stored.number("delta", 0, 1), stored.number("confidence", 0, 1)
-    stored.check(
-        delta is not None and confidence is not None, "delta", "with a confidence, as `adadpigu audit` wrote it"
+    claimed, lower, certain, reach = (
+        stored.number(key, 0, 1e30)
+        for key in ("epsilon_claimed", "epsilon_lower", "epsilon_lower_certain", "epsilon_reach")
     )
+    known = delta is not None and confidence is not None
+    stored.check(known, "delta", "with a confidence, as `adadpigu audit` wrote it")
     found = AuditResult(
         audit=stored.text("audit"),
         subject=stored.text("subject"),
-        epsilon_claimed=_or_infinite(stored, "epsilon_claimed"),
+        epsilon_claimed=math.inf if claimed is None else claimed,
         delta=delta or 0.0,
-        epsilon_lower=_or_infinite(stored, "epsilon_lower"),
-        epsilon_certain=_or_infinite(stored, "epsilon_lower_certain"),
+        epsilon_lower=math.inf if lower is None else lower,
+        epsilon_certain=math.inf if certain is None else certain,
         confidence=confidence or 0.0,
         observations=stored.count("observations"),
         assumed=stored.texts("assumed"),
-        reach=stored.number("epsilon_reach", 0, _LARGEST),
+        reach=reach,
         findings=stored.texts("findings"),
         exposed=stored.flag("diagnostics_exposed"),
     )
@@ -89,18 +72,8 @@ def audits_of_run(folder: Path) -> tuple[tuple[StoredAudit, ...], tuple[str, ...
     found: list[StoredAudit] = []
     odd: list[str] = []
     for path in sorted((folder / FOLDER).glob("*.json")):
-        where = f"{FOLDER}/{path.name}"
         try:
-            found.append(audit_of(fields_of(text_of(folder, where), f"run={str(folder)!r}: {where}"), path.name))
+            found.append(audit_of(json_of(folder, f"{FOLDER}/{path.name}"), path.name))
         except InputError as error:
             odd.append(str(error))
     return tuple(found), tuple(odd)
-
-
-def _or_infinite(stored: Fields, key: str) -> float:
-    value = stored.number(key, 0, _LARGEST)
-    return math.inf if value is None else value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -121,9 +121,10 @@ def _add(found: Collection, path: Path, *, named: bool) -> None:
         if results is None:
             found.passed_over += 1
             return
-        found.runs += results.runs
-        found.tables += [] if results.table is None else [results.table]
-        found.left_out += results.odd
+        runs, table, odd = results
+        found.runs += runs
+        found.tables += [] if table is None else [table]
+        found.left_out += odd
     elif path.suffix == ".json":
         _add_json(found, path, named=named)
     else:
@@ -133,7 +134,9 @@ def _add(found: Collection, path: Path, *, named: bool) -> None:
 def _add_json(found: Collection, path: Path, *, named: bool) -> None:
     """An audit, a list of them, or another object's first list of rows, such as a benchmark's."""
     stored = fields_of(text_of(path.parent, path.name, MOST_RESULTS), f"file={str(path)!r}")
-    rows = _rows(stored)
+    lists = (value for value in stored.values.values() if isinstance(value, list) and value)
+    first = next((found for found in lists if all(isinstance(row, dict) for row in found)), [])
+    rows = [Fields(row, stored.where) for row in first]
     if is_audit(stored):
         found.audits.append(audit_of(stored, path.name))
     elif rows and all(map(is_audit, rows)):
@@ -146,11 +149,3 @@ def _add_json(found: Collection, path: Path, *, named: bool) -> None:
         raise InputError(f"{stored.where} cannot be shown; allowed: audits, or an object with a list of rows")
     else:
         found.passed_over += 1
-
-
-def _rows(stored: Fields) -> list[Fields]:
-    """The first list of objects in an object; none where there is none."""
-    for key, value in stored.values.items():
-        if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-            return [Fields(row, f"{stored.where}: {key}") for row in value]
-    return []

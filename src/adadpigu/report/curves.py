@@ -6,8 +6,9 @@ may end amid a line, which is then left for the next look.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ from adadpigu.errors import InputError
 from adadpigu.report.embedding import MOST_LISTED, name
 from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
 from adadpigu.runs.run import MODEL
-from adadpigu.tensors import read_header
+from adadpigu.tensors import read_tensors
 
 DIGITS = 5
 """significant ones of a value that is drawn"""
@@ -27,28 +28,21 @@ LEAST = 1e-12
 Point = tuple[int, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """Points of one line, in the order of their steps, and how many there were before any was left out."""
-
-    points: tuple[Point, ...]
-    recorded: int
-
-    def to_json(self, rounded: Callable[[float], float]) -> dict[str, object]:
-        """Steps as differences, which are short; values as `rounded` says."""
-        steps = [step for step, _ in self.points]
-        differences = [step - before for before, step in zip([0, *steps], steps, strict=False)]
-        return {"n": self.recorded, "x": differences, "y": [rounded(value) for _, value in self.points]}
+def line_json(points: Sequence[Point], most: int, rounded: Callable[[float], float]) -> dict[str, object]:
+    """At most so many points of a line, and how many were recorded; steps as differences, which are short."""
+    kept = downsample(points, most)
+    differences = [step - before for before, step in itertools.pairwise([0, *(step for step, _ in kept)])]
+    return {"n": len(points), "x": differences, "y": [rounded(value) for _, value in kept]}
 
 
-def downsample(points: Sequence[Point], most: int) -> Series:
+def downsample(points: Sequence[Point], most: int) -> Sequence[Point]:
     """At most `most` points (at least four): the first, the last, and of each stretch the lowest and the highest.
 
-    >>> [step for step, _ in downsample([(i, float(i == 7)) for i in range(100)], 6).points]
+    >>> [step for step, _ in downsample([(i, float(i == 7)) for i in range(100)], 6)]
     [0, 1, 7, 50, 99]
     """
     if len(points) <= max(most, 4):
-        return Series(points=tuple(points), recorded=len(points))
+        return points
     inner, stretches = points[1:-1], max(1, (most - 2) // 2)
     kept: list[Point] = [points[0]]
     for number in range(stretches):
@@ -56,7 +50,7 @@ def downsample(points: Sequence[Point], most: int) -> Series:
         lowest = min(part, key=lambda point: point[1])
         highest = max(part, key=lambda point: point[1])
         kept += sorted({lowest, highest})
-    return Series(points=(*kept, points[-1]), recorded=len(points))
+    return [*kept, points[-1]]
 
 
 def round_to_nearest(value: float) -> float:
@@ -126,12 +120,14 @@ class Curves:
     def to_json(self, most: int) -> dict[str, object]:
         """At most so many points a line."""
         drawn: dict[str, object] = {
-            key: downsample(points, most).to_json(_rounding(key)) for key, points in self.single.items() if points
+            key: line_json(points, most, round_up if key == "epsilon" else round_to_nearest)
+            for key, points in self.single.items()
+            if points
         }
         for key, lines in self.layered.items():
             if lines:
                 drawn[key] = [
-                    [name(self.layer_names.get(layer, layer)), downsample(points, most).to_json(round_to_nearest)]
+                    [name(self.layer_names.get(layer, layer)), line_json(points, most, round_to_nearest)]
                     for layer, points in lines.items()
                 ]
         stages = [[step, name(stage)] for step, stage in self.stages[:MOST_LISTED]]
@@ -161,10 +157,6 @@ class Curves:
         return step
 
 
-def _rounding(key: str) -> Callable[[float], float]:
-    return round_up if key == "epsilon" else round_to_nearest
-
-
 def read_curves(folder: Path) -> tuple[Curves, str]:
     """The curves of a run folder, until the first line that cannot be read, and why that one cannot."""
     lines = text_of(folder, METRICS, MOST_METRICS).split("\n")
@@ -175,20 +167,16 @@ def read_curves(folder: Path) -> tuple[Curves, str]:
         except InputError as error:
             odd = f"{error} (curves end before it)"
             break
-    found.layer_names = layer_names(folder, {layer for lines in found.layered.values() for layer in lines})
+    try:
+        stored = read_tensors(file_of(folder, MODEL), "model")
+    except InputError:  # a run under way; what is odd about a finished one's file is said where it is loaded
+        stored = {}
+    shapes = {key: tuple(tensor.shape) for key, tensor in stored.items()}
+    found.layer_names = {layer: layer_name(layer, shapes) for lines in found.layered.values() for layer in lines}
     return found, odd
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def layer_names(folder: Path, layers: Iterable[str]) -> dict[str, str]:
-    """The name of each layer; without a shape while the run has not written its model."""
-    shapes = _shapes(folder)
-    return {layer: layer_name(layer, shapes) for layer in layers}
-
-
-def layer_name(layer: str, shapes: Shapes) -> str:
+def layer_name(layer: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """A layer by its path and by the shape of its largest parameter.
 
     >>> layer_name("2", {"2.weight": (64, 32), "2.bias": (64,)}), layer_name("encoder.fc", {}), layer_name("4", {})
@@ -197,11 +185,3 @@ def layer_name(layer: str, shapes: Shapes) -> str:
     called = f"layer {layer}" if layer.isdecimal() else layer
     largest = max((shape for key, shape in shapes.items() if key.rpartition(".")[0] == layer), key=prod, default=())
     return f"{called} ({'×'.join(map(str, largest))})" if largest else called
-
-
-def _shapes(folder: Path) -> Shapes:
-    try:
-        stored = read_header(file_of(folder, MODEL), "model").tensors
-    except InputError:  # a run under way; what is odd about a finished one's file is said where it is loaded
-        return {}
-    return {key: entry.shape for key, entry in stored.items()}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from adadpigu.features import Fronted
-from adadpigu.runs.run import Metrics, Run
+from matplotlib.figure import Figure
+
+from adadpigu.features.front import Fronted
+from adadpigu.runs.run import Run
 
 _ACCURACY, _EPSILON, _GRID = "#1b6ca8", "#c8553d", "#d9d9d9"
 
@@ -22,15 +24,19 @@ def draw_figures(run: Run, folder: Path) -> list[Path]:
     return drawn
 
 
-def _progress(run: Run, path: Path) -> Path:
-    from matplotlib.figure import Figure
+def _save(figure: Figure, run: Run, title: str, path: Path) -> Path:
+    figure.axes[0].spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_title(f"{run.method} on {run.dataset}: {title}", loc="left", fontsize=11)
+    figure.savefig(path, dpi=150)
+    return path
 
+
+def _progress(run: Run, path: Path) -> Path:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel("step (all stages)")
     axes.set_xlim(0, run.metrics[-1].steps)
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     seen = [m for m in run.metrics if m.test_accuracy is not None]
     if seen:
         values = [100 * (m.test_accuracy or 0.0) for m in seen]
@@ -46,31 +52,15 @@ def _progress(run: Run, path: Path) -> Path:
         right.axhline(target, color=_EPSILON, linestyle=":", linewidth=1)
         right.set_ylabel(f"ε spent of {target:.3g} (PLD), δ = {run.privacy.delta:g}", color=_EPSILON)
         right.set_ylim(0, target * 1.08)
-    _mark_stages(axes, run.metrics)
-    axes.set_title(f"{run.method} on {run.dataset}: accuracy and privacy spent", loc="left", fontsize=11)
-    figure.savefig(path, dpi=150)
-    return path
-
-
-def _mark_stages(axes: object, metrics: tuple[Metrics, ...]) -> None:
-    from matplotlib.axes import Axes
-
-    assert isinstance(axes, Axes)
-    for before, after in itertools.pairwise(metrics):
+    for before, after in itertools.pairwise(run.metrics):
         if before.stage != after.stage:
             axes.axvline(before.step, color="gray", linewidth=0.8, linestyle="--")
-            axes.annotate(
-                f"{before.stage} | {after.stage}",
-                (before.step, 2),
-                xytext=(4, 0),
-                textcoords="offset points",
-                fontsize=8,
-            )
+            words, at = f"{before.stage} | {after.stage}", (before.step, 2)
+            axes.annotate(words, at, xytext=(4, 0), textcoords="offset points", fontsize=8)
+    return _save(figure, run, "accuracy and privacy spent", path)
 
 
 def _mask(run: Run, path: Path) -> Path:
-    from matplotlib.figure import Figure
-
     last = run.metrics[-1]
     first = next((m for m in run.metrics if m.stage == last.stage), last)
     layers = list(last.mask)
@@ -90,12 +80,7 @@ def _mask(run: Run, path: Path) -> Path:
     axes.set_xticks(range(0, 101, 20))
     tick = " (tick: when training began)" if moved else ""
     axes.set_xlabel(f"weights that may change, % of the layer{tick}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        f"{run.method} on {run.dataset}: the mask by layer ({last.active:.0%} of all)", loc="left", fontsize=11
-    )
-    figure.savefig(path, dpi=150)
-    return path
+    return _save(figure, run, f"the mask by layer ({last.active:.0%} of all)", path)
 
 
 def _layer_label(run: Run, layer: str) -> str:

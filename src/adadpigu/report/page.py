@@ -15,7 +15,6 @@ from importlib import metadata, resources
 from pathlib import Path
 
 from adadpigu.durable import check_place, write_text, writing
-from adadpigu.errors import check
 from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import script_json
 
@@ -23,13 +22,6 @@ FILE = "report.html"
 """of a run folder"""
 MARK = "<!doctype html>\n<!-- adadpigu report -->\n"
 """with which every page begins"""
-UPLOT = {
-    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
-    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
-    "LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
-}
-"""SHA-256 of the files of uPlot 1.6.32 as npm has them"""
-_SCRIPTS = ("elements.js", "charts.js", "table.js", "run.js", "page.js")
 
 
 def policy(*, live: bool) -> str:
@@ -37,8 +29,8 @@ def policy(*, live: bool) -> str:
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src {' '.join(map(_hash, (_library(), _script())))}",
-            f"style-src {_hash(_style())}",
+            f"script-src {_hash(_assets()['LIBRARY'])} {_hash(_assets()['SCRIPT'])}",
+            f"style-src {_hash(_assets()['STYLE'])}",
             "img-src data:",
             *(("connect-src 'self'",) if live else ()),
             "base-uri 'none'",
@@ -58,14 +50,12 @@ def data_of(found: Collection) -> dict[str, object]:
 def page(found: Collection, *, live: bool = False) -> str:
     """The whole page; `live` where it is served, and asks its server for what is new."""
     parts = {
+        **_assets(),
         "POLICY": policy(live=live).replace("'", "&#39;"),
-        "STYLE": _style(),
-        "LIBRARY": _library(),
-        "SCRIPT": _script(),
         "LIVE": "live" if live else "kept",
         "DATA": script_json(data_of(found)),
     }
-    pieces = _asset("page.html").split("%%")  # every second one is a part's name: nothing is looked for in a part
+    pieces = _assets()["PAGE"].split("%%")  # every second one is a part's name: nothing is looked for in a part
     return MARK + "".join(parts[piece] if at % 2 else piece for at, piece in enumerate(pieces))
 
 
@@ -105,28 +95,19 @@ def write_run_page(folder: Path) -> Path:
 
 
 @cache
-def _asset(name: str) -> str:
-    return (resources.files("adadpigu.report") / "assets" / name).read_text(encoding="utf-8")
+def _assets() -> dict[str, str]:
+    """What every page is made of; uPlot stands in it as it was published, under its licence."""
+    folder = resources.files("adadpigu.report") / "assets"
 
+    def read(*names: str) -> str:
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
-@cache
-def _library() -> str:
-    """uPlot as it was published, under its licence."""
-    for name, digest in UPLOT.items():
-        found = (resources.files("adadpigu.report") / "assets" / "uplot" / name).read_bytes()
-        published = hashlib.sha256(found).hexdigest() == digest
-        check("asset", name, published, "is not the file of uPlot that was published; install adadpigu again")
-    return f"/*\n{_asset('uplot/LICENSE')}*/\n{_asset('uplot/uPlot.iife.min.js')}"
-
-
-@cache
-def _script() -> str:
-    return "\n".join(map(_asset, _SCRIPTS))
-
-
-@cache
-def _style() -> str:
-    return _asset("uplot/uPlot.min.css") + "\n" + _asset("page.css")
+    return {
+        "PAGE": read("page.html"),
+        "STYLE": read("uplot/uPlot.min.css", "page.css"),
+        "LIBRARY": f"/*\n{read('uplot/LICENSE')}*/\n{read('uplot/uPlot.iife.min.js')}",
+        "SCRIPT": read("elements.js", "charts.js", "table.js", "run.js", "page.js"),
+    }
 
 
 def _hash(text: str) -> str:

@@ -13,15 +13,12 @@ from pathlib import Path
 
 from adadpigu.config import to_toml
 from adadpigu.errors import InputError
-from adadpigu.report.cautions import DIAGNOSTICS, UNPROTECTED, unprotected
 from adadpigu.report.curves import SINGLE, Curves, round_up
 from adadpigu.report.embedding import name
-from adadpigu.report.shown_run import ShownRun
+from adadpigu.report.shown_run import EXPOSED, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs.reading import Fields, fields_of, text_of
 
-MOST_COLUMNS = 24
-"""of a table"""
-MOST_ROWS = 5000
+MOST_COLUMNS, MOST_ROWS = 24, 5000
 """of a table"""
 UNNOISED = {"batch_size", "loss_mean", "norm_median", "norm_max", "non_finite"}
 """keys of which any is enough to know a row of Diagnostics by, under whatever name its file was put away"""
@@ -78,11 +75,9 @@ def table_of(stem: str, rows: Sequence[Fields]) -> OtherTable:
 
 def _cell(value: object) -> object:
     """Finite numbers as they are, anything else as words."""
-    if value is None or type(value) is bool:
+    if value is None or type(value) is bool or whole_number(value) is not None:
         return value
     if type(value) is float and math.isfinite(value):
-        return value
-    if type(value) is int and abs(value) < 2**53:
         return value
     return name(value if isinstance(value, str) else json.dumps(value))
 
@@ -93,20 +88,11 @@ _EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
 """flags by which a row, or its settings, tells that Diagnostics were on"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Results:
-    """What a file of JSON lines holds."""
+def read_results(path: Path, *, named: bool, most: int) -> tuple[list[ShownRun], OtherTable | None, list[str]] | None:
+    """At most so many runs, a table of rows of ours, and a line for each thing that cannot be shown.
 
-    runs: tuple[ShownRun, ...]
-    table: OtherTable | None
-    odd: tuple[str, ...]
-    """a line for each thing that cannot be shown"""
-
-
-def read_results(path: Path, *, named: bool, most: int) -> Results | None:
-    """At most so many runs, and rows of tables of ours; any other row only of a file that was `named`.
-
-    None where nothing in it is of a known kind: then it is somebody's file, maybe of records, and none of it is shown.
+    Rows of another kind are shown only of a file that was `named`. None where nothing in it is of a known kind: then it
+    is somebody's file, maybe of records, and none of it is shown.
     """
     runs: list[ShownRun] = []
     others: list[Fields] = []
@@ -133,7 +119,7 @@ def read_results(path: Path, *, named: bool, most: int) -> Results | None:
         odd.append(f"results={str(path)!r}: {strange:,} rows are no runs; name the file itself to see them as a table")
     if beyond:
         odd.append(f"results={str(path)!r}: {beyond:,} runs more than a page has room for; ask for fewer files")
-    return Results(runs=tuple(runs), table=table_of(path.stem, others) if others else None, odd=tuple(odd))
+    return runs, table_of(path.stem, others) if others else None, odd
 
 
 def _is_run(row: Fields) -> bool:
@@ -152,8 +138,6 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
     epsilon = row.number("epsilon", 0, 1e30)
     private = epsilon is not None and not unprotected(method) and not _says_no(row) and not _says_no(config)
     exposed = any(fields.flag(key) for fields in (row, config) for key in _EXPOSED)
-    steps = row.values.get("steps", config.values.get("steps"))
-    seed = row.values.get("seed")
     return ShownRun(
         name=row.text("name" if "name" in row.values else "run"),
         where=f"{path}, line {number}",
@@ -170,12 +154,11 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         epsilon=None if epsilon is None or not private else round_up(epsilon),
         delta=row.number("delta", 0, 1) if "delta" in row.values else config.number("delta", 0, 1),
         noise_multiplier=row.number("noise_multiplier", 0, 1e30),
-        steps=steps if type(steps) is int and 0 <= steps < 2**53 else None,
-        steps_done=None,
+        steps=whole_number(row.values.get("steps", config.values.get("steps"))),
         seconds=row.number("seconds", 0, 1e12),
         private=private,
-        seed=seed if type(seed) is int and abs(seed) < 2**53 else None,
-        warnings=(*(() if private else (UNPROTECTED,)), *((DIAGNOSTICS,) if exposed else ())),
+        seed=whole_number(row.values.get("seed")),
+        warnings=(*(() if private else (UNPROTECTED,)), *((EXPOSED,) if exposed else ())),
         facts={key: str(row.values[key]) for key in ("device", "commit", "torch", "source") if key in row.values},
     )
 

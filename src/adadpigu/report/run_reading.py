@@ -17,13 +17,11 @@ from typing import Any, TypeVar
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import NAME as LEDGER
 from adadpigu.accounting.ledger_reading import LedgerRecord
-from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
-from adadpigu.report import cautions
+from adadpigu.errors import AdaDPIGUError, InputError, first_line
 from adadpigu.report.audits import StoredAudit, audits_of_run
-from adadpigu.report.cautions import unprotected
 from adadpigu.report.curves import METRICS, Curves, read_curves, round_up
 from adadpigu.report.embedding import name
-from adadpigu.report.shown_run import OPEN, ShownRun, Timeline, timeline_of
+from adadpigu.report.shown_run import EXPOSED, OPEN, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs.reading import (
     CONFIG,
     FACTS,
@@ -48,6 +46,25 @@ _CODE = (
     "Its model is code, not a name that adadpigu knows: training, resuming and evaluating import and run it with your "
     "rights. Read that code first. Of a run folder it is run only where you say that you trust whoever made the folder."
 )
+_REPEATABLE = (
+    "NOT PRIVATE: the noise was reproducible. Whoever knows the seed can subtract it; no ε applies to this run."
+)
+_UNSAID = (
+    "No end is recorded: the run still trains, or its process ended without notice. Nothing is claimed for it yet; "
+    "what its ledger has charged is spent."
+)
+_UNKNOWN = (
+    "Neither its settings nor its claim can be read: nobody can tell from the folder whether Diagnostics were on, or "
+    "whether the noise was secret."
+)
+_UNBOUND = (
+    "Its ledger has no record of the files that the run left, so its claim is not shown. An ε beside it is what the "
+    "ledger has charged."
+)
+_UNCLAIMED = (
+    "The run has ended and there is no privacy.json: nothing is claimed for it. An ε beside it is what its ledger has "
+    "charged."
+)
 T = TypeVar("T")
 
 
@@ -65,7 +82,6 @@ class _Parts:
     privacy: PrivacyReport | None = None
     """what of it may be shown"""
     record: LedgerRecord | None = None
-    timeline: Timeline | None = None
     spent: float | None = None
     """ε by the ledger, where nothing is claimed"""
     binding: Binding | None = None
@@ -85,10 +101,20 @@ class _Parts:
         return (self.folder / file).exists() or (self.folder / file).is_symlink()
 
     @property
+    def charging(self) -> bool:
+        """Whether there is a ledger that is more than an empty file, as it is until the first charge."""
+        path = self.folder / LEDGER
+        return self.exists(LEDGER) and (not path.is_file() or path.stat().st_size > 0)
+
+    @property
+    def end(self) -> str:
+        """How the last process ended, by the ledger."""
+        return "crashed" if self.record is None else self.record.sessions()[-1].end
+
+    @property
     def logged(self) -> Mapping[str, object]:
         """The settings that the ledger's header names."""
-        facts = None if self.record is None else self.record.header.get("facts")
-        settings = facts.get("settings") if isinstance(facts, dict) else None
+        settings = None if self.record is None else self.record.header["facts"].get("settings")
         return settings if isinstance(settings, dict) else {}
 
     @property
@@ -96,7 +122,8 @@ class _Parts:
         """Whether any file says that the noise can be repeated."""
         said = self.settings.get("reproducible_noise") is True
         reported = self.stated.get("randomness_private", True) is not True
-        return said or reported or (self.timeline is not None and not self.timeline.secret)
+        sessions = () if self.record is None else self.record.sessions()
+        return said or reported or not all(session.secret for session in sessions)
 
     @property
     def private(self) -> bool | None:
@@ -107,19 +134,12 @@ class _Parts:
             return self.privacy.private
         return False if unprotected(self.names()[0]) else None
 
-    @property
-    def unread_ledger(self) -> bool:
-        """Whether a ledger that is more than an empty file, as it is until the first charge, cannot be read."""
-        path = self.folder / LEDGER
-        begun = not path.is_file() or path.stat().st_size > 0
-        return self.exists(LEDGER) and begun and (self.record is None or self.timeline is None)
-
     def names(self) -> tuple[str, str]:
         """Method and data set, from the file that was written last."""
         if self.summary is not None:
             return self.summary.method, self.summary.dataset
-        if self.timeline is not None:
-            facts = self.timeline.record.header["facts"]
+        if self.record is not None:
+            facts = self.record.header["facts"]
             return str(facts.get("method") or "—"), str(facts.get("dataset") or "—")
         method = self.settings.get("method")
         return _word(method.get("name") if isinstance(method, Mapping) else method), _word(self.settings.get("dataset"))
@@ -127,7 +147,7 @@ class _Parts:
     def state(self) -> str:
         """Whether and how the run has ended."""
         if self.summary is None:
-            return OPEN if self.timeline is None or self.timeline.end == "crashed" else name(self.timeline.end)
+            return OPEN if self.end == "crashed" else name(self.end)
         if self.summary.interrupted:
             return "interrupted"
         return "finished" if self.summary.done == self.summary.steps else "stopped early"
@@ -148,8 +168,8 @@ class _Parts:
         """Steps that were planned, and how far the run has come: by its end, by its ledger, or else by its curves."""
         if self.summary is not None:
             return self.summary.steps, self.summary.done
-        if self.timeline is not None:
-            last, planned = self.timeline.processes[-1], self.timeline.record.plan.steps
+        if self.record is not None:
+            last, planned = self.record.sessions()[-1], self.record.plan.steps
             return planned, min(last.first_step + last.steps, planned)
         return self.curves.planned, self.curves.last_step
 
@@ -167,7 +187,6 @@ def read_run(folder: Path) -> ShownRun:
     method, dataset = found.names()
     epsilon, delta, noise = found.claim()
     steps, done = found.progress()
-    seed = found.settings.get("seed")
     warnings, marks = _against(found, state, audits, incomplete=bool(odd))
     return ShownRun(
         name=folder.resolve().name,
@@ -186,9 +205,9 @@ def read_run(folder: Path) -> ShownRun:
         steps_done=done,
         seconds=None if summary is None else summary.seconds,
         private=found.private,
-        seed=seed if type(seed) is int and abs(seed) < 2**53 else None,
+        seed=whole_number(found.settings.get("seed")),
         privacy=found.privacy,
-        timeline=found.timeline,
+        ledger=found.record,
         audits=audits,
         warnings=warnings,
         missing=(*dict.fromkeys(found.missing), *odd),
@@ -203,31 +222,12 @@ def _read(folder: Path) -> _Parts:
     found.config, found.settings = found.read_or(lambda at: config_of(at, MOST_CONFIG), nothing)
     if found.exists(SUMMARY):
         found.summary = found.read_or(summary_of, None)
-    if found.exists(LEDGER):
-        found.record = found.read_or(_record, None)
-        found.timeline = found.read_or(lambda _: _timeline(found), None)
+    if found.charging:
+        found.record = found.read_or(ledger_of, None)
     _read_claim(found)
     found.curves, odd = found.read_or(read_curves, (found.curves, ""))
     found.missing += [odd] if odd else []
     return found
-
-
-def _record(folder: Path) -> LedgerRecord | None:
-    """The ledger of a run folder, damaged or not; None where nothing was charged yet."""
-    try:
-        return ledger_of(folder)
-    except LedgerError as error:
-        if not (folder / LEDGER).stat().st_size:
-            return None
-        raise InputError(f"run={str(folder)!r}: {LEDGER}: {first_line(error)}") from None
-
-
-def _timeline(found: _Parts) -> Timeline | None:
-    try:
-        return None if found.record is None else timeline_of(found.record)
-    except MALFORMED as error:
-        where = f"run={str(found.folder)!r}: {LEDGER}"
-        raise InputError(f"{where} holds lines that no run has written: {type(error).__name__}") from None
 
 
 def _read_claim(found: _Parts) -> None:
@@ -236,7 +236,7 @@ def _read_claim(found: _Parts) -> None:
     if claim:
         found.stated = found.read_or(lambda folder: json_of(folder, PRIVACY).values, found.stated)
         found.binding = verify(found.folder) if record is None else compare(found.folder, record)
-        explained = not found.stated or (found.timeline is None and found.exists(LEDGER))  # why it cannot be read
+        explained = not found.stated or (record is None and found.exists(LEDGER))  # why it cannot be read
         if found.binding.claimed and not explained:
             found.privacy = found.read_or(privacy_of, None)
         unread = found.binding.claimed and any(f": {found.binding.file}" in line for line in found.missing)
@@ -246,8 +246,7 @@ def _read_claim(found: _Parts) -> None:
             return
     if record is not None and not record.damage:
         found.spent = found.read_or(lambda folder: _spent(record, folder), None)
-    ended = found.timeline is not None and found.timeline.end not in ("crashed", "failed")
-    if not claim and (found.exists(SUMMARY) or ended):
+    if not claim and (found.exists(SUMMARY) or found.end not in ("crashed", "failed")):
         found.missing.append(f"run={str(found.folder)!r} has no {PRIVACY}, and has ended; allowed: as the run wrote it")
 
 
@@ -273,10 +272,11 @@ def _against(
 
     Any file is enough to speak against a run.
     """
-    privacy, timeline, binding = found.privacy, found.timeline, found.binding
+    privacy, record, binding = found.privacy, found.record, found.binding
     untrusted = binding is not None and not binding.unclosed and privacy is None
     unbound = binding is not None and binding.unclosed
     unclaimed = not found.exists(PRIVACY) and (found.exists(SUMMARY) or state != OPEN)
+    unread = found.charging and record is None
     exposed = (
         found.logged.get("diagnostics", False) is not False
         or found.settings.get("diagnostics") is True
@@ -284,47 +284,39 @@ def _against(
         or found.exists(DIAGNOSTICS)
         or (privacy is not None and privacy.diagnostics_exposed)
     )
-    damage = "" if timeline is None else timeline.record.damage
-    epsilon, delta, _ = found.claim()
+    damage = "" if record is None else record.damage
     refuted = [audit.file for audit in audits if not audit.result.passed]
-    above = [  # audits that are certain of more than the run's ε, at its δ or at a larger one, where ε would be smaller
-        audit.file
-        for audit in audits
-        if epsilon is not None
-        and delta is not None
-        and audit.result.epsilon_certain > epsilon
-        and audit.result.delta >= delta
-    ]
-    sentences = {
-        cautions.REPEATABLE: found.repeatable,
-        cautions.UNPROTECTED: found.private is False and not found.repeatable,
-        cautions.DIAGNOSTICS: exposed,
-        cautions.UNKNOWN: not found.settings and privacy is None and not exposed,
-        cautions.UNSTATED: untrusted,
-        cautions.UNBOUND: unbound,
-        cautions.UNCLAIMED: unclaimed,
-        f"An audit has REFUTED the claim: {', '.join(refuted)}.": bool(refuted),
-        f"An audit is certain of more than the ε of this run: {', '.join(above)}.": bool(above),
-        cautions.UNSAID: state == OPEN and not untrusted,
-        f"The ledger is damaged ({damage}): what was charged cannot be trusted.": bool(damage),
-    }
+    above = _above(found, audits)
     said = [f"{warning}." for warning in privacy.warnings] if privacy is not None else []
-    if privacy is None and timeline is not None:
-        said = [f"Not covered: {line['confession']}." for line in timeline.record.lines if "confession" in line]
-    explained = untrusted + unbound + found.unread_ledger + unclaimed
-    marks = {
-        "claim not trusted": untrusted,
-        "claim not bound": unbound,
-        "no claim": unclaimed,
-        "ledger damaged": bool(damage) or found.unread_ledger,
-        "audit above the claim": bool(above),
-        "incomplete": incomplete or len(dict.fromkeys(found.missing)) > explained,
-    }
-    return (*_true(sentences), *said), _true(marks)
+    if privacy is None and record is not None:
+        said = [f"Not covered: {line['confession']}." for line in record.lines if "confession" in line]
+    incomplete |= len(set(found.missing)) > untrusted + unbound + unread + unclaimed
+    against = (
+        (found.repeatable, _REPEATABLE, ""),
+        (found.private is False and not found.repeatable, UNPROTECTED, ""),
+        (exposed, EXPOSED, ""),
+        (not found.settings and privacy is None and not exposed, _UNKNOWN, ""),
+        (untrusted, "Its privacy.json cannot be trusted: no ε is shown for it.", "claim not trusted"),
+        (unbound, _UNBOUND, "claim not bound"),
+        (unclaimed, _UNCLAIMED, "no claim"),
+        (damage, f"The ledger is damaged ({damage}): what was charged cannot be trusted.", "ledger damaged"),
+        (unread, "", "ledger damaged"),
+        (refuted, f"An audit has REFUTED the claim: {', '.join(refuted)}.", ""),
+        (above, f"An audit is certain of more than the ε of this run: {', '.join(above)}.", "audit above the claim"),
+        (state == OPEN and not untrusted, _UNSAID, ""),
+        (incomplete, "", "incomplete"),
+    )
+    sentences = [sentence for so, sentence, _ in against if so and sentence]
+    return (*sentences, *said), tuple(mark for so, _, mark in against if so and mark)
 
 
-def _true(said: Mapping[str, bool]) -> tuple[str, ...]:
-    return tuple(words for words, so in said.items() if so)
+def _above(found: _Parts, audits: Sequence[StoredAudit]) -> list[str]:
+    """Audits that are certain of more than the run's ε, at its δ or at a larger one, where ε would be smaller."""
+    epsilon, delta, _ = found.claim()
+    if epsilon is None or delta is None:
+        return []
+    results = {audit.file: audit.result for audit in audits}
+    return [file for file, found in results.items() if found.epsilon_certain > epsilon and found.delta >= delta]
 
 
 def _rerun(found: _Parts, state: str) -> tuple[tuple[str, str], ...]:

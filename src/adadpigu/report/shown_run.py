@@ -12,99 +12,40 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.ledger_reading import LedgerRecord, LedgerSession
+from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.methods import all_methods
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves
 from adadpigu.report.embedding import MOST_LISTED, block, listed, name, visible
+from adadpigu.runs.reading import ledger_facts
 
 OPEN = "open"
 """the state of a run without an end: it trains, or its process ended without notice"""
-
-
+EXPOSED = (
+    "Diagnostics were on: somebody could look at un-noised losses, norms and batch sizes. These are outside the "
+    "guarantee, and so is everything decided because of them. They are not shown on this page."
+)
+UNPROTECTED = "NOT PRIVATE: this run gives no guarantee for anybody's record."
 _ENDS = {
     "crashed": "ended without notice (a crash, a kill or a power cut)",
-    "interrupted": "interrupted",
-    "failed": "failed",
     "exhausted": "stopped before the budget would have been exceeded",
-    "finished": "finished",
 }
-_UNSAID = "still at work, or ended without notice"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """What a ledger's record tells of a run."""
+def unprotected(method: str) -> bool:
+    """Whether a method of ours is one that gives no guarantee, as its name tells before anything is claimed.
 
-    record: LedgerRecord
-    processes: tuple[LedgerSession, ...]
-    moments: tuple[tuple[str, str], ...]
-    """when each process began, and when it said that it ended; empty where it could not"""
-
-    @property
-    def end(self) -> str:
-        """How the last process ended."""
-        return self.processes[-1].end
-
-    @property
-    def secret(self) -> bool:
-        """Whether nobody can repeat the noise of any process."""
-        return all(process.secret for process in self.processes)
-
-    def to_json(self, *, over: bool) -> dict[str, object]:
-        """For the page; `over` where the run is known to have ended."""
-        record, rows = self.record, []
-        for number, (process, (began, ended)) in enumerate(zip(self.processes, self.moments, strict=True), start=1):
-            unsaid = number == len(self.processes) and not over and process.end == "crashed"
-            rows.append(
-                {
-                    "first": process.first_step,
-                    "charged": process.steps,
-                    "end": _UNSAID if unsaid else _ENDS.get(process.end, name(process.end)),
-                    "short": OPEN if unsaid else name(process.end),
-                    "bad": process.end in ("crashed", "failed") and not unsaid,
-                    "began": _moment(began),
-                    "ended": _moment(ended),
-                    "randomness": name(process.randomness),
-                    "secret": process.secret,
-                }
-            )
-        return {
-            "processes": rows[:MOST_LISTED],
-            "more": max(0, len(rows) - MOST_LISTED),
-            "planned": record.plan.steps,
-            "spare": record.plan.spare,
-            "charged": record.steps,
-            "records": len(record.lines) + 1,
-            "digest": record.digest,
-            "damage": name(record.damage),
-            "torn": record.torn > 0,
-        }
-
-
-def _moment(stored: str) -> str:
-    """A time for people, to the second; what is none stays as it stands.
-
-    >>> _moment("2026-11-16T07:25:06.128+00:00"), _moment("")
-    ('2026-11-16 07:25:06 UTC', '')
+    >>> unprotected("sgd"), unprotected("dpsgd"), unprotected("somebody's own")
+    (True, False, False)
     """
-    try:
-        return f"{datetime.fromisoformat(stored).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError):
-        return name(stored)
+    known = all_methods().get(method)
+    return known is not None and not known.private
 
 
-def timeline_of(record: LedgerRecord) -> Timeline:
-    """The timeline that a ledger's record tells."""
-    began, ended = [str(record.header.get("time", ""))], [""]
-    for line in record.notes:
-        if line["note"] == "resumed":
-            began.append(str(line.get("time", "")))
-            ended.append("")
-        else:
-            ended[-1] = str(line.get("time", ""))
-    moments = tuple(zip(began, ended, strict=True))
-    return Timeline(record=record, processes=record.sessions(), moments=moments)
+def whole_number(value: object) -> int | None:
+    """A value that a page can hold as a whole number, or None."""
+    return value if type(value) is int and abs(value) < 2**53 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +77,7 @@ class ShownRun:
     """None while nothing is claimed yet"""
     seed: int | None = None
     privacy: PrivacyReport | None = None
-    timeline: Timeline | None = None
+    ledger: LedgerRecord | None = None
     audits: tuple[StoredAudit, ...] = ()
     warnings: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -148,30 +89,20 @@ class ShownRun:
 
     def to_json(self, most: int) -> dict[str, object]:
         """For the page, with at most so many points a line."""
+        words = ("name", "where", "method", "dataset", "score")
+        plain = ("state", "accuracy", "epsilon", "delta", "noise_multiplier", "steps", "steps_done", "seconds", "seed")
         return {
             "id": sha256(self.where.encode("utf-8", "surrogateescape")).hexdigest()[:16],
-            "name": name(self.name),
-            "where": name(self.where),
-            "method": name(self.method),
-            "dataset": name(self.dataset),
-            "state": self.state,
-            "accuracy": self.accuracy,
-            "score": name(self.score),
-            "epsilon": self.epsilon,
-            "epsilon_text": self._epsilon_text(),
-            "delta": self.delta,
-            "sigma": self.noise_multiplier,
-            "steps": self.steps,
-            "done": self.steps_done,
-            "seconds": self.seconds,
-            "seed": self.seed,
+            **{key: name(getattr(self, key)) for key in words},
+            **{key: getattr(self, key) for key in plain},
             "private": self.private,
+            "epsilon_text": self._epsilon_text(),
             "warnings": listed(self.warnings),
             "missing": listed(self.missing),
-            "marks": list(self.marks),
+            "marks": self.marks,
             "statement": None if self.privacy is None else paragraphs(self.privacy),
             "curves": self.curves.to_json(most),
-            "ledger": None if self.timeline is None else self.timeline.to_json(over=self.state != OPEN),
+            "ledger": None if self.ledger is None else timeline(self.ledger, over=self.state != OPEN),
             "audits": [audit.to_json() for audit in self.audits],
             "config": block(self.config),
             "rerun": [[block(command), visible(words)] for command, words in self.rerun],
@@ -185,6 +116,48 @@ class ShownRun:
             return "—"
         unclaimed = " so far" if self.state == OPEN else " charged"
         return f"{rounded_up(self.epsilon)}{unclaimed if self.private is None else ''}"
+
+
+def timeline(record: LedgerRecord, *, over: bool) -> dict[str, object]:
+    """What a ledger tells of a run; `over` where the run is known to have ended."""
+    began, ended = [record.header.get("time")], [None]
+    for line in record.notes:
+        if line["note"] == "resumed":
+            began.append(line.get("time"))
+            ended.append(None)
+        else:
+            ended[-1] = line.get("time")
+    sessions, rows = record.sessions(), []
+    for number, session in enumerate(sessions[:MOST_LISTED]):
+        unsaid = number == len(sessions) - 1 and not over and session.end == "crashed"
+        rows.append(
+            {
+                **vars(session),
+                "end": "still at work, or ended without notice"
+                if unsaid
+                else _ENDS.get(session.end, name(session.end)),
+                "short": OPEN if unsaid else name(session.end),
+                "bad": session.end in ("crashed", "failed") and not unsaid,
+                "began": _moment(began[number]),
+                "ended": _moment(ended[number]),
+                "randomness": name(session.randomness),
+            }
+        )
+    more = len(sessions) - len(rows)
+    return {**ledger_facts(record), "damage": name(record.damage), "processes": rows, "more": more}
+
+
+def _moment(stored: object) -> str:
+    """A time for people, to the second; what is none stays as it stands.
+
+    >>> _moment("2026-11-16T07:25:06.128+00:00"), _moment(None)
+    ('2026-11-16 07:25:06 UTC', '')
+    """
+    text = str(stored or "")
+    try:
+        return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError):
+        return name(text)
 
 
 def paragraphs(report: PrivacyReport) -> list[list[str]]:

@@ -22,7 +22,7 @@ from adadpigu.features.front import Front, Fronted, make_front
 from adadpigu.models import make_model
 from adadpigu.runs.reading import CONFIG, Facts, facts_of, file_of, stored_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
-from adadpigu.tensors import Entry, read_header, read_tensors
+from adadpigu.tensors import read_tensors
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ class LoadedRun:
     def data(self) -> DataSet:
         """The data set, from where it was; refused where its description is not the one of the run."""
         if self.description is not None:
-            describe = None if self.config.describe is None else Path(self.config.describe)
-            now = find_description(Path(self.config.dataset), describe)
+            now = described(self.config)
             if now is None or now.path.read_text(encoding="utf-8") != self.description.path.read_text(encoding="utf-8"):
                 raise InputError(
                     f"run={str(self.folder)!r}: the description of its data has changed since training; allowed: "
@@ -55,20 +54,18 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
     A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
     """
     text, facts = text_of(folder, CONFIG), facts_of(folder)
-    stored = file_of(folder, MODEL)
+    path = file_of(folder, MODEL)
     config = _with_model(merge(parse(text, str(folder / CONFIG))), folder)
     if not trust_code:
         refuse_code(config, folder)
     description = _description(folder, facts)
-    header = read_header(stored, "model").tensors
+    stored = read_tensors(path, "model")
     if not _is_code(config):
-        _check_outline(config, facts, header, folder)
+        _check_outline(config, facts, stored, folder)
     model = _built(config, facts, folder)
-    own = stored_tensors(model)
-    _check_fit(own, header, folder)
-    if further := sorted(header.keys() - own.keys()):
+    _fill(model, stored, folder)
+    if further := sorted(stored.keys() - stored_tensors(model).keys()):
         raise InputError(f"run={str(folder)!r}: {MODEL} has {further[0]!r}, which the model does not have")
-    _fill(own, read_tensors(stored, "model"))
     return LoadedRun(folder, config, model.eval(), facts, description)
 
 
@@ -78,12 +75,10 @@ def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
     The run may be of a Hugging Face trainer, whose model it is then.
     """
     folder = Path(folder)
-    stored = file_of(folder, MODEL)
-    header, own = read_header(stored, "model").tensors, stored_tensors(model)
-    packed = not own.keys() & header.keys() and all(name.startswith("model.") for name in header)
+    stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
+    packed = not own.keys() & stored.keys() and all(name.startswith("model.") for name in stored)
     prefix = "model." if packed else ""
-    _check_fit(own, {name.removeprefix(prefix): entry for name, entry in header.items()}, folder)
-    _fill(own, {name.removeprefix(prefix): tensor for name, tensor in read_tensors(stored, "model").items()})
+    _fill(model, {name.removeprefix(prefix): tensor for name, tensor in stored.items()}, folder)
     return model
 
 
@@ -135,7 +130,7 @@ def _description(folder: Path, facts: Facts) -> Description | None:
     return found
 
 
-def _check_outline(config: RunConfig, facts: Facts, stored: Mapping[str, Entry], folder: Path) -> None:
+def _check_outline(config: RunConfig, facts: Facts, stored: Mapping[str, Tensor], folder: Path) -> None:
     """Refuses a model that is not the stored one before memory is taken for it: here it has shapes alone."""
     fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
     with torch.device("meta"):
@@ -154,21 +149,24 @@ def _built(config: RunConfig, facts: Facts, folder: Path) -> nn.Module:
     return body if front is None else Fronted(front, body)
 
 
-def _check_fit(own: Mapping[str, Tensor], stored: Mapping[str, Entry], folder: Path) -> None:
+def _check_fit(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], folder: Path) -> None:
     """Every tensor of the model must be stored, in its own shape and type: nothing is cast or broadcast."""
     for name, tensor in sorted(own.items()):
-        wanted, found = Entry(tensor.dtype, tuple(tensor.shape)), stored.get(name)
+        wanted, found = _shown(tensor), _shown(stored.get(name))
         if found != wanted:
-            there = "is missing" if found is None else f"is {_shown(found)}"
-            raise InputError(f"run={str(folder)!r}: {MODEL}: {name!r} {there}; the model has {_shown(wanted)}")
+            raise InputError(f"run={str(folder)!r}: {MODEL}: {name!r} is {found}; the model has {wanted}")
 
 
-def _shown(entry: Entry) -> str:
-    return f"{str(entry.dtype).removeprefix('torch.')} of shape {entry.shape}"
+def _shown(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
 @torch.no_grad()
-def _fill(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+def _fill(model: nn.Module, stored: Mapping[str, Tensor], folder: Path) -> None:
+    own = stored_tensors(model)
+    _check_fit(own, stored, folder)
     for name, tensor in own.items():
         tensor.copy_(stored[name])
 

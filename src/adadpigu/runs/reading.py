@@ -19,7 +19,8 @@ from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import NAME as LEDGER
 from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
 from adadpigu.data.description import MOST_CLASSES
-from adadpigu.errors import AdaDPIGUError, InputError, LedgerError, first_line
+from adadpigu.durable import read_text
+from adadpigu.errors import AdaDPIGUError, InputError, first_line, require
 from adadpigu.runs.run import SUMMARY
 
 CONFIG, PRIVACY, FACTS = "config.toml", "privacy.json", "data.json"
@@ -104,10 +105,8 @@ def file_of(folder: Path, name: str) -> Path:
         there = path.is_file()
     except (OSError, RuntimeError):  # links in a circle
         outside, there = False, False
-    if outside:
-        raise InputError(f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
-    if not there:
-        raise InputError(f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
+    require(not outside, f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
+    require(there, f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
     return path
 
 
@@ -115,17 +114,12 @@ def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
     """A text file of the folder, of at most so many bytes."""
     path = file_of(folder, name)
     _check_size(path, folder, most)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"run={str(folder)!r}: {name} cannot be read: {reason}") from None
+    return read_text(path, f"run={str(folder)!r}: {name}")
 
 
 def _check_size(path: Path, folder: Path, most: int) -> None:
     size = path.stat().st_size
-    if size > most:
-        raise InputError(f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
+    require(size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
 
 
 def json_of(folder: Path, name: str) -> Fields:
@@ -165,8 +159,8 @@ def facts_of(folder: Path) -> Facts:
 def stored_facts(folder: Path) -> dict[str, Any]:
     """What a run's data.json holds, not yet checked but for shape and classes being there."""
     fields = json_of(folder, FACTS)
-    if not fields.values.keys() >= {"shape", "classes"}:
-        raise InputError(f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
+    there = fields.values.keys() >= {"shape", "classes"}
+    require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
     return dict(fields.values)
 
 
@@ -226,8 +220,21 @@ def ledger_of(folder: Path) -> LedgerRecord:
     _check_size(path, folder, MOST_LEDGER)
     try:
         return inspect_ledger(path)
-    except (LedgerError, InputError):
+    except InputError:
         raise
     except MALFORMED as error:
         name = type(error).__name__
         raise InputError(f"run={str(folder)!r}: {LEDGER} holds lines that no run has written: {name}") from None
+
+
+def ledger_facts(record: LedgerRecord) -> dict[str, Any]:
+    """What a ledger tells in numbers, for `--json` and for a page."""
+    return {
+        "steps": record.steps,
+        "planned_steps": record.plan.steps,
+        "spare_steps": record.plan.spare,
+        "records": len(record.lines) + 1,
+        "digest": record.digest,
+        "torn": record.torn > 0,
+        "damage": record.damage,
+    }

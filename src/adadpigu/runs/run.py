@@ -91,10 +91,6 @@ class Observer(Protocol):
     def end(self, run: Run) -> None: ...
 
 
-_ASKED = ("begin", "update", "end")
-"""methods of an observer"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A finished (or interrupted) training run."""
@@ -266,7 +262,8 @@ def check_observers(observers: Sequence[object]) -> None:
     check("observers", type(observers).__name__, several, "allowed: a list of them, e.g. [TensorBoardLogger(…)]")
     for place, observer in enumerate(observers):
         name = observer.__name__ if isinstance(observer, type) else type(observer).__name__
-        ready = not isinstance(observer, type) and all(callable(getattr(observer, asked, None)) for asked in _ASKED)
+        asked = (getattr(observer, method, None) for method in ("begin", "update", "end"))
+        ready = not isinstance(observer, type) and all(map(callable, asked))
         allowed = "allowed: an instance with the methods begin(facts), update(metrics) and end(run)"
         check(f"observers[{place}]", name, ready, allowed)
 

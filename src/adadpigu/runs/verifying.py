@@ -16,13 +16,13 @@ from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.errors import InputError
 from adadpigu.runs.reading import file_of, ledger_of, privacy_of
 from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS, says
-from adadpigu.tensors import digest, read_header, read_tensors
+from adadpigu.tensors import digest, read_metadata, read_tensors
 
 State = Literal["bound", "partly", "differs", "open", "older"]
 """partly: weights and claim are the run's, and a file beside them is not"""
 _OPEN = (
     f"{NAME} has no closing record: the run is at work, or was cut off before its end, and nothing binds its files; "
-    "`adadpigu train --resume RUN` brings it to its end"
+    "`adadpigu train --resume RUN`, or resume=True in Python, brings it to its end"
 )
 _OLDER = (
     f"{NAME} was written before weights were bound to the ledger, so nothing says that this model is the run's; "
@@ -131,7 +131,7 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
         return ""  # a file that is gone claims nothing
     path = file_of(folder, name)
     if name == MODEL:
-        named = read_header(path, "model").metadata.get(RUN, run)
+        named = read_metadata(path, "model").get(RUN, run)
         if named != run:
             return f"{name} is of run {named[:8]!r} and {NAME} of run {run[:8]!r}: one of them is from another folder"
         same = digest(sorted(read_tensors(path, "model").items())) == wanted

@@ -13,8 +13,8 @@ function factsOf(run) {
     [`accuracy (${run.score} records)`, percent(run.accuracy)],
     [run.private === null ? "ε" : "ε claimed (PLD)", run.private === false ? "∞: NOT PRIVATE" : run.epsilon_text],
     ["δ", roundedUp(run.delta)],
-    ["noise multiplier σ", digits(run.sigma)],
-    ["steps", run.done === null ? whole(run.steps) : `${whole(run.done)} of ${whole(run.steps)}`],
+    ["noise multiplier σ", digits(run.noise_multiplier)],
+    ["steps", run.steps_done === null ? whole(run.steps) : `${whole(run.steps_done)} of ${whole(run.steps)}`],
     ["seed of what is public", run.seed === null ? "—" : String(run.seed)],
     ...Object.entries(run.facts),
   ];
@@ -42,13 +42,13 @@ function statementOf(run) {
 
 /** The run's step over all steps that were charged: where a process crashed, the line falls back to a checkpoint. */
 function timelineOf(run) {
-  const { processes, more, planned, spare, charged, damage, torn, records, digest } = run.ledger;
+  const { processes, more, planned_steps: planned, spare_steps: spare, steps: charged, damage, torn, records, digest } = run.ledger;
   const count = processes.length + more;
   let before = 0;
   const lines = processes.map((process, at) => {
-    const line = { x: [before, before + process.charged], y: [process.first, process.first + process.charged] };
-    before += process.charged;
-    if (!process.charged) return null;
+    const line = { x: [before, before + process.steps], y: [process.first_step, process.first_step + process.steps] };
+    before += process.steps;
+    if (!process.steps) return null;
     return { ...line, recorded: 2, label: `process ${at + 1}: ${process.short}` };
   });
   const drawn = lines.filter(Boolean);
@@ -56,7 +56,7 @@ function timelineOf(run) {
   const words = `${whole(charged)} steps were charged, ${whole(planned)} were planned${spareWords}. ` +
     (count > 1 ? `${whole(count)} processes worked on the run${more ? ` (the first ${processes.length} are shown)` : ""}; where the line falls back, steps were charged, lost and repeated.` : "One process worked on the run.");
   const rows = processes.map((process, at) => [
-    String(at + 1), whole(process.first), whole(process.charged),
+    String(at + 1), whole(process.first_step), whole(process.steps),
     process.bad ? el("span", { class: "bad-text" }, process.end) : process.end,
     process.began || "—", process.ended || "—",
     process.secret ? process.randomness : el("span", { class: "bad-text" }, `${process.randomness}: can be repeated`),
@@ -110,10 +110,10 @@ function stagesNote(run) {
 function auditsOf(audits, key) {
   const shown = (value) => (value === null ? "∞" : digits(value));
   const rows = audits.map((audit, at) => [
-    String(at + 1), audit.audit, audit.subject, audit.claimed === null ? "∞" : roundedUp(audit.claimed), shown(audit.shown), shown(audit.certain),
+    String(at + 1), audit.audit, audit.subject, audit.epsilon_claimed === null ? "∞" : roundedUp(audit.epsilon_claimed), shown(audit.epsilon_lower), shown(audit.epsilon_lower_certain),
     whole(audit.observations),
-    el("span", { class: audit.refuted ? "bad-text" : "" }, audit.verdict),
-    el("span", {}, [...audit.findings, ...(audit.exposed ? ["OUTSIDE the guarantee: private records were looked at"] : [])].join("; ") || "—"),
+    el("span", { class: audit.passed ? "" : "bad-text" }, audit.verdict),
+    el("span", {}, [...audit.findings, ...(audit.diagnostics_exposed ? ["OUTSIDE the guarantee: private records were looked at"] : [])].join("; ") || "—"),
   ]);
   const x = audits.map((_, at) => at + 1);
   const line = (label, of, points) => ({ label, x, y: audits.map(of), recorded: x.length, points });
@@ -126,9 +126,9 @@ function auditsOf(audits, key) {
       key, title: "ε claimed against ε shown", xLabel: "audit", short: true, format: (value) => digits(value),
       note: `From left to right: ${audits.map((audit, at) => `${at + 1} ${audit.audit}`).slice(0, 30).join(", ")}.`,
       lines: [
-        line("claimed", (audit) => audit.claimed, "ring"),
-        line("shown, at its confidence", (audit) => audit.shown, "dot"),
-        line("shown, at 1 − 1e-6", (audit) => audit.certain, "dot"),
+        line("claimed", (audit) => audit.epsilon_claimed, "ring"),
+        line("shown, at its confidence", (audit) => audit.epsilon_lower, "dot"),
+        line("shown, at 1 − 1e-6", (audit) => audit.epsilon_lower_certain, "dot"),
       ],
       xRange: () => [0.5, audits.length + 0.5],
       xValues: (_, ticks) => ticks.map((tick) => (audits.length <= 6 ? names(tick) : String(tick))),

@@ -8,7 +8,7 @@ const COLUMNS = [
   { key: "method", title: "Method", of: (run) => run.method },
   { key: "dataset", title: "Data", of: (run) => run.dataset },
   { key: "delta", title: "δ", number: true, of: (run) => run.delta },
-  { key: "sigma", title: "σ", number: true, of: (run) => run.sigma },
+  { key: "sigma", title: "σ", number: true, of: (run) => run.noise_multiplier },
   { key: "steps", title: "Steps", number: true, of: (run) => run.steps },
   { key: "seconds", title: "Seconds", number: true, of: (run) => run.seconds },
   { key: "state", title: "State", of: (run) => run.state },
@@ -20,7 +20,7 @@ function badges(run) {
   if (run.private === false) found.push(["NOT PRIVATE", true]);
   if (run.warnings.some((line) => line.startsWith("Diagnostics"))) found.push(["Diagnostics on", true]);
   for (const mark of run.marks) found.push([mark, true]);
-  const refuted = run.audits.filter((audit) => audit.refuted).length;
+  const refuted = run.audits.filter((audit) => !audit.passed).length;
   if (refuted) found.push(["audit: REFUTED", true]);
   else if (run.audits.length) found.push([`${run.audits.length} audit${run.audits.length > 1 ? "s" : ""}`, false]);
   const processes = run.ledger ? run.ledger.processes.length + run.ledger.more : 0;
@@ -75,7 +75,7 @@ function bodyRow(run, { plotted, opened, onPlot, onOpen }) {
     change: (event) => onPlot(run, event.target.checked),
   });
   box.checked = plotted;
-  const done = run.done === null || run.done === run.steps ? whole(run.steps) : `${whole(run.done)} of ${whole(run.steps)}`;
+  const done = run.steps_done === null || run.steps_done === run.steps ? whole(run.steps) : `${whole(run.steps_done)} of ${whole(run.steps)}`;
   return el(
     "tr", { class: opened ? "open" : "" },
     el("td", {}, box),
@@ -86,7 +86,7 @@ function bodyRow(run, { plotted, opened, onPlot, onOpen }) {
     el("td", { class: "words" }, run.method),
     el("td", { class: "words" }, run.dataset),
     el("td", { class: "number" }, roundedUp(run.delta)),
-    el("td", { class: "number" }, digits(run.sigma)),
+    el("td", { class: "number" }, digits(run.noise_multiplier)),
     el("td", { class: "number" }, done),
     el("td", { class: "number" }, run.seconds === null ? "—" : run.seconds.toFixed(1)),
     el("td", {}, run.state),

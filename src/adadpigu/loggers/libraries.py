@@ -1,0 +1,203 @@
+"""The loggers that come with the package: TensorBoard, MLflow, Weights & Biases. Each writes public values to a folder.
+
+How long steps take is not covered by the guarantee, so every number bears the moment at which the log was opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adadpigu.errors import check
+from adadpigu.extras import extra
+from adadpigu.loggers.logger import Logger
+from adadpigu.runs.run import Facts, Run
+
+_MODULES = (
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.record_writer",
+    "torch.utils.tensorboard.summary",
+)
+
+
+class TensorBoardLogger(Logger):
+    """Writes to a folder that `tensorboard --logdir` shows: numbers, with the statement as text.
+
+    Event files are written directly, record by record: TensorBoard's own writer puts the name of the machine into their
+    names, and the moment of every number beside it.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        needed = (extra(name, group="tensorboard", purpose="the logger 'tensorboard'") for name in _MODULES)
+        self._events, self._records, self._summaries = needed
+        self._file, self._moment = self.folder, 0.0
+
+    def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seconds, rest = divmod(time.time_ns(), 10**9)
+        self._moment = float(seconds)
+        self._file = self.folder / f"events.out.tfevents.{seconds:010d}.{rest:09d}"  # read in the order of their names
+        self._append(file_version="brain.Event:2")
+        if facts.steps_done:  # what a process before this one wrote after its last checkpoint is made again
+            begun = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._append(session_log=begun, step=facts.steps_done + 1)
+        lines = [f"    {name}: {value}" for name, value in settings.items()]
+        self._append(summary=self._summaries.text("settings", "\n".join(lines)), step=facts.steps_done)
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            made = self._summaries.scalar(name, value, new_style=True, double_precision=True)
+            self._append(summary=made, step=step)
+
+    def _close(self, run: Run, results: Mapping[str, float]) -> None:
+        self._write(run.steps_done, results)
+        indented = "\n".join(
+            f"    {line}" for line in run.privacy.statement().splitlines()
+        )  # Markdown shows it as it is
+        self._append(summary=self._summaries.text("privacy", indented), step=run.steps_done)
+
+    def _append(self, **content: Any) -> None:
+        """One record more; the file is open no longer than that, so a crash leaves whole records."""
+        event = self._events.Event(wall_time=self._moment, **content)
+        with self._file.open("ab") as file:
+            self._records.RecordWriter(file).write(event.SerializeToString())
+
+
+_MOST = 250
+"""characters of a name or value that MLflow takes everywhere"""
+
+
+class MLflowLogger(Logger):
+    """Writes one MLflow run a process, to a folder or wherever a tracking URI leads; its artifacts hold the statement.
+
+    MLflow is told neither user nor source file. Its own telemetry is switched off.
+    """
+
+    name = "mlflow"
+
+    def __init__(
+        self, folder: Path | str | None = None, *, uri: str | None = None, experiment: str = "adadpigu"
+    ) -> None:
+        super().__init__()
+        one = (folder is None) != (uri is None)
+        check("folder", repr(folder), one, f"beside uri={uri!r}; allowed: one of them, where the runs are kept")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store of files needs neither server nor database
+        self._tracking = extra("mlflow.tracking", group="mlflow", purpose="the logger 'mlflow'")
+        self._entities = extra("mlflow.entities", group="mlflow", purpose="the logger 'mlflow'")
+        self._folder = None if folder is None else Path(folder)
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._run, self._moment = "", 0
+
+    def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
+        self._moment = int(time.time() * 1000)
+        if self._folder is not None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        uri = self._uri if self._folder is None else self._folder.resolve().as_uri()
+        self._client = self._tracking.MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(self._experiment)
+        number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
+        made = self._client.create_run(number, start_time=self._moment, run_name=f"{facts.method} on {facts.dataset}")
+        self._run = made.info.run_id
+        params = [self._entities.Param(name, str(value)[:_MOST]) for name, value in settings.items()]
+        self._client.log_batch(self._run, params=params)
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        made = [self._entities.Metric(_key(name), value, self._moment, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run, metrics=made)
+
+    def _close(self, run: Run, results: Mapping[str, float]) -> None:
+        self._write(run.steps_done, results)
+        statement = run.privacy.statement()
+        report = json.dumps(run.privacy.to_json(), indent=2, allow_nan=False)
+        self._client.set_tag(self._run, "privacy", statement.splitlines()[0])
+        self._client.log_text(self._run, statement + "\n", "statement.txt")
+        self._client.log_text(self._run, report + "\n", "privacy.json")
+        self._client.set_terminated(self._run)
+
+
+def _key(name: str) -> str:
+    """A name as MLflow allows it; layers are called as the user calls them.
+
+    >>> _key("mask/net.0"), _key("mask/größe=1"), _key("mask/a/b"), _key("mask/..")
+    ('mask/net.0', 'mask/gr__e_1', 'mask/a_b', 'mask/__')
+    """
+    kind, slash, layer = name.partition("/")
+    plain = "_" * len(layer) if set(layer) == {"."} else re.sub(r"[^A-Za-z0-9_\-. ]", "_", layer)
+    return (kind + slash + plain)[:_MOST]
+
+
+_SETTINGS = {
+    "mode": "offline",
+    "silent": True,
+    "console": "off",
+    "reinit": "create_new",  # a run that the user has open stays as it is
+    "host": "",
+    "username": "",
+    "email": "",
+    "program": "",
+    "symlink": False,  # to the notes on itself
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "sync_tensorboard": False,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+    "x_save_requirements": False,
+}
+
+
+class WandbLogger(Logger):
+    """Writes one offline run a process to `folder`/wandb, which its owner may upload later with `wandb sync`.
+
+    No network call is made. Of the machine nothing stays: system metrics, host and user, the list of packages, git and
+    code, and what the program prints are switched off; the library's notes on itself, which name paths, are taken away
+    at the end. It notes how long after the first row each row came, and cannot be told not to: so all rows are written
+    at the end, at one moment.
+    """
+
+    name = "wandb"
+
+    def __init__(self, folder: Path | str, *, project: str = "adadpigu") -> None:
+        super().__init__()
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._wandb = extra("wandb", group="wandb", purpose="the logger 'wandb'")
+        self.folder, self._project = Path(folder), project
+        self._run: Any = None
+        self._moment = 0.0
+        self._rows: list[tuple[int, Mapping[str, float]]] = []
+
+    def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._moment, self._rows = time.time(), []
+        self._run = self._wandb.init(
+            project=self._project,
+            name=f"{facts.method} on {facts.dataset}",
+            dir=str(self.folder),
+            config=dict(settings),
+            settings=self._wandb.Settings(**_SETTINGS, root_dir=str(self.folder)),
+        )
+
+    def _write(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._rows.append((step, numbers))
+
+    def _close(self, run: Run, results: Mapping[str, float]) -> None:
+        for step, numbers in self._rows:
+            self._run.log({**numbers, "_timestamp": self._moment}, step=step)
+        statement = run.privacy.statement()
+        self._run.summary.update({**results, "privacy": statement.splitlines()[0], "statement": statement})
+        notes = Path(self._run.settings.log_dir)
+        self._run.finish()
+        shutil.rmtree(notes)  # absolute paths, a link into the user's cache, and the moments of beginning and end
