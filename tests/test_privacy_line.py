@@ -32,12 +32,12 @@ from adadpigu.methods.importance import Importance, LayerPower
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.methods.statistics import Statistics
 from adadpigu.features.front import ReleasedNorm
-from adadpigu.training.learned import ExponentialAverage
+from adadpigu.training.learned import WeightAverage
 from adadpigu.training.optimiser import MaskedOptimiser
 
 def use(raw: torch.Tensor, g: PerSampleGradients, s: BoundedSum, r: Release, i: Importance, st: Statistics,
         p: LayerPower, o: MaskedOptimiser, m: GaussianMechanism, q: Receipt, n: ReleasedNorm,
-        e: ExponentialAverage) -> None:
+        e: WeightAverage) -> None:
 """
 VIOLATIONS = {
     "importance from per-sample gradients": "i.update(g)",
@@ -150,9 +150,5 @@ def test_only_modules_on_the_line_open_boxes_or_mint_releases() -> None:
             "audit/keys",
             "audit/listening",
         }  # they pass on what a generator draws
-        # Elsewhere: where weights start, noise of other trainers on random records.
-        elsewhere = module == "models/standardised" or (
-            module.startswith("bench/") and module.endswith(("_peer", "_peers"))
-        )
-        if module not in drawing and not elsewhere:
+        if module not in drawing | {"models/standardised"}:  # which draws where weights start
             assert not {"normal", "standard_normal", "randn_like", "normal_"} & attributes, module

@@ -16,7 +16,7 @@ from adadpigu.core.bounding import GradientSum, RecordSum
 from adadpigu.core.mechanism import Release
 from adadpigu.data import DataSet, load_dataset
 from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
-from adadpigu.features import Front, make_front
+from adadpigu.features.front import Front, make_front
 from adadpigu.methods import (
     DPSGD,
     DPSUR,

@@ -37,13 +37,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_an_audit_prints_its_keys_and_writes_json_and_a_figure(call: Any, tmp_path: Path) -> None:
-    code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
+    """So many show 0.93 of the claim, give or take 0.02; with 500, 4 of 13 tries showed less than 0.6."""
+    code, out, _ = call("audit", "white-box", *SMALL, "--observations", "8000", "--json", "--out", "found")
     facts = json.loads(out)
     assert code == 0
     assert facts["passed"]
     assert facts["noise_multiplier"] == 0.6
     assert 0.6 * facts["epsilon_claimed"] < facts["epsilon_lower"]
-    assert facts["observations"] >= 500
+    assert facts["observations"] >= 8000
     assert {"epsilon_lower", "confidence", "assumed", "findings", "delta"} <= facts.keys()
     assert json.loads((tmp_path / "found" / "white-box.json").read_text()) == facts
     assert (tmp_path / "found" / "white-box.png").read_bytes().startswith(b"\x89PNG")

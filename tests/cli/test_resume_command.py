@@ -117,14 +117,14 @@ CHANGED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", CHANGED)
-def test_a_changed_setting_is_refused_by_its_name(call: Any, stopped: Callable[..., Path], key: str) -> None:
+def test_a_changed_setting_is_refused_by_its_name(call: Any, stopped: Callable[..., Path]) -> None:
     run = stopped()
     before = files(run)
-    told = refused(call, "train", "--resume", str(run), *CHANGED[key])
-    assert f"error: {key}=" in told
-    assert "is not what the run began with; allowed: " in told
-    assert files(run) == before
+    for key, flags in CHANGED.items():
+        told = refused(call, "train", "--resume", str(run), *flags)
+        assert f"error: {key}=" in told
+        assert "is not what the run began with; allowed: " in told
+        assert files(run) == before
 
 
 @pytest.mark.slow
@@ -170,14 +170,10 @@ def test_a_budget_below_what_is_spent_is_refused(call: Any, stopped: Callable[..
     assert "epsilon=0.1 is lower than what the run has spent already (" in told
 
 
-@pytest.mark.parametrize(
-    "given", [("--out", "other"), ("--preset", "digits-adadpigu"), ("--config", "run/config.toml")]
-)
-def test_a_run_goes_on_in_its_own_folder_as_it_began(
-    call: Any, stopped: Callable[..., Path], given: tuple[str, str]
-) -> None:
+def test_a_run_goes_on_in_its_own_folder_as_it_began(call: Any, stopped: Callable[..., Path]) -> None:
     run = stopped()
-    assert f"{given[0][2:]}={given[1]!r} with --resume" in refused(call, "train", "--resume", str(run), *given)
+    for flag, value in (("--out", "other"), ("--preset", "digits-adadpigu"), ("--config", "run/config.toml")):
+        assert f"{flag[2:]}={value!r} with --resume" in refused(call, "train", "--resume", str(run), flag, value)
 
 
 @pytest.mark.parametrize("what", ["nothing", "a file", "an empty folder", "other files", "no ledger"])
@@ -229,12 +225,11 @@ def test_a_ledger_that_is_older_than_its_checkpoint_is_refused(call: Any, stoppe
     assert err.splitlines()[-1].endswith("the ledger is older than the checkpoint, or another copy of it")
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_a_folder_on_a_read_only_disk_is_refused(
-    call: Any, stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, code: int
+    call: Any, stopped: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may write anywhere, so the disk's answer is given here."""
-    run = stopped()
+    run, code = stopped(), errno.EROFS
     before, genuine = files(run), os.open
 
     def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
@@ -281,9 +276,16 @@ def fail_in_checkpoint(patch: pytest.MonkeyPatch, function: str, code: int, nth:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize(
-    ("function", "nth"), [("mkdir", 2), ("fsync", 1), ("fsync", 3), ("replace", 1), ("replace", 2), ("rename", 1)]
+    ("function", "nth", "code"),
+    [
+        ("mkdir", 2, errno.ENOSPC),
+        ("fsync", 1, errno.EIO),
+        ("fsync", 3, errno.ENOSPC),
+        ("replace", 1, errno.EIO),
+        ("replace", 2, errno.ENOSPC),
+        ("rename", 1, errno.EIO),
+    ],
 )
 def test_a_disk_that_fails_at_a_checkpoint_ends_the_run_in_one_line_and_it_can_go_on(
     call: Any, monkeypatch: pytest.MonkeyPatch, function: str, nth: int, code: int

@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from adadpigu.cli import bench, progress
+from adadpigu.cli import progress
 from adadpigu.cli.output import print_prose, table
 
 ESCAPE = b"\x1b"
@@ -74,7 +74,6 @@ def lines_of(written: bytes) -> list[str]:
     return re.split(r"[\r\n]+", CONTROL.sub("", written.decode()))
 
 
-@pytest.mark.slow
 def test_a_terminal_gets_colour_and_bars_with_the_time_left_in_80_columns(seen: dict[str, bytes]) -> None:
     written = seen["colour"]
     assert b"\x1b[33mwarning:" in written
@@ -89,7 +88,6 @@ def test_a_terminal_gets_colour_and_bars_with_the_time_left_in_80_columns(seen: 
     assert max(map(cell_len, [*bars, *methods[:3]])) <= 80
 
 
-@pytest.mark.slow
 def test_no_color_is_heeded_on_a_terminal_and_bars_still_move(seen: dict[str, bytes]) -> None:
     assert STYLE.findall(seen["plain"]) == []
     assert any("left" in line for line in lines_of(seen["plain"]) if "━" in line)
@@ -112,7 +110,6 @@ def long_runs(call: Any) -> None:
     assert call("train", "--steps", "6", "--epsilon", "1", "--ledger", "all.log", "--out", f"{LONG}-2")[0] == 0
 
 
-@pytest.mark.slow
 def test_a_pipe_gets_tables_of_80_columns_and_no_escape(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in (
@@ -130,7 +127,6 @@ def test_a_pipe_gets_tables_of_80_columns_and_no_escape(call: Any, monkeypatch: 
         assert [line for line in out.splitlines() if cell_len(line) > 80] == [], command
 
 
-@pytest.mark.slow
 def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths are not broken, so that they can be copied; rows of tables are told by their gaps."""
     monkeypatch.setenv("COLUMNS", "80")
@@ -150,7 +146,6 @@ def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monke
         assert [line for line in rows if cell_len(line) > 80] == [], command
 
 
-@pytest.mark.slow
 def test_what_a_run_its_ledger_and_its_audit_say_fits_80_columns(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command, said in (
@@ -176,7 +171,6 @@ def test_prose_breaks_between_words_and_loses_none(monkeypatch: pytest.MonkeyPat
     assert any("δ = 1e-05" in line for line in lines)
 
 
-@pytest.mark.slow
 def test_a_warning_is_told_once_however_often_it_comes(call: Any) -> None:
     """Of a δ that is too large: at the start, at the end and in the statement."""
     code, _, err = call("train", "--method", "dpsgd", "--steps", "20", "--delta", "0.5", "--out", "run")
@@ -223,9 +217,10 @@ def test_a_bar_stays_in_one_line_of_any_terminal(width: int) -> None:
 
 
 def test_the_bench_knows_how_many_stages_there_are() -> None:
-    from adadpigu.bench import BenchOptions
-    from adadpigu.bench.contestants import contestants
+    from adadpigu_bench.command import _stages
+    from adadpigu_bench.contestants import contestants
+    from adadpigu_bench.run import BenchOptions
 
     options = BenchOptions(nets=("mnist-cnn",), batches=(8, 16), engines=("ghost",), peers=(), rounds=3, device="cpu")
     entered = contestants(options.methods, options.engines, options.peers, "cpu")
-    assert bench._stages(options) == 2 * len(entered) * (1 + 1 + 3)
+    assert _stages(options) == 2 * len(entered) * (1 + 1 + 3)

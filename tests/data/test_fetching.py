@@ -8,7 +8,8 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Noted(Watcher):
     """Keeps what is said."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[str] = []
 
     def say(self, text: str) -> None:
@@ -232,6 +234,7 @@ class Announcing(Watcher):
     """Sets an event when it is told that another process is fetching."""
 
     def __init__(self, waiting: Any) -> None:
+        super().__init__()
         self._waiting = waiting
 
     def say(self, text: str) -> None:
@@ -271,8 +274,12 @@ def test_of_two_processes_at_once_one_fetches_and_the_other_waits_for_it(cache: 
 
 def test_an_interrupt_leaves_nothing_but_the_lock(cache: Path, server: Any) -> None:
     class Interrupting(Watcher):
-        def advance(self, count: int) -> None:
-            raise KeyboardInterrupt
+        @contextmanager
+        def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+            def advance(count: int) -> None:
+                raise KeyboardInterrupt
+
+            yield advance
 
     with pytest.raises(KeyboardInterrupt):
         ensure(tiny_digits(home=serve(server, digits_files())), watcher=Interrupting())

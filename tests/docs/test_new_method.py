@@ -36,7 +36,7 @@ def loaded() -> Any:
 example = loaded()
 sys.path.append(str(ROOT / "tests" / "methods"))
 harness = importlib.import_module("test_every_method")
-plain, private = harness.plain, harness.private
+plain, private, with_adam = harness.plain, harness.private, harness.with_adam
 OF_ANOTHER = ("test_variants_are_of_registered_methods",)
 globals().update({n: t for n, t in vars(harness).items() if n.startswith("test_") and n not in OF_ANOTHER})
 

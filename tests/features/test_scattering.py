@@ -115,13 +115,13 @@ def test_the_transform_contracts_distances(gray: Scattering) -> None:
 
 @pytest.mark.slow
 def test_a_record_is_transformed_the_same_in_any_company(gray: Scattering) -> None:
-    images = torch.rand(200, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(90, 1, 28, 28, generator=torch.Generator().manual_seed(0))  # more than one chunk
     together = gray(images)
     spoilt = images.clone()
     spoilt[5] = float("nan")
-    others = torch.arange(200) != 5
+    others = torch.arange(90) != 5
     assert torch.allclose(gray(spoilt)[others], together[others], atol=1e-6)
-    assert torch.allclose(torch.cat([gray(images[:1]), gray(images[1:150]), gray(images[150:])]), together, atol=1e-6)
+    assert torch.allclose(torch.cat([gray(images[:1]), gray(images[1:60]), gray(images[60:])]), together, atol=1e-6)
     alone = torch.func.vmap(lambda image: gray(image[None])[0])(images)
     assert torch.allclose(alone, together, atol=1e-6)
 

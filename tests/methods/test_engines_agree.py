@@ -38,7 +38,7 @@ def test_the_engine_changes_no_method(case: str, tmp_path: Path) -> None:
         save_file(dict(deep_net().named_parameters()), str(options["public_model"]))
     method = make_method(name, options) if name else OpenMethod()
     runs = {
-        engine: weights(run_small(method, data=small_digits(RECORDS), net=deep_net, engine=engine, steps=5).model)
+        engine: weights(run_small(method, data=small_digits(RECORDS), net=deep_net, engine=engine, steps=4).model)
         for engine in ENGINES
         if engine != "auto"
     }

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from adadpigu.cli.commands import add
+from adadpigu.accounting import Budget, epsilons, plan_for
+from adadpigu.accounting import calibrate as find_noise
+from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
+from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
 from adadpigu.cli.progress import search_progress
-
-if TYPE_CHECKING:
-    from adadpigu.accounting.plan import Plan
 
 Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]
@@ -33,9 +32,6 @@ def account(
     as_json: Json = False,
 ) -> None:
     """Tells the ε of a noise multiplier, under every accountant (Poisson sampling, add or remove one record)."""
-    from adadpigu.accounting import epsilons, plan_for
-    from adadpigu.accounting.plan import check_delta
-
     check_delta(delta)
     with search_progress(notes(), "adding up the steps"):
         found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
@@ -54,14 +50,15 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Finds the least noise multiplier σ that keeps a budget, and shows the paper's closed form beside it."""
-    from adadpigu.accounting import Budget, epsilons, plan_for
-    from adadpigu.accounting import calibrate as find
-    from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
-
     Budget(epsilon=epsilon, delta=delta)
     plan_at = plan_for(sample_rate, steps)
     with search_progress(notes(), "looking for σ") as report:
-        found = find(_reporting(plan_at, report), epsilon=epsilon, delta=delta)
+
+        def reported_plan(sigma: float) -> Plan:
+            report(f"looking for σ: {number(sigma)} tried")
+            return plan_at(sigma)
+
+        found = find_noise(reported_plan, epsilon=epsilon, delta=delta)
         report("ε of the closed form")
         closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
         claimed = epsilons(plan_at(closed).event(), delta)["pld"]
@@ -85,27 +82,3 @@ def calibrate(
         ],
     ]
     screen().print(table(["σ", "ε by PLD", "how"], rows))
-
-
-def _reporting(plan_at: Callable[[float], Plan], report: Callable[[str], None]) -> Callable[[float], Plan]:
-    def reported_plan(noise_multiplier: float) -> Plan:
-        report(f"looking for σ: {number(noise_multiplier)} tried")
-        return plan_at(noise_multiplier)
-
-    return reported_plan
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
-    add(
-        app,
-        account,
-        "Tells the ε of a noise multiplier, by every accountant.",
-        "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000",
-    )
-    add(
-        app,
-        calibrate,
-        "Finds the least noise multiplier that keeps a budget.",
-        "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000",
-    )

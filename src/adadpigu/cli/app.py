@@ -10,9 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli import accounting, audit, bench, catalogue, data, ledger, report, training, usage
-from adadpigu.cli.commands import example
+from adadpigu.cli import data, ledger
+from adadpigu.cli.accounting import account, calibrate
+from adadpigu.cli.audit import audit
+from adadpigu.cli.catalogue import methods, models, presets
+from adadpigu.cli.commands import add, example
 from adadpigu.cli.output import Interrupted, print_error
+from adadpigu.cli.report import report
+from adadpigu.cli.training import train
+from adadpigu.cli.usage import evaluate, export, predict
 from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(
@@ -22,9 +28,56 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for commands in (training, accounting, catalogue, usage, data, audit, ledger, bench, report):
-    commands.add_to(app)
-for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `reproduce`
+add(
+    app,
+    train,
+    "Trains a model under a privacy budget, into a run folder.",
+    "adadpigu train --epsilon 2 --steps 60 --out runs/first",
+    "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
+    "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
+    extra_flags=True,
+)
+add(
+    app,
+    account,
+    "Tells the ε of a noise multiplier, by every accountant.",
+    "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000",
+)
+add(
+    app,
+    calibrate,
+    "Finds the least noise multiplier that keeps a budget.",
+    "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000",
+)
+add(app, methods, "Lists the training methods and their options.", "adadpigu methods")
+add(app, models, "Lists the models and their sizes.", "adadpigu models")
+add(app, presets, "Lists the presets of `train --preset`.", "adadpigu presets")
+add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
+add(app, predict, "Predicts a class for each record of a file.", "adadpigu predict runs/first new.npy")
+add(
+    app,
+    export,
+    "Writes a run's model for other programs, or its card.",
+    "adadpigu export runs/first --to onnx --out first.onnx",
+    "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
+)
+app.add_typer(data.app, name="data")
+add(
+    app,
+    audit,
+    "Tries to break the guarantee; exits 1 where it succeeds.",
+    "adadpigu audit replay --method dpsgd",
+    "adadpigu audit noise runs/first --numbers 100000",
+)
+app.add_typer(ledger.app, name="ledger")
+add(
+    app,
+    report,
+    "Shows runs, results and audits on one HTML page.",
+    "adadpigu report runs/first",
+    "adadpigu report runs/ --out compared.html",
+)
+for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `bench` and `reproduce`
     plugged.load()(app)
 
 
@@ -95,10 +148,8 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         if message.startswith("Missing"):
             return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
         asked = message.split("'")[1]
-        if asked == "reproduce":
-            return (
-                "command 'reproduce' comes with the paper's part: `pip install ./papers` in the source code installs it"
-            )
+        if asked in ("bench", "reproduce"):
+            return f"command {asked!r} has a package of its own: `pip install ./papers` in the source code installs it"
         return str(unknown("command", asked, names))
     if message.startswith("No such option") and (context := getattr(error, "ctx", None)) is not None:
         known = [flag for each in context.command.params for flag in each.opts if flag.startswith("--")]
@@ -112,10 +163,5 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
             if given[0] == option and message.startswith("Invalid value"):
                 value = given[1] if len(given) == 2 else " ".join(arguments[position + 1 : position + 2])
                 return f"{message} (got {value!r})"
-    return message + _where_to_look(error, message)
-
-
-def _where_to_look(error: Exception, message: str) -> str:
-    """The next step, where the message does not name it."""
     path = getattr(getattr(error, "ctx", None), "command_path", None)
-    return "" if path is None or not message or "Did you mean" in message else f"; see `{path} --help`"
+    return message if path is None or not message or "Did you mean" in message else f"{message}; see `{path} --help`"

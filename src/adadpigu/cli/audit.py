@@ -10,17 +10,20 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.audit_output import KINDS, MOST, Kind, check_folder, claimed, show, shown, verdict, write
-from adadpigu.cli.commands import add, with_settings
-from adadpigu.cli.output import Json, notes, print_json, print_prose, screen, table
-from adadpigu.cli.progress import Counter, count_progress
+from adadpigu.cli.audit_output import KINDS, OWNERS, Kind, check_folder, claimed, show, write
+from adadpigu.cli.commands import with_settings
+from adadpigu.cli.output import Json, notes, number, print_json, print_prose, screen, table
+from adadpigu.cli.progress import count_progress
 from adadpigu.cli.training_settings import configure, method_options, read_flags
 from adadpigu.config import GROUPS, RunConfig
-from adadpigu.errors import require, unknown
+from adadpigu.data import is_named
+from adadpigu.errors import InputError, check_known, require
+from adadpigu.training.distributed import current
+from adadpigu.training.distributed.launching import in_job, launched
 
 if TYPE_CHECKING:
     from adadpigu.audit.result import AuditResult
@@ -100,14 +103,14 @@ def audit(
     docs/auditing.md tells what each does, assumes and can find.
     """
     given = {name: value for name, value in locals().items() if name != "settings"} | settings
-    sizes = {name: value for name, value in locals().items() if name in MOST and value is not None}
+    sizes = {name: value for name, value in locals().items() if name in OWNERS and value is not None}
     flags = {**read_flags(settings), "method_options": method_options(option or [], [], {})}
     chosen = _chosen(kind, sizes, full)
-    _check_through(through, kind)
-    if through == "processes" and (code := _in_processes(given)) is not None:
-        return code
+    function = _function(chosen, through)  # refused before data are fetched
+    if through == "processes" and not in_job():
+        return launched(partial(audit, **given))
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
-    if chosen is None:
+    if chosen is None or function is None:
         others = {"run": run, "confidence": confidence, "diagnostics": diagnostics or None}
         _refuse_flags(flags | subject_flags | others | {"trust_model_code": trust_model_code or None}, "AUDIT=None")
         return _suite(full, out, as_json)
@@ -116,13 +119,16 @@ def audit(
         asked, rate = _settings(chosen, flags, preset, config, sample_rate)
         subject = _subject(chosen, asked, rate, diagnostics)
     else:
+        from adadpigu.audit import claim_of_run, config_of_run
+
         _refuse_flags(flags | subject_flags, f"RUN={str(run)!r}")
-        subject = _finished(chosen, run, diagnostics, trust_model_code)
-    folder = out or (Path("audits") / _stem(subject) if run is None else run / "audits")
+        settled = config_of_run(run, trust_code=trust_model_code)
+        subject = claim_of_run(run, _subject(chosen, settled, None, diagnostics, folder=run))
+    folder = out or (run / "audits" if run else _new_folder(f"{subject.data.name}-{subject.config.method}"))
     check_folder(folder)
     with count_progress(notes(), f"{chosen.name}: {subject.label}") as progress:
-        result = _audit(chosen, through)(subject, confidence=confidence or 0.95, progress=progress, **sizes)
-    if through == "processes" and not _is_first_process():
+        result = function(subject, confidence=confidence or 0.95, progress=progress, **sizes)
+    if through == "processes" and current().rank:  # the first process writes down what was found
         return 0 if result.passed else 1
     written = write(result, folder, result.audit)
     if as_json:
@@ -134,49 +140,29 @@ def audit(
 
 def _chosen(kind: str | None, given: dict[str, int], full: bool) -> Kind | None:
     """The audit that is asked for; an option of another one is refused."""
-    if kind is not None and kind not in KINDS:
-        raise unknown("audit", kind, KINDS)
+    if kind is not None:
+        check_known("audit", kind, KINDS)
     require(kind is None or not full, f"--full with AUDIT={kind!r}: it runs all audits; allowed: without one")
     for name, value in given.items():
-        require(value <= MOST[name], f"{name}={value} is more than {MOST[name]}, the most allowed")
-        owner = next(k.name for k in KINDS.values() if name in k.options)
-        where = kind or "of all methods"
-        require(owner == kind, f"{name}={value} does nothing in audit {where}; allowed in {owner}")
+        owner, where = OWNERS[name], kind or "of all methods"
+        most = owner.sizes[name]
+        require(value <= most, f"{name}={value} is more than {most}, the most allowed")
+        require(owner.name == kind, f"{name}={value} does nothing in audit {where}; allowed in {owner.name}")
     return None if kind is None else KINDS[kind]
 
 
-def _check_through(through: str | None, kind: str | None) -> None:
-    """Refused before data are fetched: what is not known, not installed, or does nothing in this audit."""
+def _function(kind: Kind | None, through: str | None) -> Callable[..., AuditResult] | None:
+    """What runs an audit; refuses a way to train that is not known, not installed, or not used in this audit."""
     if through is None:
-        return
-    from adadpigu.audit.through import AUDITS, way_of
+        return None if kind is None else kind.function()
+    from adadpigu.audit.through import AUDITS, audit_through, way_of
 
     way_of(through)
-    what = "of all methods" if kind is None else repr(kind)
+    what = "of all methods" if kind is None else repr(kind.name)
     told = f"through={through!r} in audit {what}: it trains otherwise; allowed in {', '.join(AUDITS)}"
-    require(kind in AUDITS, told)
-
-
-def _audit(kind: Kind, through: str | None) -> Callable[..., AuditResult]:
-    if through is None:
-        return kind.function()
-    from adadpigu.audit.through import audit_through
-
+    if kind is None or kind.name not in AUDITS:
+        raise InputError(told)
     return partial(audit_through, through, kind.function())
-
-
-def _in_processes(given: dict[str, Any]) -> int | None:
-    """The same command in the processes of a job, which are started; None where this is one of them."""
-    from adadpigu.training.distributed.launching import in_job, launched
-
-    return None if in_job() else launched(partial(audit, **given))
-
-
-def _is_first_process() -> bool:
-    """Whether this process of a job writes down what was found."""
-    from adadpigu.training.distributed import current
-
-    return current().rank == 0
 
 
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:
@@ -207,7 +193,6 @@ def _subject(
     kind: Kind, settings: RunConfig, sample_rate: float | None, diagnostics: bool, folder: Path | None = None
 ) -> Subject:
     from adadpigu.audit.subject import subject_of
-    from adadpigu.data import is_named
 
     looks = kind.looks_at_records and not is_named(settings.dataset)
     require(
@@ -220,15 +205,8 @@ def _subject(
     return subject_of(settings, sample_rate=sample_rate, real=kind.looks_at_records, folder=folder)
 
 
-def _finished(kind: Kind, run: Path, diagnostics: bool, trust_code: bool) -> Subject:
-    from adadpigu.audit import claim_of_run, config_of_run
-
-    settings = config_of_run(run, trust_code=trust_code)
-    return claim_of_run(run, _subject(kind, settings, None, diagnostics, folder=run))
-
-
-def _stem(subject: Subject) -> str:
-    return f"{subject.data.name}-{subject.config.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+def _new_folder(stem: str) -> Path:
+    return Path("audits") / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def _suite(full: bool, out: Path | None, as_json: bool) -> int:
@@ -236,37 +214,21 @@ def _suite(full: bool, out: Path | None, as_json: bool) -> int:
     from adadpigu.audit.suite import entries
 
     results: list[AuditResult] = []
-    folder = out or Path("audits") / f"all-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    folder = out or _new_folder("all")
     check_folder(folder)
     chosen = list(entries(full=full))
     with count_progress(notes(), "audits") as counter:
-        for number, entry in enumerate(chosen):
+        for place, entry in enumerate(chosen):
             counter.name(f"{entry.audit}: {entry.subject}")
-            results.append(entry.result(partial(_share, counter, number, len(chosen))))
+            results.append(entry.result(partial(counter.part, place, len(chosen))))
             write(results[-1], folder, f"{entry.subject}-{entry.audit}".replace(", ", "-").replace(" ", "-"))
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})
     else:
-        rows = [[r.subject, r.audit, claimed(r.epsilon_claimed), shown(r.epsilon_lower), verdict(r)] for r in results]
+        rows = [[r.subject, r.audit, claimed(r.epsilon_claimed), number(r.epsilon_lower), r.verdict] for r in results]
         screen().print(table(["audited", "audit", "ε claimed", "ε shown (95 %)", "verdict"], rows))
         for result in results:
             for line in result.findings:
                 print_prose(f"{result.subject}, {result.audit}: {line}")
     return 0 if passed else 1
-
-
-def _share(counter: Counter, number: int, audits: int, done: int, total: int) -> None:
-    """Tells of one audit as a part of all."""
-    counter(number + done / max(1, total), audits)
-
-
-def add_to(program: typer.Typer) -> None:
-    """Adds the command of this file."""
-    add(
-        program,
-        audit,
-        "Tries to break the guarantee; exits 1 where it succeeds.",
-        "adadpigu audit replay --method dpsgd",
-        "adadpigu audit noise runs/first --numbers 100000",
-    )

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import print_line, print_prose, print_warning, screen, table
-from adadpigu.durable import check_place, lowest_parent
+from adadpigu.cli.output import number, print_line, print_prose, print_warning, screen, table
+from adadpigu.durable import check_place, lowest_parent, write_bytes, write_text
 
 if TYPE_CHECKING:
     from adadpigu.audit.result import AuditResult
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """One audit as the command line knows it."""
 
     name: str
@@ -28,8 +27,8 @@ class Kind:
     """what its observations are"""
     means: str
     """what the ε that it shows says"""
-    options: tuple[str, ...] = ()
-    """that it takes beside those that all take"""
+    sizes: Mapping[str, int] = MappingProxyType({})
+    """options that it takes beside those that all take, and the most of each"""
     looks_at_records: bool = False
     """so that own data needs --diagnostics; the others never look at a private record"""
     sample_rate: float = 0.02
@@ -49,50 +48,19 @@ _IMPLIED = "what the claim's plan costs with what was found: at the claim is as 
 _RECKONED = (
     "what the claim's plan costs at least, by another reckoning: at the claim is as it should be, above it is wrong"
 )
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            name="white-box",
-            counts="released coordinates, each world",
-            means=_LOOKED,
-            options=("observations", "directions"),
-        ),
-        Kind(name="one-run", counts="guesses", means=_LOOKED, options=("canaries", "guesses"), looks_at_records=True),
-        Kind(
-            name="many-runs",
-            counts="runs, each world",
-            means=_LOOKED,
-            options=("runs",),
-            looks_at_records=True,
-            sample_rate=0.1,
-            steps=60,
-        ),
-        Kind(
-            name="membership",
-            counts="guesses",
-            means=_LOOKED,
-            options=("models",),
-            looks_at_records=True,
-            sample_rate=0.25,
-            steps=200,
-        ),
-        Kind(name="sampler", counts="draws", means=_IMPLIED, options=("draws",)),
-        Kind(name="noise", counts="numbers of noise", means=_IMPLIED, options=("numbers",)),
-        Kind(name="replay", counts="draws compared", means=_IMPLIED),
-        Kind(name="accountant", counts="draws counted", means=_RECKONED),
-    )
-}
-MOST = {
-    "observations": 10**8,
-    "directions": 64,
-    "canaries": 10**5,
-    "guesses": 10**5,
-    "runs": 10**6,
-    "models": 10**4,
-    "draws": 10**6,
-    "numbers": 10**8,
-}
+_KINDS = (
+    Kind("white-box", "released coordinates, each world", _LOOKED, {"observations": 10**8, "directions": 64}),
+    Kind("one-run", "guesses", _LOOKED, {"canaries": 10**5, "guesses": 10**5}, looks_at_records=True),
+    Kind("many-runs", "runs, each world", _LOOKED, {"runs": 10**6}, looks_at_records=True, sample_rate=0.1, steps=60),
+    Kind("membership", "guesses", _LOOKED, {"models": 10**4}, looks_at_records=True, sample_rate=0.25, steps=200),
+    Kind("sampler", "draws", _IMPLIED, {"draws": 10**6}),
+    Kind("noise", "numbers of noise", _IMPLIED, {"numbers": 10**8}),
+    Kind("replay", "draws compared", _IMPLIED),
+    Kind("accountant", "draws counted", _RECKONED),
+)
+KINDS = {kind.name: kind for kind in _KINDS}
+OWNERS = {size: kind for kind in _KINDS for size in kind.sizes}
+"""which audit takes an option"""
 
 
 def check_folder(folder: Path) -> None:
@@ -111,7 +79,6 @@ def check_folder(folder: Path) -> None:
 def write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
     """The result as JSON and as a figure, beside those of earlier audits; what cannot be written costs no verdict."""
     from adadpigu.audit.result import picture
-    from adadpigu.durable import write_bytes, write_text
 
     written: list[Path] = []
     try:
@@ -134,13 +101,13 @@ def show(result: AuditResult, written: list[Path]) -> None:
     rows = [
         ["audited", result.subject],
         ["ε claimed", f"{claimed(result.epsilon_claimed)} at δ = {result.delta:g}"],
-        [f"ε shown, confidence {result.confidence:g}", shown(result.epsilon_lower)],
-        ["ε shown, confidence 1 − 1e-6", shown(result.epsilon_certain)],
+        [f"ε shown, confidence {result.confidence:g}", number(result.epsilon_lower)],
+        ["ε shown, confidence 1 − 1e-6", number(result.epsilon_certain)],
         ["observations", f"{result.observations:,} ({kind.counts})"],
-        ["verdict", verdict(result)],
+        ["verdict", result.verdict],
     ]
     if result.reach is not None:
-        rows.insert(4, ["most that could be shown at 1 − 1e-6", shown(result.reach)])
+        rows.insert(4, ["most that could be shown at 1 − 1e-6", number(result.reach)])
     screen().print(table(["", ""], rows))
     screen().print()
     print_prose(f"ε shown is {kind.means}.")
@@ -158,18 +125,6 @@ def show(result: AuditResult, written: list[Path]) -> None:
     print_line("\n" + "\n".join(map(str, written)))
 
 
-def verdict(result: AuditResult) -> str:
-    """Whether the claim has fallen, in words."""
-    if result.passed and result.powerless:
-        return "not refuted (too few to refute)"
-    return "not refuted" if result.passed else "REFUTED"
-
-
 def claimed(epsilon: float) -> str:
     """An ε that is claimed, for people: rounded up, as the statement rounds it."""
     return "∞" if math.isinf(epsilon) else rounded_up(epsilon)
-
-
-def shown(epsilon: float) -> str:
-    """An ε that was shown, for people."""
-    return "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING, get_args, get_type_hints
+from dataclasses import asdict, fields
+from typing import get_args, get_type_hints
 
-import typer
-
-from adadpigu.cli.commands import add
 from adadpigu.cli.output import Json, print_json, print_line, screen, table
-
-if TYPE_CHECKING:
-    from adadpigu.methods import Method
+from adadpigu.config import all_presets, merge, read_preset
+from adadpigu.methods import Method, all_methods, make_method
+from adadpigu.models import all_models
 
 RECIPES = (
     {
@@ -35,21 +32,11 @@ RECIPES = (
 
 def methods(as_json: Json = False) -> None:
     """Lists the training methods: where each is from, what it adds, what it costs, its options."""
-    from adadpigu.methods import all_methods
-
     found = all_methods().values()
     if as_json:
-        rows = [
-            {
-                "name": m.name,
-                "source": m.source,
-                "adds": m.adds,
-                "costs": m.costs,
-                "private": m.private,
-                "options": {f.name: _plain(f.default) for f in fields(m)},
-            }
-            for m in found
-        ]
+        told = ("name", "source", "adds", "costs", "private")
+        options = {m.name: {f.name: _plain(f.default) for f in fields(m)} for m in found}
+        rows = [{**{key: getattr(m, key) for key in told}, "options": options[m.name]} for m in found]
         print_json({"methods": rows, "recipes": RECIPES})
         return
     screen().print(table(["method", "adds", "costs"], [[m.name, f"{m.adds} ({m.source})", m.costs] for m in found]))
@@ -99,31 +86,20 @@ def _plain(value: object) -> object:
 
 def models(as_json: Json = False) -> None:
     """Lists the models, with their number of parameters."""
-    from adadpigu.models import all_models
-
     cards = all_models().values()
     sizes = {c.name: c.parameters() for c in cards}
     if as_json:
         rows = [{"name": c.name, "parameters": sizes[c.name], "shape": c.shape, "about": c.about} for c in cards]
         print_json({"models": rows})
         return
-    rows_ = [
-        [
-            c.name,
-            "by data" if sizes[c.name] is None else f"{sizes[c.name]:,}",
-            "any" if c.shape is None else str(c.shape),
-            c.about,
-        ]
-        for c in cards
-    ]
-    screen().print(table(["model", "parameters", "record", "about"], rows_))
+    counts = {name: "by data" if size is None else f"{size:,}" for name, size in sizes.items()}
+    lines = [[c.name, counts[c.name], "any" if c.shape is None else str(c.shape), c.about] for c in cards]
+    screen().print(table(["model", "parameters", "record", "about"], lines))
     screen().print("\nA model of your own: --model package.module:function, which returns an nn.Module.")
 
 
 def presets(as_json: Json = False) -> None:
     """Lists the presets by data set: readable TOML files for `train --preset`; as JSON with every default."""
-    from adadpigu.config import all_presets
-
     found = all_presets()
     if as_json:
         print_json({"presets": [{"name": name, **_settings(name)} for name in found]})
@@ -142,18 +118,6 @@ def presets(as_json: Json = False) -> None:
 
 def _settings(preset: str) -> dict[str, object]:
     """Every setting of a preset, the defaults of the run and of its method among them; null is what is unset."""
-    import dataclasses
-
-    from adadpigu.config import merge, read_preset
-    from adadpigu.methods import make_method
-
     config = merge(read_preset(preset))
-    options = dataclasses.asdict(make_method(config.method, config.method_options))
+    options = asdict(make_method(config.method, config.method_options))
     return {**vars(config), "method_options": {key: _plain(value) for key, value in options.items()}}
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
-    add(app, methods, "Lists the training methods and their options.", "adadpigu methods")
-    add(app, models, "Lists the models and their sizes.", "adadpigu models")
-    add(app, presets, "Lists the presets of `train --preset`.", "adadpigu presets")

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import Field, fields
+from dataclasses import Field
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from adadpigu.config import GROUPS, RunConfig, flag_type
+from adadpigu.config import GROUPS, SETTINGS, all_presets, flag_type
+from adadpigu.data.published import PUBLISHED
+from adadpigu.methods import all_methods
+from adadpigu.models import all_models
 
 
 def _offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    def complete(incomplete: str) -> list[str]:
-        return [name for name in names() if name.startswith(incomplete)]
-
-    return complete
+    """What the shell completes a flag's value to."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-def _data_sets() -> Iterable[str]:
-    from adadpigu.data.published import PUBLISHED
-
-    return "digits", *PUBLISHED
-
-
-def _methods() -> Iterable[str]:
-    from adadpigu.methods import all_methods
-
-    return all_methods()
-
-
-def _models() -> Iterable[str]:
-    from adadpigu.models import all_models
-
-    return all_models()
-
-
-def _presets() -> Iterable[str]:
-    from adadpigu.config import all_presets
-
-    return "none", *all_presets()
-
-
-PRESETS = _offer(_presets)
-COMPLETED = {"dataset": _offer(_data_sets), "method": _offer(_methods), "model": _offer(_models)}
+PRESETS = _offer(lambda: ("none", *all_presets()))
+COMPLETED = {
+    "dataset": _offer(lambda: ("digits", *PUBLISHED)),
+    "method": _offer(all_methods),
+    "model": _offer(all_models),
+}
 """by setting"""
 Command = TypeVar("Command", bound=Callable[..., object])
 
@@ -89,9 +70,7 @@ def with_settings(*keys: str, **changed: Any) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True).parameters.values()
-        derived = [
-            _flag(f, changed.get(f.name)) for f in fields(RunConfig) if f.metadata and (not keys or f.name in keys)
-        ]
+        derived = [_flag(f, changed.get(f.name)) for f in SETTINGS if not keys or f.name in keys]
         found = [*derived, *(one.replace(kind=one.KEYWORD_ONLY) for one in own if one.kind is not one.VAR_KEYWORD)]
         command.__signature__ = inspect.Signature(sorted(found, key=_place))  # type: ignore[attr-defined]
         return command

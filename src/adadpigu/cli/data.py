@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from adadpigu.cli.commands import add, example
 from adadpigu.cli.output import Interrupted, Json, print_error, print_json, print_line, screen, table
-from adadpigu.errors import InputError, unknown
+from adadpigu.data.description import description_path
+from adadpigu.data.fetching import DIGITS, DIGITS_SHAPE, ensure, place_of, read_cache
+from adadpigu.data.published import ALIASES, PUBLISHED, Published, find_published
+from adadpigu.data.sources import on_screen
+from adadpigu.data.template import template as skeleton
+from adadpigu.errors import InputError, require, unknown
 
-if TYPE_CHECKING:
-    from adadpigu.data.fetching import Fetched
-    from adadpigu.data.published import Published
-
-group = typer.Typer(
+app = typer.Typer(
     help="Fetch published data sets, see which are at hand, describe your own.",
     short_help="Published data sets, and a description of your own.",
     epilog=example("adadpigu data list"),
@@ -39,49 +40,31 @@ def get(
     The cache is $ADADPIGU_DATA, else $XDG_CACHE_HOME/adadpigu, else ~/.cache/adadpigu. ADADPIGU_MIRROR names a mirror
     of the official files, to be used in place of their homes.
     """
-    from adadpigu.data.published import ALIASES, PUBLISHED, find_published
-
     if name not in (*PUBLISHED, *ALIASES, "all"):
         raise unknown("dataset", name, [*PUBLISHED, "all"])
-    wanted = list(PUBLISHED.values()) if name == "all" else [find_published(name)]
-    try:
-        fetched = _get_each(wanted, folder)
-    except KeyboardInterrupt:
-        print_error("interrupted: nothing half-written is left")
-        return Interrupted(130)
-    rows = [
-        {"name": p.name, "source": f.source, "folder": str(f.place), "bytes": p.size}
-        for p, f in zip(wanted, fetched, strict=True)
-    ]
+    rows: list[dict[str, Any]] = []
+    refusals: list[str] = []
+    for published in PUBLISHED.values() if name == "all" else [find_published(name)]:
+        try:
+            found = ensure(published, folder=folder, watcher=on_screen())
+            place = {"source": found.source, "folder": str(place_of(published)), "bytes": published.size}
+            rows.append({"name": published.name, **place})
+        except InputError as error:  # told after the others were fetched
+            refusals.append(str(error))
+        except KeyboardInterrupt:
+            print_error("interrupted: nothing half-written is left")
+            return Interrupted(130)
+    require(not refusals, "; ".join(refusals))
     if as_json:
         print_json({"datasets": rows})
         return 0
-    for row, published in zip(rows, wanted, strict=True):
-        print_line(f"{row['name']}: {published.size / 1e6:.0f} MB, verified, in {row['folder']}")
+    for row in rows:
+        print_line(f"{row['name']}: {row['bytes'] / 1e6:.0f} MB, verified, in {row['folder']}")
     return 0
-
-
-def _get_each(wanted: list[Published], folder: Path | None) -> list[Fetched]:
-    """Every data set that can be had; an error names those that cannot, after the others were fetched."""
-    from adadpigu.data.fetching import ensure
-    from adadpigu.data.sources import OnScreen
-
-    fetched, refusals = [], []
-    for published in wanted:
-        try:
-            fetched.append(ensure(published, folder=folder, watcher=OnScreen()))
-        except InputError as error:
-            refusals.append(str(error))
-    if refusals:
-        raise InputError("; ".join(refusals))
-    return fetched
 
 
 def list_datasets(as_json: Json = False) -> None:
     """Lists the data sets by name: what each is, and whether it is in the cache, absent or damaged."""
-    from adadpigu.data.fetching import DIGITS, DIGITS_SHAPE
-    from adadpigu.data.published import PUBLISHED
-
     digits: dict[str, Any] = {"name": "digits", "state": "embedded", "records": DIGITS, "classes": 10}
     digits |= {"title": "scikit-learn's handwritten digits", "shape": DIGITS_SHAPE}
     digits |= {"bytes": 0, "folder": None, "sources": ()}
@@ -95,8 +78,6 @@ def list_datasets(as_json: Json = False) -> None:
 
 
 def _entry(published: Published) -> dict[str, Any]:
-    from adadpigu.data.fetching import place_of, read_cache
-
     facts = {key: getattr(published, key) for key in ("name", "records", "shape", "classes", "title")}
     return {
         **facts,
@@ -115,9 +96,6 @@ def template(
     as_json: Json = False,
 ) -> None:
     """Prints a description of your own data to fill in; looks at names of columns or folders, at no record."""
-    from adadpigu.data.description import description_path
-    from adadpigu.data.template import template as skeleton
-
     text = skeleton(path)
     if as_json:
         print_json({"file": str(path), "save_as": str(description_path(path)), "template": text})
@@ -125,15 +103,12 @@ def template(
         sys.stdout.write(text)  # as it is: a table's layout or markup would spoil the file
 
 
-def add_to(app: typer.Typer) -> None:
-    """Adds the group and its commands."""
-    add(
-        group,
-        get,
-        "Fetches a published data set and verifies it.",
-        "adadpigu data get mnist",
-        "adadpigu data get mnist --from downloads",
-    )
-    add(group, list_datasets, "Lists the data sets and which are at hand.", "adadpigu data list", name="list")
-    add(group, template, "Prints a description of your own data to fill in.", "adadpigu data template patients.csv")
-    app.add_typer(group, name="data")
+add(
+    app,
+    get,
+    "Fetches a published data set and verifies it.",
+    "adadpigu data get mnist",
+    "adadpigu data get mnist --from downloads",
+)
+add(app, list_datasets, "Lists the data sets and which are at hand.", "adadpigu data list", name="list")
+add(app, template, "Prints a description of your own data to fill in.", "adadpigu data template patients.csv")

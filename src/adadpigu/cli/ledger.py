@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from adadpigu.accounting import Budget
+from adadpigu.accounting.journal import read_journal
+from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, record_of
+from adadpigu.accounting.shared import SharedRecord, create_shared, read_shared
 from adadpigu.accounting.wording import number as rounded_up
 from adadpigu.cli.commands import add, example
 from adadpigu.cli.output import Json, print_error, print_json, print_line, print_prose, screen, table
 from adadpigu.errors import InputError
-
-if TYPE_CHECKING:
-    from adadpigu.accounting.ledger_reading import LedgerRecord
-    from adadpigu.accounting.shared import SharedRecord
+from adadpigu.runs.reading import ledger_facts
+from adadpigu.runs.verifying import compare
 
 Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of a shared ledger.")]
 
@@ -54,8 +56,6 @@ def verify(run: Where, as_json: Json = False) -> int:
     Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
     continued apart.
     """
-    from adadpigu.runs.verifying import compare
-
     found = _read(run, as_json)
     binding = compare(run, found.record) if found.record is not None and run.is_dir() else None
     differs = found.damage or (binding is not None and not binding.bound and not binding.unclosed)
@@ -97,9 +97,6 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Makes a ledger that several runs share (`adadpigu train --ledger FILE`); its budget is fixed from here on."""
-    from adadpigu.accounting import Budget
-    from adadpigu.accounting.shared import create_shared, read_shared
-
     create_shared(file, Budget(epsilon=epsilon, delta=delta), dataset=dataset, records=records, order=order)
     found = _of_shared(read_shared(file))
     if as_json:
@@ -110,10 +107,6 @@ def create(
 
 def _read(where: Path, as_json: bool) -> _Shown:
     """What stands there; exits 1 where not even a header can be trusted."""
-    from adadpigu.accounting.journal import read_journal
-    from adadpigu.accounting.ledger_reading import NAME, record_of
-    from adadpigu.accounting.shared import read_shared
-
     path = where / NAME if where.is_dir() else where
     if not path.is_file():
         raise InputError(f"run={str(where)!r} has no {NAME}; allowed: a run folder, or the file of a shared ledger")
@@ -134,16 +127,7 @@ def _of_shared(record: SharedRecord) -> _Shown:
     rows = [[str(line[key]) for key in ("run", "method", "state", "rdp", "time")] for line in record.runs.values()]
     return _Shown(
         damage=record.damage,
-        facts={
-            "ok": not record.damage,
-            "epsilon": total.epsilon,
-            "delta": total.delta,
-            "budget": total.budget,
-            "order": total.order,
-            "dataset": record.dataset,
-            "runs": total.runs,
-            "damage": record.damage,
-        },
+        facts={"ok": not record.damage, "dataset": record.dataset, "damage": record.damage, **vars(total)},
         words=f"{total.runs} run{'' if total.runs == 1 else 's'} on {record.dataset!r} spent "
         f"ε = {rounded_up(total.epsilon)} of {total.budget:g} "
         f"at δ = {total.delta:g}, added up at RDP order {total.order:g}",
@@ -153,7 +137,7 @@ def _of_shared(record: SharedRecord) -> _Shown:
 
 
 def _of_run(record: LedgerRecord) -> _Shown:
-    epsilon, sessions = record.epsilon(), record.sessions()
+    epsilon, sessions, facts = record.epsilon(), record.sessions(), ledger_facts(record)
     private = math.isfinite(epsilon)
     torn = "; a record that was never finished is counted as charged" if record.torn else ""
     spare = f" and {record.plan.spare} spare" if record.plan.spare else ""
@@ -169,19 +153,13 @@ def _of_run(record: LedgerRecord) -> _Shown:
             "ok": not record.damage,
             "epsilon": epsilon if private else None,
             "delta": record.delta,
-            "steps": record.steps,
-            "planned_steps": record.plan.steps,
-            "spare_steps": record.plan.spare,
             "private": private,
             "run": record.header["facts"].get("run"),
-            "records": len(record.lines) + 1,
-            "digest": record.digest,
             "lives": [vars(session) for session in sessions],
-            "torn": record.torn > 0,
-            "damage": record.damage,
+            **facts,
         },
         words=f"{spent}, {record.steps} steps charged of {record.plan.steps} planned{spare}{torn}; "
-        f"{len(record.lines) + 1} records",
+        f"{facts['records']} records",
         lines=[dict(line) for line in record.lines],
         tables={
             "Processes": (["", "began at step", "steps charged", "end", "randomness"], processes),
@@ -216,15 +194,12 @@ def _short(events: object) -> str:
     return str(events)
 
 
-def add_to(program: typer.Typer) -> None:
-    """Adds the commands of this file."""
-    add(app, verify, "Checks that the record is whole; exits 1 where it is not.", "adadpigu ledger verify runs/first")
-    add(app, show, "Prints ε so far, every process and every charge.", "adadpigu ledger show runs/first")
-    add(
-        app,
-        create,
-        "Makes a ledger that several runs share.",
-        "adadpigu ledger create all.log --epsilon 8 --dataset digits --records 1437",
-        "adadpigu train --ledger all.log --epsilon 2 --steps 60 --out runs/third",
-    )
-    program.add_typer(app, name="ledger")
+add(app, verify, "Checks that the record is whole; exits 1 where it is not.", "adadpigu ledger verify runs/first")
+add(app, show, "Prints ε so far, every process and every charge.", "adadpigu ledger show runs/first")
+add(
+    app,
+    create,
+    "Makes a ledger that several runs share.",
+    "adadpigu ledger create all.log --epsilon 8 --dataset digits --records 1437",
+    "adadpigu train --ledger all.log --epsilon 2 --steps 60 --out runs/third",
+)

@@ -48,9 +48,9 @@ def print_error(message: str) -> None:
     sys.stderr.write("adadpigu: error: " + " ".join(message.split()) + "\n")
 
 
-def print_warning(message: str) -> None:
+def print_warning(message: str, console: Console | None = None) -> None:
     """A remark that must not be missed, on standard error; brackets in it stay brackets."""
-    notes().print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
+    (console or notes()).print(f"[yellow]warning:[/] {escape(message)}", soft_wrap=True)
 
 
 def print_line(text: str, console: Console | None = None) -> None:

@@ -76,15 +76,13 @@ def features_progress(console: Console) -> Iterator[Callable[[float | None], Non
     """
     shown = bar(console)
     task = shown.add_task("features, computed once", total=None)
-    begun = False
+    words = ["computing features of all records, once; this may take a few minutes"]
 
     def report(share: float | None) -> None:
-        nonlocal begun
-        if not begun and can_redraw(console):
+        if can_redraw(console):
             shown.start()
-        elif not begun:
-            console.print("computing features of all records, once; this may take a few minutes", soft_wrap=True)
-        begun = True
+        elif words:
+            console.print(words.pop(), soft_wrap=True)
         if share is not None:
             shown.update(task, completed=share, total=1.0)
 
@@ -121,6 +119,10 @@ class Counter:
         if self._began is None:
             self._began = done, now
 
+    def part(self, number: int, parts: int, done: int, total: int) -> None:
+        """Takes `(done, total)` of one of several parts."""
+        self(number + done / max(1, total), parts)
+
     def _left(self, done: float, total: float, now: float) -> str:
         """What is left, at the pace since the first report: what was there before took no time."""
         if self._began is None or done <= self._began[0]:
@@ -143,20 +145,26 @@ def count_progress(console: Console, what: str) -> Iterator[Counter]:
 @contextlib.contextmanager
 def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
     """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    if not can_redraw(console):
-        yield _lines(console)
-        return
+    begun, last = -1, -_BETWEEN_LINES
     moving = bar(console)
     task = moving.add_task(what, total=stages)
-    begun = -1
 
-    def report_stage(text: str) -> None:
+    def redraw(text: str) -> None:
         nonlocal begun
         begun += 1  # a stage that begins ends the one before
         moving.update(task, description=text, completed=begun)
 
+    def print_now_and_then(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _BETWEEN_LINES / 2:
+            last = time.monotonic()
+            console.print(text, soft_wrap=True, markup=False)
+
+    if not can_redraw(console):
+        yield print_now_and_then
+        return
     with moving:
-        yield report_stage
+        yield redraw
 
 
 @contextlib.contextmanager
@@ -167,15 +175,3 @@ def search_progress(console: Console, what: str) -> Iterator[Callable[[str], Non
         return
     with stage_progress(console, what) as report_stage:
         yield report_stage
-
-
-def _lines(console: Console) -> Callable[[str], None]:
-    last = -_BETWEEN_LINES
-
-    def report_stage(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _BETWEEN_LINES / 2:
-            last = time.monotonic()
-            console.print(text, soft_wrap=True, markup=False)
-
-    return report_stage

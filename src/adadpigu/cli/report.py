@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.commands import add
-from adadpigu.cli.output import Json, notes, print_json, screen
+from adadpigu.cli.output import Json, notes, print_json, print_line
 from adadpigu.errors import check
 
 if TYPE_CHECKING:
@@ -35,7 +34,8 @@ def report(
 ) -> int:
     """Shows runs on one HTML page that opens from disk and makes no request. Exits 1 where something was left out."""
     from adadpigu.report.embedding import visible
-    from adadpigu.report.page import check_out, write_page
+    from adadpigu.report.page import FILE, check_out, write_page
+    from adadpigu.report.run_reading import is_run_folder
 
     if watch:
         check("out", repr(str(out)), out is None, "a page that --watch serves is not written; give one of them")
@@ -43,27 +43,18 @@ def report(
     check("port", port, port is None, "does nothing without --watch")
     from adadpigu.report.collecting import collect
 
-    place = out or _place(runs)
+    place = out or (runs[0] / FILE if len(runs) == 1 and is_run_folder(runs[0]) else Path(FILE))
     check_out(place)
     found = collect(runs)
     size = write_page(found, place)
     if as_json:
         print_json({"out": str(place), "bytes": size, **_counts(found), "left_out": found.left_out})
     else:
-        counts = ", ".join(
-            f"{count} {what if count > 1 else what[:-1]}" for what, count in _counts(found).items() if count
-        )
-        screen().print(f"{visible(str(place))}: {counts}; {size:,} bytes", soft_wrap=True, markup=False)
+        there = {what: count for what, count in _counts(found).items() if count}
+        counts = ", ".join(f"{count} {what if count > 1 else what[:-1]}" for what, count in there.items())
+        print_line(f"{visible(str(place))}: {counts}; {size:,} bytes")
         _print_missing(found)
     return 1 if found.left_out else 0
-
-
-def _place(runs: list[Path]) -> Path:
-    """Where a page stands that nobody has named a place for."""
-    from adadpigu.report.page import FILE
-    from adadpigu.report.run_reading import is_run_folder
-
-    return runs[0] / FILE if len(runs) == 1 and is_run_folder(runs[0]) else Path(FILE)
 
 
 def _counts(found: Collection) -> dict[str, int]:
@@ -75,10 +66,10 @@ def _print_missing(found: Collection) -> None:
     from adadpigu.report.embedding import listed, visible
 
     for line in listed(found.left_out, visible):
-        notes().print(f"left out: {line}", soft_wrap=True, markup=False)
+        print_line(f"left out: {line}", notes())
     if found.passed_over:
         files = "1 file" if found.passed_over == 1 else f"{found.passed_over:,} files"
-        notes().print(f"passed over: {files} of no known kind; name a file to show it as a table", soft_wrap=True)
+        print_line(f"passed over: {files} of no known kind; name a file to show it as a table", notes())
 
 
 def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
@@ -93,17 +84,11 @@ def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
             found = watched.refresh()[1]
             _print_missing(found)
             if found.empty:
-                notes().print("no run yet: the page fills by itself when one begins there", soft_wrap=True)
-            screen().print(f"{server.url}\nOpen it on this machine; Ctrl-C ends it.", soft_wrap=True, markup=False)
+                print_line("no run yet: the page fills by itself when one begins there", notes())
+            print_line(f"{server.url}\nOpen it on this machine; Ctrl-C ends it.")
         sys.stdout.flush()  # whoever reads it through a pipe waits for the address
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             notes().print("ended: the page is served no longer")
     return 0
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this file."""
-    examples = "adadpigu report runs/first", "adadpigu report runs/ --out compared.html"
-    add(app, report, "Shows runs, results and audits on one HTML page.", *examples)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from adadpigu.cli.commands import PRESETS, add, with_settings
+from adadpigu.cli.commands import PRESETS, with_settings
 from adadpigu.cli.output import Interrupted, Json, notes, print_json, print_warning
-from adadpigu.cli.training_output import print_summary
+from adadpigu.cli.progress import can_redraw, features_progress
+from adadpigu.cli.training_output import Progress, print_summary
 from adadpigu.cli.training_settings import (
     configure,
     default_preset,
@@ -27,14 +28,17 @@ from adadpigu.cli.training_settings import (
     settings_of,
 )
 from adadpigu.config import GROUPS, RunConfig, merge
-from adadpigu.errors import InputError, check
-from adadpigu.runs.run import check_free
-
-if TYPE_CHECKING:
-    from adadpigu.core.randomness import Randomness, Tier
-    from adadpigu.runs.run import Observer
-    from adadpigu.training import Preparation, Run
-    from adadpigu.training.distributed import Processes
+from adadpigu.core.processes import Processes
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
+from adadpigu.data.description import DESCRIPTION
+from adadpigu.errors import check, require
+from adadpigu.loggers import make_logger
+from adadpigu.runs.loading import described, refuse_code
+from adadpigu.runs.run import Observer, Run, check_free
+from adadpigu.training import Preparation, train_prepared
+from adadpigu.training.configured import configured, resolved
+from adadpigu.training.distributed.launching import agreed, joined, one_voice, to_go_on
+from adadpigu.training.micro_batches import records_at_once
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,10 @@ class PlannedRun:
 
     settings: RunConfig
     prepared: Preparation
-    out: Path | None
-    resume: Path | None
-    preset: str | None
+    folder: Path | None
+    """None: a new one, named after the run"""
+    resuming: bool = False
+    preset: str | None = None
     """the one that was taken without being asked for"""
 
 
@@ -60,9 +65,6 @@ def plan_run(
     trusted: bool,
 ) -> PlannedRun:
     """Loads, checks and calibrates what was asked for; nothing is written. Flags are None where nothing was said."""
-    from adadpigu.runs.loading import refuse_code
-    from adadpigu.training.distributed.launching import to_go_on
-
     if (started_again := to_go_on(out)) is not None:  # by torchrun: with the flags that the run began with
         resume, out, preset, config, trusted = started_again, None, None, None, True
     if out is not None:
@@ -71,7 +73,7 @@ def plan_run(
         settings = configure(flags, preset=preset, config=config)
         refuse_idle(flags, settings)
         taken = default_preset(merge(flags)) if preset is None and config is None else None
-        return PlannedRun(settings, _prepare(settings), out, None, taken)
+        return PlannedRun(settings, _prepare(settings), out, preset=taken)
 
     def resumed() -> RunConfig:
         settings = settings_of(resume, flags, out=out, preset=preset, config=config)
@@ -81,14 +83,11 @@ def plan_run(
 
     # the first process alone looks at the ledger, which has one reader at a time that may become its writer
     settings = processes.broadcast_object(processes.first(resumed))
-    return PlannedRun(settings, _prepare(settings), out, resume, None)
+    return PlannedRun(settings, _prepare(settings), resume, resuming=True)
 
 
 def _prepare(settings: RunConfig) -> Preparation:
     """Loads, checks and calibrates; nothing is written."""
-    from adadpigu.cli.progress import can_redraw, features_progress
-    from adadpigu.training.configured import configured
-
     if can_redraw(notes()):
         notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
     with features_progress(notes()) as progress:
@@ -134,21 +133,12 @@ def train(
     declared = {"clip_norm": clip_norm, "retention": retention}
     given = {key: value for key, value in declared.items() if value is not None}
     flags = {**read_flags(settings), "method_options": method_options(option or [], context.args, given)}
-    sources: dict[str, Any] = {
-        "preset": preset,
-        "config": config,
-        "out": out,
-        "resume": resume,
-        "trusted": trust_model_code,
-    }
-    from adadpigu.loggers import make_logger
-    from adadpigu.training.distributed.launching import agreed, joined, one_voice
-
+    sources: dict[str, Any] = {"preset": preset, "config": config, "out": out, "resume": resume}
     with joined() as processes, one_voice(processes):
         agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
-        planned = agreed(processes, lambda: plan_run(flags, processes, **sources))
-        silent = as_json and not sys.stderr.isatty()
-        run = _run_training(planned, processes, silent=silent, log=log or [])
+        planned = agreed(processes, lambda: plan_run(flags, processes, trusted=trust_model_code, **sources))
+        folder = planned.folder or processes.broadcast_object(_new_folder(planned))
+        run = _execute(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
         if as_json:
             print_json(run.summary())
         else:
@@ -156,35 +146,17 @@ def train(
         return Interrupted(130) if run.interrupted else 0
 
 
-def _run_training(planned: PlannedRun, processes: Processes, *, silent: bool, log: list[str]) -> Run:
-    """Trains into the run folder, with a progress bar and loggers."""
-    from adadpigu.cli.training_output import Progress
-    from adadpigu.loggers import make_logger
-
-    folder = (
-        planned.resume or planned.out or processes.broadcast_object(_new_folder(planned.prepared, planned.settings))
-    )
-    shown: list[Observer] = [] if silent else [Progress(notes(), preset=planned.preset)]
-    observers = [*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))]
-    return _execute(planned.prepared, planned.settings, folder, observers, resuming=planned.resume is not None)
-
-
-def _new_folder(prepared: Preparation, settings: RunConfig) -> Path:
+def _new_folder(planned: PlannedRun) -> Path:
     """Named by what is trained and when; the second one of a second is numbered."""
-    name = f"{prepared.data.name}-{settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    name = f"{planned.prepared.data.name}-{planned.settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(path for path in map(Path("runs").joinpath, itertools.chain([name], numbered)) if not path.exists())
 
 
-def _execute(
-    prepared: Preparation, settings: RunConfig, folder: Path, observers: Sequence[Observer], *, resuming: bool
-) -> Run:
-    from adadpigu.data.description import DESCRIPTION
-    from adadpigu.runs.loading import described
-    from adadpigu.training import train_prepared
-    from adadpigu.training.configured import resolved
-    from adadpigu.training.memory import records_at_once
-
+def _execute(planned: PlannedRun, folder: Path, log: Sequence[str], *, silent: bool) -> Run:
+    """Trains into the run folder, with a progress bar and loggers."""
+    settings, prepared = planned.settings, planned.prepared
+    shown: list[Observer] = [] if silent else [Progress(notes(), preset=planned.preset)]
     declared = described(settings)
     files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
     found = records_at_once(prepared)
@@ -198,9 +170,9 @@ def _execute(
         out=folder,
         config=resolved(settings, prepared).to_toml(),
         files=files,
-        observers=observers,
+        observers=[*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))],
         randomness=_chosen_randomness(settings),
-        resuming=resuming,
+        resuming=planned.resuming,
         shared=None if settings.ledger is None else Path(settings.ledger),
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: Ctrl-C must not lose its table
@@ -224,25 +196,10 @@ def _draw(run: Run, folder: Path) -> None:
 
 
 def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
-    from adadpigu.core.randomness import ReproducibleRandomness
-
     if not settings.reproducible_noise:
         return cast("Tier | None", settings.randomness)
     alone = settings.randomness is None
     check("randomness", settings.randomness, alone, "with reproducible_noise: give one of them, not both")
-    if settings.seed is None:
-        raise InputError("reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
+    require(settings.seed is not None, "reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
+    assert settings.seed is not None
     return ReproducibleRandomness(settings.seed)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the command of this file."""
-    add(
-        app,
-        train,
-        "Trains a model under a privacy budget, into a run folder.",
-        "adadpigu train --epsilon 2 --steps 60 --out runs/first",
-        "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
-        "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
-        extra_flags=True,
-    )

@@ -6,22 +6,18 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import number, print_line, print_prose, screen, table
+from adadpigu.cli.output import number, print_line, print_prose, print_warning, screen, table
 from adadpigu.cli.progress import bar, can_redraw, wide
 from adadpigu.runs.run import Facts, Metrics, Run
-
-if TYPE_CHECKING:
-    from adadpigu.training import Run
 
 
 class _Rate(ProgressColumn):
@@ -74,12 +70,10 @@ class Progress:
             self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
         print_prose(f"gradients: {facts.engine}", self._console, style="dim")
         if facts.steps_charged:
-            resumed = (
-                f"goes on after step {facts.steps_done} of {facts.steps}; {facts.steps_charged} steps charged so far"
-            )
-            print_prose(resumed, self._console)
+            charged = f"{facts.steps_charged} steps charged so far"
+            print_prose(f"goes on after step {facts.steps_done} of {facts.steps}; {charged}", self._console)
             for warning in facts.warnings:
-                self._console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+                print_warning(warning, self._console)
 
     def update(self, metrics: Metrics) -> None:
         if metrics.epsilon is not None:
@@ -117,6 +111,8 @@ def print_summary(run: Run) -> None:
     screen().print(table(["", ""], rows))
     quoted = shlex.quote(str(folder))  # commands are copied into a shell
     program = "adadpigu" if shutil.which("adadpigu") else sys.argv[0]
+    if Path(program).name == "__main__.py":
+        program = "python -m adadpigu"
     for line in (
         f"\nThe run is in {folder}. Look next at",
         f"  {folder}/statement.txt  what the model gives away, in plain words",

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.config import OFF, RunConfig, all_presets, merge, read_config, read_flag, read_preset
+from adadpigu.config import OFF, SETTINGS, RunConfig, all_presets, merge, read_config, read_flag, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError, require, unknown
+from adadpigu.methods import all_methods, make_method
+from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
 
 
 def read_flags(flags: Mapping[str, object]) -> dict[str, object]:
     """Flags that were read as text in the types of their settings; contradictions are refused."""
-    read = {
-        key: read_flag(key, value) if isinstance(value, str) and key != "method" else value
-        for key, value in flags.items()
-    }
+    read = {key: read_flag(key, value) if isinstance(value, str) else value for key, value in flags.items()}
     steps, epochs = read.get("steps"), read.get("epochs")
     require({None, OFF} & {steps, epochs}, f"steps={steps} and epochs={epochs}: give one of them, not both")
     return read
@@ -47,8 +46,6 @@ def _method_flags(words: list[str]) -> list[tuple[str, str]]:
     """Flags that `train` does not declare: `--name value`, `--name=value`, `--name` and `--no-name` of any method."""
     if not words:
         return []
-    from adadpigu.methods import all_methods
-
     known = {field.name for method in all_methods().values() for field in fields(method)}
     found: list[tuple[str, str]] = []
     while words:
@@ -68,8 +65,6 @@ def _method_flags(words: list[str]) -> list[tuple[str, str]]:
 
 def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
     """Refuses each flag that does nothing with these settings. Presets may hold such."""
-    from adadpigu.methods import make_method
-
     given = {**flags, **cast("Mapping[str, object]", flags["method_options"] or {})}
     chosen = {**vars(settings), **vars(make_method(settings.method, settings.method_options))}
     for key, needed, looks, wanted in _NEEDED:
@@ -104,8 +99,6 @@ _NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("count_noise", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
 )
 """flags that need another setting: which one, whether its value will do, and which would"""
-NO_PRESET = "none"
-"""in place of a preset's name: start from the defaults of the classes"""
 
 
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:
@@ -114,9 +107,8 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     base: dict[str, object] = {}
     if preset is None and config is None:
         preset = default_preset(merge(flags))
-    if preset not in (None, NO_PRESET):
-        _refuse_unknown(preset)
-        base = read_preset(preset)
+    if preset not in (None, "none"):  # none: start from the defaults of the classes
+        base = _preset(preset)
     settings = merge(base, file, flags)
     if settings.ledger is not None:
         settings = replace(settings, ledger=str(Path(settings.ledger).resolve()))
@@ -127,13 +119,13 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
 
 
-def _refuse_unknown(preset: str) -> None:
-    """A name that no preset has: the nearest are told, and where all of them are listed."""
-    known = all_presets()
-    if preset not in known:
-        near = difflib.get_close_matches(preset.lower(), known, n=3, cutoff=0.5)
-        meant = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-        raise InputError(f"unknown preset {preset!r};{meant} `adadpigu presets` lists all {len(known)}")
+def _preset(name: str) -> dict[str, object]:
+    """The keys of a preset; of a name that none has, the nearest are told, and where all of them are listed."""
+    if name in all_presets():
+        return read_preset(name)
+    near = difflib.get_close_matches(name.lower(), all_presets(), n=3, cutoff=0.5)
+    meant = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise InputError(f"unknown preset {name!r};{meant} `adadpigu presets` lists all {len(all_presets())}")
 
 
 def default_preset(asked: RunConfig) -> str | None:
@@ -148,8 +140,6 @@ def default_preset(asked: RunConfig) -> str | None:
 
 def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
     """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
-    from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
-
     for key, value in others.items():
         began = "a run goes on in its own folder, as it began; leave it out"
         require(value is None, f"{key}={str(value)!r} with --resume: {began}")
@@ -170,7 +160,5 @@ def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunCon
 
 def _by_key(settings: RunConfig) -> dict[str, object]:
     """Every setting by its name, the method's options among them."""
-    from adadpigu.methods import make_method
-
-    values = {key: value for key, value in vars(settings).items() if key != "method_options"}
+    values = {field.name: getattr(settings, field.name) for field in SETTINGS}
     return values | make_method(settings.method, settings.method_options).options()

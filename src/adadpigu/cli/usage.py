@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import torch
 import typer
 
-from adadpigu.cli.commands import add
 from adadpigu.cli.output import Json, notes, print_json, print_line, print_warning, screen
-from adadpigu.errors import InputError, check, require, unknown
-
-if TYPE_CHECKING:
-    from adadpigu.accounting import PrivacyReport
+from adadpigu.data.own import read_inputs
+from adadpigu.errors import InputError, check, check_known, require
+from adadpigu.runs.loading import load_run
+from adadpigu.runs.verifying import verify
+from adadpigu.training.evaluation import accuracy
+from adadpigu.training.evaluation import predict as outputs
 
 Folder = Annotated[
     Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
@@ -27,8 +29,6 @@ Trust = Annotated[
 
 def _binding(run: Path, as_json: bool) -> dict[str, object]:
     """Whether the model is the one that the run's ledger closed with: as fields, and where it is not as a warning."""
-    from adadpigu.runs.verifying import verify
-
     found = verify(run)
     if not found.bound and not as_json:
         print_warning(found.why + ("" if found.claimed else "; no ε holds for this model by the folder's word"))
@@ -37,11 +37,6 @@ def _binding(run: Path, as_json: bool) -> dict[str, object]:
 
 def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False) -> None:
     """Measures a run's model on the test records of its data set."""
-    import torch
-
-    from adadpigu.runs.loading import load_run
-    from adadpigu.training.evaluation import accuracy
-
     loaded = load_run(run, trust_code=trust_model_code)
     data = loaded.data()
     if data.test is None:
@@ -69,12 +64,6 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predicts a class for each record of a file: .npy, .npz, or .csv, .parquet or a folder as in training."""
-    import torch
-
-    from adadpigu.data.own import read_inputs
-    from adadpigu.runs.loading import load_run
-    from adadpigu.training.evaluation import predict as outputs
-
     loaded = load_run(run, trust_code=trust_model_code)
     declared = loaded.description
     found = read_inputs(file, declared)
@@ -102,9 +91,6 @@ def predict(
         sys.stdout.write(f"{what}\t{label}\t{share:.2%}\n")
 
 
-FORMS = ("onnx", "torch-export", "card")
-
-
 def export(
     run: Folder,
     to: Annotated[str, typer.Option(help="onnx, torch-export, or card: a README.md for Hugging Face.")],
@@ -120,59 +106,27 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Writes a run's model to a file with its privacy statement inside, checked to predict the same; or its card."""
+    from adadpigu.export import export_onnx, export_program, facts_of_run, subject_of, write_card
     from adadpigu.export.subject import is_unbound, statement_of
 
-    if to not in FORMS:
-        raise unknown("form", to, FORMS)
+    check_known("form", to, ("onnx", "torch-export", "card"))
+    facts: dict[str, float]
     if to == "card":
-        privacy, facts = _card(run, out, name=name, license=license or "unknown", unbound=unbound)
+        card = facts_of_run(run, unbound=unbound)
+        write_card(card, out, name=name, license=license or "unknown")
+        privacy, facts = card.privacy, {"bytes": out.stat().st_size}
     else:
         for key, value in (("license", license), ("name", name)):
             require(value is None, f"{key}={value!r} does nothing with to={to!r}; allowed with 'card'")
-        privacy, facts = _model(run, out, to, trust_code=trust_model_code, unbound=unbound)
+        subject = subject_of(run, trust_code=trust_model_code, unbound=unbound)
+        made = (export_onnx if to == "onnx" else export_program)(subject, out)
+        privacy, facts = subject.privacy, {"bytes": made.bytes, "difference": made.difference}
     headline = statement_of(privacy).splitlines()[0]
     if as_json:
-        print_json(
-            {"run": str(run), "to": to, "out": str(out), **facts, "private": privacy.private, "privacy": headline}
-        )
+        said = {"private": privacy.private, "privacy": headline}
+        print_json({"run": str(run), "to": to, "out": str(out), **facts, **said})
         return
     checked = "" if "difference" not in facts else f"; outputs within {facts['difference']:.1g} of the model's"
-    screen().print(f"{out}: {facts['bytes']:,} bytes{checked}", soft_wrap=True, markup=False)
+    print_line(f"{out}: {facts['bytes']:,} bytes{checked}")
     sound = privacy.private and not privacy.diagnostics_exposed and not is_unbound(privacy)
-    (screen() if sound else notes()).print(headline, soft_wrap=True, markup=False)
-
-
-def _card(
-    run: Path,
-    out: Path,
-    *,
-    name: str | None,
-    license: str,  # noqa: A002
-    unbound: bool,
-) -> tuple[PrivacyReport, dict[str, float]]:
-    from adadpigu.export import facts_of_run, write_card
-
-    facts = facts_of_run(run, unbound=unbound)
-    write_card(facts, out, name=name, license=license)
-    return facts.privacy, {"bytes": out.stat().st_size}
-
-
-def _model(run: Path, out: Path, to: str, *, trust_code: bool, unbound: bool) -> tuple[PrivacyReport, dict[str, float]]:
-    from adadpigu.export import export_onnx, export_program, subject_of
-
-    subject = subject_of(run, trust_code=trust_code, unbound=unbound)
-    made = (export_onnx if to == "onnx" else export_program)(subject, out)
-    return subject.privacy, {"bytes": made.bytes, "difference": made.difference}
-
-
-def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
-    add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
-    add(app, predict, "Predicts a class for each record of a file.", "adadpigu predict runs/first new.npy")
-    add(
-        app,
-        export,
-        "Writes a run's model for other programs, or its card.",
-        "adadpigu export runs/first --to onnx --out first.onnx",
-        "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
-    )
+    print_line(headline, screen() if sound else notes())

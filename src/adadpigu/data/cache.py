@@ -1,8 +1,7 @@
-"""Where downloads and computed features are kept, and how a file gets there: whole, or not at all.
+"""Where downloads and computed features are kept. Several processes may share the folder.
 
-Several processes may share the folder. A file is written beside its place and moved into it, so that a reader finds
-either nothing or all of it; a lock lets the second of two processes wait for the first instead of fetching again.
-It stands outside the privacy line: records read from here are as sensitive as from anywhere else.
+A file is written beside its place and moved into it, so that a reader finds all of it or nothing. A lock makes the
+second of two processes wait for the first. Records read from here are as sensitive as from anywhere else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What is checked of records before they are trained on, whoever hands them in: `train`, a loop, an integration.
+"""Checks of records before training, for `train`, loops and integrations.
 
-Scores on training records are exact, so test records may be none of them, however each data set is wrapped; and no
-record may stand in the training set several times, since each would be bounded by itself. Both are told by where
-records lie (a row of memory, an object, a position of a data set), copies by digests: Python's hashes, under a key of
-this process, compared in memory and never written. A refusal names the record at fault to the person who holds it.
+No test record may be a training record, since scores on it are exact; no record may stand in the training set twice,
+since each copy is bounded by itself. Records are compared by where they lie (a row of memory, an object, a position),
+copies by Python's hashes, keyed by this process and never written. A refusal names the record to its holder.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from adadpigu.core.sampling import Population, bytes_of
-from adadpigu.core.trees import Tree, named_leaves
+from adadpigu.core.trees import named_leaves
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.data.mixing import refuse_mixed_items
+from adadpigu.data.mixing import PLAIN_VALUES, refuse_mixed_items
 from adadpigu.errors import InputError, require
 
 Positions = NDArray[np.int64]
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
 Places = dict[Hashable, tuple[Positions, Positions]]
 """by what holds some records of a data set: their places in it, and their positions in the data set"""
 
@@ -95,7 +93,7 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple
             yield from _places(dataset.datasets[number], wanted[chosen] - before, which[chosen])
     elif isinstance(dataset, list | tuple):
         # of plain values Python may hold one object for many that are equal
-        objects = np.array([not isinstance(dataset[position], _VALUES) for position in wanted], np.bool_)
+        objects = np.array([not isinstance(dataset[position], PLAIN_VALUES) for position in wanted], np.bool_)
         yield "objects", np.array([id(dataset[position]) for position in wanted], np.int64)[objects], which[objects]
     elif (inner := _wrapped(dataset)) is not None:
         yield from _places(inner, wanted, which)
@@ -112,9 +110,7 @@ def _arrays(dataset: Any) -> Iterable[Any]:
     """The arrays of a data set that holds its records itself; a record is known by its row of the first."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[:1]
-    return (
-        tree_leaves(dataset.inputs) if isinstance(dataset, TensorRecords) else getattr(dataset, "__dict__", {}).values()
-    )
+    return tree_leaves(dataset.inputs) if isinstance(dataset, TensorRecords) else _attributes(dataset)
 
 
 def _memory(array: object) -> tuple[str, int, int, int] | None:
@@ -129,9 +125,13 @@ def _memory(array: object) -> tuple[str, int, int, int] | None:
 
 def _wrapped(dataset: Any) -> Any:
     """The one data set, as long as this one, that it holds: a wrapper that changes records one by one has it so."""
-    values = [] if isinstance(dataset, TensorDataset) else getattr(dataset, "__dict__", {}).values()
+    values = [] if isinstance(dataset, TensorDataset) else _attributes(dataset)
     held = [value for value in values if isinstance(value, Dataset) and isinstance(value, Sized)]
     return held[0] if len(held) == 1 and len(held[0]) == len(dataset) else None
+
+
+def _attributes(dataset: Any) -> Iterable[Any]:
+    return getattr(dataset, "__dict__", {}).values()
 
 
 Digests = NDArray[np.int64]
@@ -189,7 +189,7 @@ def check_records(
         for what, tensor in (*named_leaves(inputs, "input"), *named_leaves(targets, "target")):
             record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
             require(record is None, f"{name}: record {start + (record or 0)} has a NaN or infinite value in its {what}")
-        found += _hashes(inputs)
+        found += map(hash, bytes_of(inputs))
         if classes is None:
             continue
         outside = (targets < 0) | (targets >= classes)
@@ -206,7 +206,7 @@ def check_records(
 def digests(population: Population, chunk: int = 4096) -> Digests:
     """A digest of each record's input."""
     parts = [torch.arange(start, min(start + chunk, len(population))) for start in range(0, len(population), chunk)]
-    return np.array([found for part in parts for found in _hashes(population.take(part)[0])], np.int64)
+    return np.array([hash(row) for part in parts for row in bytes_of(population.take(part)[0])], np.int64)
 
 
 def refuse_other_kind(train: Population, other: Population, name: str) -> None:
@@ -220,11 +220,10 @@ def refuse_other_kind(train: Population, other: Population, name: str) -> None:
 def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> None:
     """Refuses `count` records to be evaluated on of which about half or more have the values of training records.
 
-    Equal values are no proof: a table of few categories holds the same row many times. Of n training rows let n₁ occur
-    once; then a fresh row is new to training with probability about n₁/n (Good and Turing), and a copied one is one of
-    the n₁ with that probability. So test records are refused where far fewer than that are new, and as many are of the
-    n₁ as half a copy has, or where they are all training records in their order (a file read twice). Else the caller
-    is warned where most have the values of training records.
+    Equal values are no proof: a table of few categories holds the same row many times. If n₁ of n training rows occur
+    once, a fresh row is new with probability about n₁/n (Good and Turing), and a copied one is among the n₁ with that
+    probability. Refused: far fewer are new, and as many are among the n₁ as in half a copy; or all are the training
+    records in their order (a file read twice). Else the caller is warned where most have values of training records.
     """
     rows, counts = np.unique(trained, return_counts=True)
     fresh, once = count - int(np.isin(other, rows).sum()), int((counts == 1).sum()) / max(1, len(trained))
@@ -248,22 +247,15 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
 def _divergence(found: float, expected: float) -> float:
     """Kullback and Leibler's, of a coin that fell with share `found` from one of chance `expected`: Chernoff's bound
     on so few is exp(-n times this)."""
-    if found >= expected:
-        return 0.0
-    if expected == 1:
-        return math.inf
-    tails = (1 - found) * math.log((1 - found) / (1 - expected))
-    return tails + (found * math.log(found / expected) if found else 0.0)
+    from scipy.special import rel_entr
+
+    return 0.0 if found >= expected else float(rel_entr(found, expected) + rel_entr(1 - found, 1 - expected))
 
 
 def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
     """Whether the others are all training records in their order, and it would be a wonder if they were by chance."""
     chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
     return chance < math.log(_ALARM) and np.array_equal(trained, other)
-
-
-def _hashes(inputs: Tree) -> list[int]:
-    return [*map(hash, bytes_of(inputs))]
 
 
 def _first(bad: Tensor) -> int | None:

@@ -1,9 +1,8 @@
-"""What a person declares public about records of their own: a TOML file beside the data. Public throughout.
+"""What a person declares public about their own records: a TOML file beside the data. Public throughout.
 
-None of it may be read off the records: N sets the sampling rate, ranges set the scale, categories and classes the
-width of the model, and each would differ between neighbours if it were counted, measured or collected. So it is
-declared, and what the records hold beyond it is clamped or refused, record by record. The tables of keys below say
-what a description may hold; every refusal names the file, the key, its value and what is allowed.
+N sets the sampling rate, ranges the scale, categories and classes the width of the model. Counted or measured on the
+records, each would differ between neighbours; so each is declared, and a record beyond it is clamped or refused.
+The tables of keys below say what a description may hold. Every refusal names file, key, value and what is allowed.
 """
 
 from __future__ import annotations
@@ -73,12 +72,9 @@ class TableFacts:
         return (sum(column.width for column in self.columns),)
 
     def public(self) -> tuple[str, ...]:
-        numeric, categorical = [], []
-        for c in self.columns:
-            if isinstance(c, NumericColumn):
-                numeric.append(f"{c.name} [{c.low:g}, {c.high:g}]")
-            else:
-                categorical.append(f"{c.name} ({len(c.categories)}{' and other' if c.other else ''})")
+        numeric = [f"{c.name} [{c.low:g}, {c.high:g}]" for c in self.columns if isinstance(c, NumericColumn)]
+        named = [c for c in self.columns if isinstance(c, CategoricalColumn)]
+        categorical = [f"{c.name} ({len(c.categories)}{' and other' if c.other else ''})" for c in named]
         filled = [f"{c.name} {c.missing!r}" for c in self.columns if c.missing is not None]
         told = (
             ("ranges of {} numeric columns, scaled to [-1, 1]: {}", numeric),

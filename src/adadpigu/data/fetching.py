@@ -1,8 +1,7 @@
-"""Data sets by name: the embedded digits, and published ones, fetched into the cache where it does not hold them.
+"""Data sets by name: the embedded digits, and published ones, fetched into the cache if it does not hold them.
 
-The order of sources: the cache, a folder of the user's, the official home, a package that ships the same bytes. What is
-in the cache is verified whenever it is read, so a damaged file is never used. Record count, shape and classes are those
-pinned in the package, never read off the records.
+Sources in order: the cache, a folder of the user's, the official home, a package that ships the same bytes. The cache
+is verified whenever it is read. Record count, shape and classes are pinned here, never read off the records.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ from adadpigu.data.cache import atomic_write, cache_folder, locked, writing
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.formats import SourceError, read_cifar, read_idx
 from adadpigu.data.published import Published
-from adadpigu.data.sources import MIRROR, OnScreen, Pieces, Watcher, from_folder, from_home, from_package, homes
+from adadpigu.data.sources import MIRROR, Pieces, Watcher, from_elsewhere, from_folder, homes, on_screen
 from adadpigu.errors import InputError, require
 
 _SCRATCH = ".fetch-"
@@ -32,18 +30,15 @@ DIGITS = 1437
 DIGITS_SHAPE = (1, 8, 8)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fetched:
+class Fetched(NamedTuple):
     """A data set's verified pieces, and where they came from."""
 
     pieces: Pieces
     source: str
-    place: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cached:
-    """What the cache holds of a data set."""
+class Cached(NamedTuple):
+    """What the cache holds of a data set, and what is wrong with it."""
 
     state: Literal["ready", "absent", "damaged"]
     pieces: Pieces
@@ -71,7 +66,7 @@ def digits() -> DataSet:
 
 def published_dataset(published: Published) -> DataSet:
     """A published data set as the trainer takes it: pixels in [0, 1], the official split, N declared."""
-    pieces, name = ensure(published, watcher=OnScreen()).pieces, published.name
+    pieces, name = ensure(published, watcher=on_screen()).pieces, published.name
     return DataSet(
         name=name,
         train=_records(published, published.train, pieces, name),
@@ -117,39 +112,39 @@ def read_cache(published: Published) -> Cached:
         else:
             faults.append(f"{piece.name} has {fault}")
     if len(pieces) == len(published.pieces):
-        return Cached(state="ready", pieces=pieces)
+        return Cached("ready", pieces)
     if not pieces and not faults:
-        return Cached(state="absent", pieces={}, fault="it is not there")
+        return Cached("absent", {}, "it is not there")
     faults = faults or [f"{name} is missing" for name in published.missing(pieces)]
-    return Cached(state="damaged", pieces={}, fault=", ".join(faults))
+    return Cached("damaged", {}, ", ".join(faults))
 
 
 def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher | None = None) -> Fetched:
     """The data set from the cache, fetched into it first where it is not there whole."""
-    watcher = Watcher() if watcher is None else watcher
+    watcher = watcher or Watcher()
     there = folder is None or folder.exists()
     require(there, f"--from {str(folder)!r} is not there; allowed: a folder with the files of {published.name}")
     place = place_of(published)
     held = read_cache(published)
     if held.state == "ready":
-        return Fetched(pieces=held.pieces, source="cache", place=place)
+        return Fetched(held.pieces, "cache")
     with locked(place / ".lock", waiting=partial(watcher.say, f"{published.name}: another process is fetching it")):
         held = read_cache(published)
         if held.state == "ready":
-            return Fetched(pieces=held.pieces, source="cache", place=place)
+            return Fetched(held.pieces, "cache")
         if held.state == "damaged":
             watcher.say(f"{published.name}: the cached copy is damaged ({held.fault}), so it is fetched again")
         _sweep(place)
         _refuse_full(place, published.size)
-        pieces, source = _first(published, folder, held.fault, watcher)
-        for name, payload in pieces.items():
+        found = _first(published, folder, held.fault, watcher)
+        for name, payload in found.pieces.items():
             atomic_write(place / name, methodcaller("write", payload))
-    watcher.say(f"{published.name}: fetched from {source} and verified; kept in {place}")
-    return Fetched(pieces=pieces, source=source, place=place)
+    watcher.say(f"{published.name}: fetched from {found.source} and verified; kept in {place}")
+    return found
 
 
-def _first(published: Published, folder: Path | None, absent: str, watcher: Watcher) -> tuple[Pieces, str]:
-    """The pieces from the first source that has them, and its name."""
+def _first(published: Published, folder: Path | None, absent: str, watcher: Watcher) -> Fetched:
+    """From the first source that has all pieces."""
     place = place_of(published)
     tried = [f"the cache {place} ({absent})"]
     for source, get in _sources(published, folder, watcher):
@@ -157,7 +152,7 @@ def _first(published: Published, folder: Path | None, absent: str, watcher: Watc
         with writing(place):
             scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
         try:
-            return get(scratch), source
+            return Fetched(get(scratch), source)
         except SourceError as error:
             tried.append(f"{source} ({' '.join(str(error).split())})")
         finally:
@@ -178,9 +173,9 @@ def _sources(
         yield f"the folder {folder}", lambda _: from_folder(published, folder)
     for home in homes(published):
         what = "the official download from" if home in published.homes else "the mirror"
-        yield f"{what} {home.split('/')[2]}", partial(from_home, published, home, watcher)
+        yield f"{what} {home.split('/')[2]}", partial(from_elsewhere, published, home, watcher)
     for package in published.packages:
-        yield f"the {package}", partial(from_package, published, package, watcher)
+        yield f"the {package}", partial(from_elsewhere, published, package, watcher)
 
 
 def _refuse_full(place: Path, needed: int) -> None:

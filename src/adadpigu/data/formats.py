@@ -1,8 +1,7 @@
-"""The forms in which published image sets are kept (idx, CIFAR binary) and shipped (gzip, CSV, PNG sheets, python
-batches), and the archives that hold them: tar, zip (wheel), Debian.
+"""File formats of published image sets: idx, CIFAR binary, gzip, CSV, PNG sheets, python batches; tar, zip, Debian.
 
-A conversion checks nothing: whatever it raises means that the bytes are no such file, and the pinned hash of its result
-decides whether it worked. Members of archives are read into memory by their base name; no path of an archive is used.
+A conversion checks nothing: any error means that the bytes are no such file, and the pinned hash of the result decides.
+Members of archives are read into memory by their base name; no path of an archive is used.
 """
 
 from __future__ import annotations

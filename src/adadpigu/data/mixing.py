@@ -1,11 +1,9 @@
 """Whether each item of a data set is made of one record: an item that mixes records (mixup, cutmix, pairs) is refused.
 
 One record would then stand in many items, each bounded by itself: with mixup in `__getitem__` one record moved a sum
-by 38 C. So some items are made again, by copies of the data set in which a random half of the entries of a container
-(an array, a list or a data set with one entry a record) have other values, and by copies in which the other half has.
-An item that changes with both halves mixes records. Where no container of that kind is read (a file, a service), or
-more is held than such containers, nothing is known, and the statement says what the items must be. The user's object
-and its values stay as they are.
+by 38 C. So some items are made again by copies of the data set in which a random half of the entries of a container
+(an array, a list or a data set with one entry a record) is changed, and then the other half. An item that changes
+with both mixes records. Where not all that items read can be followed, the statement says what they must be.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _FEW = 16
 """numbers that an array may hold as constants, such as a mean and a deviation for each channel"""
 _LARGE = 1 << 30
 """bytes of an array that is not copied to be changed"""
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
+PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 
 def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
@@ -156,7 +154,9 @@ def _may_hold_records(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return int(np.prod(value.shape)) > _FEW
     if isinstance(value, dict | list | tuple | set):
-        return not all(isinstance(each, _VALUES) for each in (value.values() if isinstance(value, dict) else value))
+        return not all(
+            isinstance(each, PLAIN_VALUES) for each in (value.values() if isinstance(value, dict) else value)
+        )
     return not callable(value) and hasattr(type(value), "__getitem__") and not isinstance(value, str)
 
 

@@ -1,16 +1,15 @@
-"""The user's own records, whatever they are kept in: `.npz`, CSV, Parquet, or a folder of images by class.
+"""The user's own records: `.npz`, CSV, Parquet, or a folder of images by class. Private.
 
-The records are private. What is public about them is declared in a description, never read off them, and is told to
-the statement as declared. Each image is read by itself and scaled by public constants only: x ↦ (x/255 − mean)/std;
-nothing is resized or converted in silence. A refusal names the file: it goes to whoever holds the data.
+What is public about them is declared in a description, never read off them. Each image is scaled by public constants,
+x ↦ (x/255 − mean)/std; none is resized or converted. A refusal names the file, to the person who holds the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -109,8 +108,7 @@ def _entries(folder: Path) -> list[Path]:
     return [entry for entry in found if not entry.name.startswith(".") and entry.name != DESCRIPTION]
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """Records without labels, and what to call each of them."""
 
     values: Tensor
@@ -131,10 +129,9 @@ def own_dataset(
     path: Path, *, description: Path | None = None, records: int | None = None, classes: int | None = None
 ) -> DataSet:
     """A data set of the user's own, with its public facts declared: by a description, or for `.npz` by two numbers."""
-    if path.suffix.lower() == ".npz" and description is None:
-        return npz_dataset(path, records=records, classes=classes)
     declared = find_description(path, description)
-    assert declared is not None
+    if declared is None:
+        return npz_dataset(path, records=records, classes=classes)
     for key, given, known in (("records", records, declared.records), ("classes", classes, len(declared.classes))):
         agrees = given in (None, known)
         require(agrees, f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")

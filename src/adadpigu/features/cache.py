@@ -1,8 +1,7 @@
-"""Features of a whole data set, computed once and kept on disk by content.
+"""Features of a whole data set, computed once and kept on disk. As sensitive as the records they come from.
 
-The file is named by a SHA-256 over the inputs and the transform's signature, and holds one of its own payload, so a
-file that is cut short or altered is found and made again. Features are as sensitive as the records they come from:
-they are kept for published data only, which the caller decides. Nothing here is noised or released.
+A file is named by a SHA-256 over the inputs and the transform's signature, and holds one of its own content, so that a
+damaged file is found and made again. The caller decides what is kept: published data only.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
-from adadpigu.tensors import read_header, read_tensors
+from adadpigu.tensors import read_metadata, read_tensors
 
 Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
@@ -48,17 +47,15 @@ def cached(
     found = _load(path, _warn)
     if found is not None:
         return found
-    made = None
     try:
         with locked(path.with_suffix(".lock")):
             found = _load(path, lambda _: None)  # another process may have made it while this one waited
-            if found is not None:
-                return found
-            made = computed(inputs, transform, device=device, progress=progress)
-            _store(path, made)
+            if found is None:
+                found = computed(inputs, transform, device=device, progress=progress)
+                _store(path, found)
     except InputError as error:  # the folder cannot be written
         _warn(f"features are computed but not kept: {error}")
-    return computed(inputs, transform, device=device, progress=progress) if made is None else made
+    return computed(inputs, transform, device=device, progress=progress) if found is None else found
 
 
 def at_once(device: torch.device) -> int:
@@ -67,15 +64,23 @@ def at_once(device: torch.device) -> int:
 
 
 def computed(
-    inputs: Tensor, transform: nn.Module, *, device: torch.device | None = None, progress: Progress | None = None
+    inputs: Tensor,
+    transform: nn.Module,
+    *,
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+    kept_on: torch.device | None = None,
 ) -> Tensor:
-    """The features of inputs, in chunks on a device, collected in main memory as float32; moves the transform there."""
+    """The features of inputs, in chunks on a device, as float32 in main memory or `kept_on` another device.
+
+    Moves the transform to the device that computes.
+    """
     device = device or torch.device("cpu")
     transform.to(device)
     chunk = at_once(device)
     with torch.no_grad():
         empty = transform(inputs[:0].to(device))
-        made = torch.empty(len(inputs), *empty.shape[1:], dtype=torch.float32)
+        made = torch.empty(len(inputs), *empty.shape[1:], dtype=torch.float32, device=kept_on)
         for start in range(0, len(inputs), chunk):
             part = inputs[start : start + chunk]
             made[start : start + chunk] = transform(part.to(device))
@@ -100,7 +105,7 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
     try:
         if not path.exists():
             return None
-        told = read_header(path, "features").metadata
+        told = read_metadata(path, "features")
         found = read_tensors(path, "features")[_NAME]
         if told.get("key") == path.stem and told.get("sha256") == hashlib.sha256(_bytes(found)).hexdigest():
             return found

@@ -7,7 +7,6 @@ released with noise and charged before training (`training.normalising`).
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any, Self
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.trees import Tree, call
-from adadpigu.errors import InputError, check_known, require
+from adadpigu.errors import InputError, check_known, check_range, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.priors.encoder import packaged_weights
@@ -52,8 +51,7 @@ class ReleasedNorm(ChannelNorm):
         super().__init__(torch.zeros(channels), torch.ones(channels))
         fits = _LEAST_CLIP <= clip <= 1 / _LEAST_CLIP
         require(fits, f"normalisation_clip={clip} is not from {_LEAST_CLIP:g} to {1 / _LEAST_CLIP:g}")
-        finite = 0 < noise_multiplier < math.inf
-        require(finite, f"normalisation_noise={noise_multiplier} is not a finite number above 0")
+        check_range("normalisation_noise", noise_multiplier, "a finite number above 0")
         self.clip = clip
         self.noise_multiplier = noise_multiplier
 
@@ -116,18 +114,15 @@ class Front(nn.Module):
 
     def declared(self) -> tuple[str, ...]:
         """Constants that are taken as public, for the statement."""
-        prior = (self.features.declared(),) if isinstance(self.features, Prior) else ()
+        told = [self.features.declared()] if isinstance(self.features, Prior) else []
         if not self.is_known:
             name = type(self.normaliser if self.features is None else self.features).__name__
-            prior = (f"the weights of the front {name}, and its constants: from none of these records",)
-        if isinstance(self.normaliser, ReleasedNorm):
-            return (
-                *prior,
-                f"the bound {self.normaliser.clip:g} on a record's channel means, for released normalisation",
-            )
-        if isinstance(self.normaliser, ChannelNorm):
-            return (*prior, "normalisation constants, as given")
-        return prior
+            told = [f"the weights of the front {name}, and its constants: from none of these records"]
+        if self.released is not None:
+            told.append(f"the bound {self.released.clip:g} on a record's channel means, for released normalisation")
+        elif isinstance(self.normaliser, ChannelNorm):
+            told.append("normalisation constants, as given")
+        return tuple(told)
 
     @property
     def released(self) -> ReleasedNorm | None:
@@ -168,22 +163,17 @@ def make_front(
     >>> make_front("none", "record", (1, 8, 8))[1]
     (1, 8, 8)
     """
-    transform = _transform(features, shape)
-    shape = shape if transform is None else transform.features
+    check_known("features", features, FEATURES)
+    transform: Scattering | Prior | None = None
+    if features != "none":
+        require(len(shape) == 3, f"features={features!r} needs images (channels, height, width), not {shape}")
+        transform = Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
+        shape = transform.features
     scattered = isinstance(transform, Scattering)
     normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, scattered=scattered)
     if transform is None and normaliser is None:
         return None, shape
     return Front(transform, normaliser), shape
-
-
-def _transform(features: str, shape: tuple[int, ...]) -> Scattering | Prior | None:
-    """The features that a name stands for."""
-    check_known("features", features, FEATURES)
-    if features == "none":
-        return None
-    require(len(shape) == 3, f"features={features!r} needs images (channels, height, width), not {shape}")
-    return Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
 
 
 def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *, scattered: bool) -> nn.Module | None:

@@ -46,7 +46,8 @@ class Prior(nn.Module):
 
     def __init__(self, weights: Weights, shape: Sequence[int]) -> None:
         super().__init__()
-        self.features = self.output_shape(weights, shape)
+        check_images("prior", shape, 3, STEP)
+        self.features = (len(weights.tensors["projection.weight"]), shape[1] // STEP, shape[2] // STEP)
         self.shape = tuple(shape)
         self.parts = Parts(weights.plan, weights.tensors, shape)
         self.register_buffer("direction", weights.tensors["projection.weight"].float(), persistent=False)
@@ -55,18 +56,13 @@ class Prior(nn.Module):
         self._as_read = digest(self.named_buffers())
         self.signature = f"prior {self.sha256} beside {Scattering.signature} v1"
 
-    @staticmethod
-    def output_shape(weights: Weights, shape: Sequence[int]) -> tuple[int, ...]:
-        check_images("prior", shape, 3, STEP)
-        return (len(weights.tensors["projection.weight"]), shape[1] // STEP, shape[2] // STEP)
-
     def declared(self) -> str:
         """What a privacy statement says of it: where weights come from is known of the packaged ones alone."""
         unchanged = digest(self.named_buffers()) == self._as_read
         require(unchanged, "prior: its constants were changed after it was made; allowed: as they were read")
         named = f"(weights of SHA-256 {self.sha256[:16]}…)"
         if self.sha256 != SHA256:
-            return f"a feature extractor {named}: that no private record had a part in it is whoever made it's word"
+            return f"a feature extractor {named}: only its maker can say that it has seen no private record"
         return (
             f"a feature extractor trained on images of random processes alone, no photograph and no record {named}; "
             "its projection was chosen by scores on training records of CIFAR-10"

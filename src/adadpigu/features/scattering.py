@@ -1,14 +1,12 @@
-"""The 2-D scattering transform: fixed wavelet features of an image, without parameters, each record on its own.
+"""The 2-D scattering transform: fixed wavelet features of an image. Learns nothing, treats each record alone: free.
 
 J = 2 scales, L = 8 orientations, order 2: S x = [x ⋆ φ, |x ⋆ ψ₁| ⋆ φ, ||x ⋆ ψ₁| ⋆ ψ₂| ⋆ φ] at every fourth pixel, 81
-channels a plane. Nothing is learnt from data, so it costs no privacy wherever it stands before the private model.
+channels a plane. ψ_jθ(u) = (e^{i⟨ξ, u⟩} − κ) exp(−½ uᵀΣ⁻¹u) / (2π |Σ|^½), with κ such that ψ has mean zero,
+|ξ| = ¾π 2^{−j}, scale σ = 0.8 · 2^j along ξ and σL/4 across; θ = (L/2 − 1 − t)π/L for t = 0 … L − 1; φ is a Gaussian of
+scale 0.8 · 2^{J−1}: the usual choices (Bruna and Mallat; Andreux et al., Kymatio).
 
-ψ_jθ(u) = (e^{i⟨ξ, u⟩} − κ) exp(−½ uᵀΣ⁻¹u) / (2π |Σ|^½), with κ such that ψ has mean zero, |ξ| = ¾π 2^{−j},
-scale σ = 0.8 · 2^j along ξ and σL/4 across. Orientations are θ = (L/2 − 1 − t)π/L for t = 0 … L − 1 and the window
-is a Gaussian of scale 0.8 · 2^{J−1}: the usual choices (Bruna and Mallat; Andreux et al., Kymatio).
-
-Planes are small, so each filtering is three matrix products: a Fourier transform down the columns, then for each row
-frequency one matrix that transforms, filters, folds (subsampling) and transforms back along the rows, then back down.
+Each filtering is three matrix products: a Fourier transform down the columns, then for each row frequency one matrix
+that transforms, filters, subsamples and transforms back along the rows, then back down.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adadpigu.errors import require
 
@@ -40,13 +39,9 @@ def morlet_bank(height: int, width: int, scale: int) -> Array:
     return np.stack([_morlet(height, width, scale, angle) for angle in angles])
 
 
-def window(length: int, scale: int = SCALES - 1) -> Array:
-    """φ̂ along one axis [length]; in two dimensions φ̂ is the product of both axes.
-
-    >>> bool(abs(window(36)[0] - 1) < 1e-4)
-    True
-    """
-    sigma = 0.8 * 2**scale
+def window(length: int) -> Array:
+    """φ̂ along one axis [length]; in two dimensions φ̂ is the product of both axes."""
+    sigma = 0.8 * 2 ** (SCALES - 1)
     u = _grid(length)
     values = np.exp(-(u**2) / (2 * sigma**2)) / math.sqrt(2 * _PI * sigma**2)
     return np.asarray(np.fft.fft(_wrapped(values, length, axis=0)).real, dtype=np.float64)
@@ -117,28 +112,21 @@ class Scattering(nn.Module):
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
-        self.features = self.output_shape(shape)
+        check_images("scattering", shape, "channels", STEP)
+        self.features = (CHANNELS * shape[0], shape[1] // STEP, shape[2] // STEP)
         self.shape = tuple(shape)
-        size = (self.shape[1], self.shape[2])
-        padded = (size[0] + 2 * _MARGIN, size[1] + 2 * _MARGIN)
-        half = (padded[0] // 2, padded[1] // 2)
-        edges = (_reflection(size[0]), _reflection(size[1]))
-        self.fine = _Wavelets(morlet_bank(*padded, scale=0), fold=1, edges=edges)
-        self.coarse = _Wavelets(morlet_bank(*padded, scale=1), fold=2, edges=edges)
-        self.second = _Wavelets(morlet_bank(*padded, scale=1), fold=2)
+        size = self.shape[1:]
+        padded = [side + 2 * _MARGIN for side in size]
+        half = [side // 2 for side in padded]
+        # Each matrix [side + 2 margins, side] mirrors an axis at its ends, which are not repeated.
+        edges = tuple(np.pad(np.eye(side), ((_MARGIN, _MARGIN), (0, 0)), mode="reflect") for side in size)
+        fine, coarse = (morlet_bank(padded[0], padded[1], scale) for scale in range(SCALES))
+        self.fine = _Wavelets(fine, fold=1, edges=edges)
+        self.coarse = _Wavelets(coarse, fold=2, edges=edges)
+        self.second = _Wavelets(coarse, fold=2)
         self.mean_image = _Window(padded, padded, edges=edges)
         self.mean_fine = _Window(padded, padded)
         self.mean_coarse = _Window(padded, half)
-
-    @staticmethod
-    def output_shape(shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a record's features.
-
-        >>> Scattering.output_shape((3, 32, 32))
-        (243, 8, 8)
-        """
-        check_images("scattering", shape, "channels", STEP)
-        return (CHANNELS * shape[0], shape[1] // STEP, shape[2] // STEP)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -168,18 +156,13 @@ class OrderNorm(nn.Module):
     S0, S1 and S2 differ in size by far: in common groups the large hide the small.
     """
 
-    def __init__(self, planes: int, eps: float = 1e-5) -> None:
+    def __init__(self, planes: int) -> None:
         super().__init__()
         self.planes = planes
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         parts = torch.split(x.reshape(len(x), self.planes, CHANNELS, *x.shape[2:]), _ORDERS, dim=2)
-        return torch.cat([self._normal(part) for part in parts], dim=2).reshape(x.shape)
-
-    def _normal(self, part: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(part, dim=(1, 2, 3, 4), correction=0, keepdim=True)
-        return (part - mean) * (variance + self.eps).rsqrt()
+        return torch.cat([F.layer_norm(part, part.shape[1:]) for part in parts], dim=2).reshape(x.shape)
 
 
 class _Wavelets(nn.Module):
@@ -189,7 +172,7 @@ class _Wavelets(nn.Module):
     bank: Tensor
     back: Tensor
 
-    def __init__(self, filters: Array, fold: int, edges: tuple[Array, Array] | None = None) -> None:
+    def __init__(self, filters: Array, fold: int, edges: Sequence[Array] | None = None) -> None:
         super().__init__()
         wavelets, height, width = filters.shape
         left, right = edges or (np.eye(height), np.eye(width))
@@ -220,9 +203,7 @@ class _Window(nn.Module):
     left: Tensor
     right: Tensor
 
-    def __init__(
-        self, padded: tuple[int, int], size: tuple[int, int], edges: tuple[Array, Array] | None = None
-    ) -> None:
+    def __init__(self, padded: Sequence[int], size: Sequence[int], edges: Sequence[Array] | None = None) -> None:
         super().__init__()
         left, right = (_averaging(p, s) for p, s in zip(padded, size, strict=True))
         if edges is not None:
@@ -253,20 +234,13 @@ def _averaging(padded: int, size: int) -> Array:
     return np.asarray(matrix.real[margin : positions - margin], dtype=np.float64)
 
 
-def _reflection(size: int) -> Array:
-    """The matrix [size + 2 margins, size] that mirrors an axis at its ends, which are not repeated."""
-    return np.pad(np.eye(size), ((_MARGIN, _MARGIN), (0, 0)), mode="reflect")
-
-
 def _fourier(length: int) -> NDArray[np.complex128]:
     return np.asarray(np.exp(-2j * np.pi * np.outer(np.arange(length), np.arange(length)) / length))
 
 
 def _real_product(matrix: NDArray[np.complex128]) -> Array:
     """[..., i, o] complex as [..., (re, im) i, o (re, im)]: so a product of real tensors yields interleaved complex."""
-    real, imaginary = matrix.real, matrix.imag
-    from_real, from_imaginary = _parts(matrix), np.stack([-imaginary, real], axis=-1)
-    return np.stack([from_real, from_imaginary], axis=-4)
+    return np.stack([_parts(matrix), _parts(1j * matrix)], axis=-4)
 
 
 def _parts(matrix: NDArray[np.complex128]) -> Array:

@@ -18,7 +18,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
 from adadpigu.errors import InputError
-from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, check_options, register
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, register
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
 
 
@@ -54,7 +54,7 @@ class AdaCliP(Method):
     """h2, the largest s"""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not 1e-12 <= self.floor <= self.ceiling <= 1e12:
             raise InputError(
                 f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 1e-12 ≤ floor ≤ ceiling ≤ 1e12"

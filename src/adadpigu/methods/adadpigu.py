@@ -21,28 +21,11 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
 from adadpigu.core.state import State, named, number, part
-from adadpigu.errors import InputError
-from adadpigu.methods.base import (
-    Batches,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Share,
-    Stage,
-    check_options,
-    register,
-)
+from adadpigu.errors import InputError, require
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
-from adadpigu.methods.statistics import (
-    GrowingMask,
-    MaskSchedule,
-    Schedule,
-    Statistics,
-    StatisticsOptions,
-    VarianceFrom,
-)
+from adadpigu.methods.statistics import GrowingMask, MaskSchedule, Schedule, Statistics, StatisticsOptions, VarianceFrom
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
@@ -104,6 +87,7 @@ class AdaDPIGU(Method):
     offset: float = 1e-6
     """μ"""
     debias: bool = False
+    """subtract the known noise variance before β learns from (ĝ − α)²"""
     floor: float = 1e-6
     """h1, the least β and (ĝ − α)²"""
     ceiling: float = 1e6
@@ -111,13 +95,14 @@ class AdaDPIGU(Method):
     noise_floor: float = 0.0
     """the least β as a share of the known noise variance"""
     per_layer: bool = False
+    """share β (not α) among the coordinates of a layer"""
     blocks: int = 0
     """share β among so many blocks of coordinates of equal released power; 0: there are none"""
     normalise: bool = False
     """divide √β + μ by its geometric mean, so that C stays in units of the gradient"""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.clip_quantile is not None:
             check_start(self.clip_norm)
         self._mask_schedule()
@@ -148,13 +133,12 @@ class AdaDPIGU(Method):
         first = self.importance_steps
         if first is None:
             first = max(least, 15 * steps // 200) if least else 0
-        if not 0 <= first < steps:
-            raise InputError(f"importance_steps={first} is not from 0 to below the run's {steps} steps")
-        if first < least:
-            raise InputError(
-                f"importance_steps={first}: with retention={self.retention}, variance_start={self.variance_start!r}, "
-                f"restrict={self.restrict!r} and blocks={self.blocks}, stage 1 needs at least {least} steps"
-            )
+        require(0 <= first < steps, f"importance_steps={first} is not from 0 to below the run's {steps} steps")
+        require(
+            first >= least,
+            f"importance_steps={first}: with retention={self.retention}, variance_start={self.variance_start!r}, "
+            f"restrict={self.restrict!r} and blocks={self.blocks}, stage 1 needs at least {least} steps",
+        )
         return first
 
     def _least_importance_steps(self) -> int:
@@ -177,7 +161,6 @@ class _State(MethodState):
         size, device = setting.layout.size, setting.device
         self._options = options
         self._setting = setting
-        self._batch_size = setting.batch_size
         self._groups = setting.layout.layer_index().to(device)
         self._importance = Importance(size, options.score, device, setting.public_rng(0))
         self._power = LayerPower(self._groups)
@@ -188,11 +171,12 @@ class _State(MethodState):
         self._kept = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
-        self._device, self._dtype = device, setting.weights.dtype
-        target, rate, noise = options.clip_quantile, options.clip_rate, options.count_noise
+        self._device = device
         self._bound: FollowedBound | None = None
-        if target is not None:
-            self._bound = FollowedBound(options.clip_norm, setting, target=target, rate=rate, count_noise=noise)
+        if (target := options.clip_quantile) is not None:
+            self._bound = FollowedBound(
+                options.clip_norm, setting, target=target, rate=options.clip_rate, count_noise=options.count_noise
+            )
         self._first: Tensor | None = None
         self._restricts = True
         self._keep_entries(size)
@@ -265,7 +249,7 @@ class _State(MethodState):
     @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(self._share) / self._batch_size
+        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(self._share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -279,7 +263,8 @@ class _State(MethodState):
         if options.blocks:
             assert self._halves is not None
             self._groups = self._halves.blocks(options.blocks)
-        return Statistics(options._statistics_options(), variance=self._variance().to(self._dtype), groups=self._groups)
+        start = self._variance().to(self._setting.weights.dtype)
+        return Statistics(options._statistics_options(), variance=start, groups=self._groups)
 
     def _worthwhile(self) -> bool:
         """Whether the power that a mask freezes out, measured by half of stage 1, is less than the noise it saves.
@@ -349,12 +334,10 @@ class _State(MethodState):
         if self._bound is None:
             total = batches.release(query)[query.name]
         else:
-            count = self._bound.count(query, int(self._kept) if query.top_k < 1 else None)
-            made = batches.release(query, count)
-            total = made[query.name]
-            self._bound.follow(made[count.name])
-        restored = total.map(lambda value: query.restore(value, self._batch_size))
-        return restored, (total.noise_stddev or 0.0) / self._batch_size
+            total = self._bound.release(batches, query, int(self._kept) if query.top_k < 1 else None)
+        batch_size = self._setting.batch_size
+        restored = total.map(lambda value: query.restore(value, batch_size))
+        return restored, (total.noise_stddev or 0.0) / batch_size
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""

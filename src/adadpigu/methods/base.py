@@ -143,7 +143,7 @@ class MethodState(ABC):
 
     @property
     def active_share(self) -> float:
-        """How many of all coordinates that are, as a share."""
+        """The share of coordinates that `active` keeps."""
         return 1.0 if self.active is None else int(self.active.sum()) / len(self.active)
 
     def record(self, stage: Stage) -> Hashable | None:
@@ -171,6 +171,13 @@ class GradientState(MethodState):
         return mean_gradient(batches, self._query, self._batch_size)
 
 
+class FixedGradientState(GradientState):
+    """The same query in every step."""
+
+    def record(self, stage: Stage) -> Hashable:
+        return stage.name
+
+
 def _learns(value: object) -> bool:
     """Whether a value is a tensor, or a part that has a state of its own."""
     return isinstance(value, Tensor) or (hasattr(value, "state") and hasattr(value, "load"))
@@ -187,6 +194,9 @@ class Method(ABC):
     private: ClassVar[bool] = True
     off: ClassVar[Mapping[str, object]] = {}
     """what the word `off` stands for, by option"""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         """How the steps of a run are spent."""

@@ -5,21 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.methods.base import (
-    GradientState,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Stage,
-    check_options,
-    register,
-)
+from adadpigu.methods.base import FixedGradientState, Method, MethodState, Positive, RunContext, register
 
 
 @register
@@ -35,13 +25,5 @@ class DPSGD(Method):
     clip_norm: Positive = 0.5
     """C"""
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
     def begin(self, setting: RunContext) -> MethodState:
-        return _State(GradientSum(clip_norm=self.clip_norm), setting.batch_size)
-
-
-class _State(GradientState):
-    def record(self, stage: Stage) -> Hashable:
-        return stage.name
+        return FixedGradientState(GradientSum(clip_norm=self.clip_norm), setting.batch_size)

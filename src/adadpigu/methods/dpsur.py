@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.bounding import GradientSum, Record, RecordSum
-from adadpigu.core.mechanism import Release, require_release
+from adadpigu.core.mechanism import require_release
 from adadpigu.methods.base import (
     Batches,
     Draw,
@@ -25,7 +25,6 @@ from adadpigu.methods.base import (
     Positive,
     RunContext,
     Stage,
-    check_options,
     register,
 )
 
@@ -48,13 +47,10 @@ class DPSUR(Method):
     >>> claimed, honest
     (3.97, 6.09)
 
-    **The test.** Published, the *mean* change of the batch is clipped to ±C_v = 0.001 and gets noise of standard
-    deviation 2·C_v·σ_v, 0.0016 at σ_v = 0.8; a candidate must then show less than −C_v. That is a biased coin: a clear
-    improvement passes half of the time, a clear setback one time in ten. Here each *record's* change is clipped to
-    ±c, so one record moves the sum by c at most, whoever else is in the batch, and the noise on the mean is
-    σ_v·c/B_v: where c is a hundred times C_v, σ_v = 4 still gives 0.0016, and 6,000 such tests next to the gradients
-    above cost 0.02 instead of 0.93. As sizes of the change are told apart, no margin is needed: `threshold` is 0. As a
-    threshold, the published C_v would ask for a mean improvement of 0.001 a step, which late steps no longer make.
+    **The test.** Published, the *mean* change of the batch is clipped to ±C_v = 0.001 and gets noise of 2·C_v·σ_v; a
+    candidate must then show less than −C_v. That is a biased coin: a clear improvement passes half of the time. Here
+    each *record's* change is clipped to ±c, so the noise on the mean is σ_v·c/B_v: σ_v = 4 gives the published 0.0016
+    with c a hundred times C_v, and 6,000 such tests cost 0.02 instead of 0.93. No margin is needed: `threshold` is 0.
     """
 
     name: ClassVar[str] = "dpsur"
@@ -72,9 +68,6 @@ class DPSUR(Method):
     """c, the most that one record's change of loss counts"""
     threshold: Annotated[float, "a finite number"] = 0.0
     """the mean improvement that a candidate must show, in units of the loss"""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         test = Draw(name="test", batch_size=self.test_batch_size, noise_multiplier=self.test_noise_multiplier)
@@ -102,8 +95,5 @@ class _State(GradientState):
             losses_at=(before, after),
             needs=frozenset(),
         )
-        return self._improved(batches.release(query, draw="test")[query.name])
-
-    def _improved(self, change: Release) -> bool:
-        mean = float(require_release(change).value) / self._options.test_batch_size
-        return mean < -self._options.threshold
+        change = require_release(batches.release(query, draw="test")[query.name])
+        return float(change.value) / self._options.test_batch_size < -self._options.threshold

@@ -21,17 +21,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.layout import Layout
 from adadpigu.core.state import State
 from adadpigu.errors import InputError, require
-from adadpigu.methods.base import (
-    GradientState,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Share,
-    Stage,
-    check_options,
-    register,
-)
+from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen, rank
 from adadpigu.tensors import read_tensors
 
@@ -61,7 +51,7 @@ class ParameterFreezing(Method):
     """FILE.safetensors with the model's parameter names, trained on public records; its magnitudes alone are used"""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if (self.public_model is None) == (self.select == "public-model"):
             raise InputError(
                 f"public_model={self.public_model} with select={self.select!r}: select='public-model' needs a file, "
@@ -76,8 +66,7 @@ class ParameterFreezing(Method):
 
     def begin(self, setting: RunContext) -> MethodState:
         count = math.floor(self.retention * setting.layout.size + 1e-9)
-        if count < 1:
-            raise InputError(f"retention={self.retention} keeps none of {setting.layout.size} parameters")
+        require(count >= 1, f"retention={self.retention} keeps none of {setting.layout.size} parameters")
         return _State(self, setting, count)
 
 
@@ -87,11 +76,16 @@ class _State(GradientState):
         self._options = options
         self._setting = setting
         self._count = count
-        self._ask_for(self._choose(self._scores(setting.weights, 0)))
+        self._choose(setting.weights, 0)
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if self._options.every == "step":
-            self._ask_for(self._choose(self._scores(weights, index)))
+            self._choose(weights, index)
+
+    def _choose(self, weights: Tensor, index: int) -> None:
+        """The coordinates of the largest scores, ties broken by index."""
+        scores = self._scores(weights, index)
+        self._ask_for(None if self._count == len(scores) else chosen(rank(scores), self._count))
 
     def _ask_for(self, active: Tensor | None) -> None:
         """A mask that stays is looked through once, to see which parameters it leaves anything of."""
@@ -107,10 +101,6 @@ class _State(GradientState):
         if self._options.public_model is not None:
             weights = read_public_model(self._options.public_model, self._setting.layout).to(weights.device)
         return weights.abs()
-
-    def _choose(self, scores: Tensor) -> Tensor | None:
-        """The mask of the largest scores, ties broken by index; None for all."""
-        return None if self._count == len(scores) else chosen(rank(scores), self._count)
 
     def state(self) -> State:
         return {} if self.active is None else {"active": self.active}

@@ -20,7 +20,7 @@ from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.standardising import where_or_zero
 from adadpigu.core.state import State, number
 from adadpigu.errors import InputError, require
-from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, check_options, register
+from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
 
 LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6
 """C stays between these, whatever the noise says: it can neither vanish nor overflow"""
@@ -71,6 +71,13 @@ class FollowedBound:
 
         return RecordSum(name="within", of=centred, clip_norm=0.5, needs=frozenset({"gradient"}), share=self.share)
 
+    def release(self, batches: Batches, gradient: GradientSum, kept: int | None = None) -> Release:
+        """The noisy sum of gradients; a count from the same draw moves C."""
+        count = self.count(gradient, kept)
+        made = batches.release(gradient, count)
+        self.follow(made[count.name])
+        return made[gradient.name]
+
     def follow(self, count: Release) -> None:
         """Moves C towards the quantile."""
         within = float(require_release(count).value) / self._batch_size + 0.5
@@ -108,7 +115,7 @@ class QuantileClipping(Method):
     """σ_b, the noise on the count; unset: a twentieth of the expected batch size"""
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         check_start(self.clip_norm)
 
     def begin(self, setting: RunContext) -> MethodState:
@@ -124,10 +131,8 @@ class _State(MethodState):
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         gradient = GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share)
-        count = self._bound.count(gradient)
-        made = batches.release(gradient, count)
-        self._bound.follow(made[count.name])
-        return made[gradient.name].map(lambda value: gradient.restore(value, self._batch_size))
+        total = self._bound.release(batches, gradient)
+        return total.map(lambda value: gradient.restore(value, self._batch_size))
 
     def state(self) -> State:
         return self._bound.state()

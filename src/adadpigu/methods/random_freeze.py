@@ -17,17 +17,7 @@ from torch import Tensor
 
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.state import State
-from adadpigu.methods.base import (
-    GradientState,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Share,
-    Stage,
-    check_options,
-    register,
-)
+from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen
 
 Rise = Literal["linear", "cosine", "constant"]
@@ -51,9 +41,6 @@ class RandomFreeze(Method):
     """how the share gets there from 0, epoch by epoch; `constant`: it is there from the start"""
     rise_by: Share = 1.0
     """the share of the epochs after which it is there"""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def rate(self, epoch: int, epochs: int) -> float:
         """The share of coordinates that is frozen in epoch 0 … epochs − 1.

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.methods.base import Draw, GradientState, Method, MethodState, RunContext, Stage, register
+from adadpigu.methods.base import Draw, FixedGradientState, Method, MethodState, RunContext, Stage, register
 
 
 @register
@@ -28,9 +27,4 @@ class SGD(Method):
         return (Stage(name="training", steps=steps, draws=(Draw(noise_multiplier=0.0),)),)
 
     def begin(self, setting: RunContext) -> MethodState:
-        return _State(GradientSum(clip_norm=float("inf")), setting.batch_size)
-
-
-class _State(GradientState):
-    def record(self, stage: Stage) -> Hashable:
-        return stage.name
+        return FixedGradientState(GradientSum(clip_norm=float("inf")), setting.batch_size)

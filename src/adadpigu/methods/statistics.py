@@ -19,7 +19,7 @@ from torch import Tensor
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release, look
 from adadpigu.core.state import Learned
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Share, check_options
 
 Decay = Annotated[float, "in [0, 1]"]
@@ -30,43 +30,29 @@ Schedule = Literal["constant", "linear", "cosine", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class StatisticsOptions:
-    """How α and β move. γ1 = γ2 = 1 holds them where they start."""
+    """How α and β move: the options of these names of `AdaDPIGU`. γ1 = γ2 = 1 holds them where they start."""
 
     mean_decay: Decay = 1.0
-    """γ1"""
     variance_decay: Decay = 1.0
-    """γ2"""
     offset: Annotated[float, "at least 0"] = 0.0
-    """μ, added to √β"""
     debias: bool = False
-    """subtract the known noise variance before β learns from (ĝ − α)²"""
     floor: float = 0.0
-    """h1, the least β"""
     ceiling: float = float("inf")
-    """h2, the largest β"""
     noise_floor: NoiseFloor = 0.0
-    """the least β as a share of the known noise variance of ĝ"""
     per_layer: bool = False
-    """share β (not α) among the coordinates of a layer"""
     blocks: int = 0
-    """share β among so many blocks of coordinates; 0: there are none"""
     variance_from: VarianceFrom = "releases"
-    """what β follows: the spread of releases, or the second moment that the run's optimiser keeps of them"""
     normalise: bool = False
-    """divide √β + μ by its geometric mean over the active coordinates, so that C stays in the gradient's units"""
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.blocks < 0 or (self.blocks and self.per_layer):
-            raise InputError(
-                f"blocks={self.blocks} with per_layer={self.per_layer}; allowed: 0 or more, one of the two"
-            )
-        if not 0 <= self.floor <= self.ceiling:
-            raise InputError(f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 0 ≤ floor ≤ ceiling")
-        if self.floor == 0 and self.offset == 0 and self.moves_variance:
-            raise InputError(
-                "offset=0 with floor=0 lets √β + μ reach 0; allowed: offset > 0 or floor > 0 where β moves"
-            )
+            given = f"blocks={self.blocks} with per_layer={self.per_layer}"
+            raise InputError(f"{given}; allowed: 0 or more, one of the two")
+        bounds = f"floor={self.floor} and ceiling={self.ceiling}"
+        require(0 <= self.floor <= self.ceiling, f"{bounds} do not satisfy 0 ≤ floor ≤ ceiling")
+        above_zero = self.floor > 0 or self.offset > 0 or not self.moves_variance
+        require(above_zero, "offset=0 with floor=0 lets √β + μ reach 0; allowed: either above 0 where β moves")
 
     @property
     def moves_variance(self) -> bool:
@@ -102,8 +88,7 @@ class Statistics(Learned):
         self.mean = torch.zeros_like(self.variance)
         self.plain = self.variance_held and bool((self.scale() == 1).all())
         """whether √β + μ is 1 and stays so: then nothing is scaled"""
-        if not bool((self.scale() > 0).all()):
-            raise InputError("√β + μ must be above 0: raise beta, floor or offset")
+        require((self.scale() > 0).all(), "√β + μ must be above 0: raise beta, floor or offset")
 
     def scale(self, active: Tensor | None = None) -> Tensor:
         """√β + μ, [d]; with `normalise`, over its geometric mean on the active coordinates (None: all)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from adadpigu.errors import require
 from adadpigu.models.cards import Activation, ModelCard, Net
 from adadpigu.models.standardised import StandardisedConv2d
 
@@ -46,8 +45,6 @@ class _Mean(nn.Module):
 
 def wide_resnet(depth: int, widening: int) -> Net:
     """WRN-`depth`-`widening`: three stages of (depth − 4)/6 blocks with 16, 32 and 64 times `widening` channels."""
-    fits = depth >= 10 and (depth - 4) % 6 == 0 and widening >= 1
-    require(fits, f"depth={depth}, widening={widening}; allowed: depth 10, 16, 22, …, widening at least 1")
 
     def net(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Module:
         width = 16

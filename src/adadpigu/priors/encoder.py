@@ -1,8 +1,7 @@
 """A pre-trained encoder: a residual net of convolutions without norms, its feature maps, and the file of its constants.
 
-h_k(x) → (pool(h_k(x)) − m_k) / s_k for every stage k, side by side, at every fourth pixel. Weights, means m_k and
-deviations s_k are constants from images of random processes: public, fixed, each record on its own. The file is read as
-a stranger's would be, and the one that comes with the package has to be the one that was measured.
+h_k(x) → (pool(h_k(x)) − m_k) / s_k for every stage k, side by side, at every fourth pixel. All constants come from
+images of random processes: public, fixed, each record alone. The packaged file has to be the one that was measured.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError, require
-from adadpigu.tensors import digest, read_header, read_tensors, write_tensors
+from adadpigu.tensors import digest, read_metadata, read_tensors, write_tensors
 
 Convolve = Callable[[str, Tensor], Tensor]
 """applies a convolution, by its name, to maps"""
@@ -154,7 +153,7 @@ class Weights:
 
 def read_weights(path: Path) -> Weights:
     """The constants of a file, found to be what was written."""
-    told = dict(read_header(path, "prior").metadata)
+    told = read_metadata(path, "prior")
     try:
         shape = json.loads(told.pop("plan"))
         plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))

@@ -1,8 +1,8 @@
-"""Images of random processes: shapes with textures that hide one another, coloured noise, nets that nobody trained.
+"""Images of random processes: shapes with textures that hide one another, coloured noise, untrained nets. Public.
 
-x = draw(seed): no photograph and no record enters, so whatever is learnt from these images is public and charged with
-nothing. Dead leaves follow Lee, Mumford and Huang (2001); images of untrained nets Baradad et al. (2021). Scores of a
-model's weights from such images make a mask that costs nothing: s_j = mean over images of |∂ℓ/∂θ_j|, labels at random.
+No photograph and no record enters, so what is learnt from these images costs nothing. Dead leaves follow Lee, Mumford
+and Huang (2001), images of untrained nets Baradad et al. (2021). `process_scores` ranks weights for a mask by
+s_j = mean over images of |∂ℓ/∂θ_j|, labels at random.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from adadpigu.core.gradients import Loss
 from adadpigu.errors import require
 
-_LEAST_SIDE = 16
 _WIDTH = 32
 """channels of an untrained net"""
 _LOBES = 4
@@ -38,8 +37,7 @@ class Processes:
     """shapes painted onto an image, those that others hide included"""
 
     def __post_init__(self) -> None:
-        fits = self.side >= _LEAST_SIDE and self.side % 16 == 0
-        require(fits, f"side={self.side} is not a multiple of 16, {_LEAST_SIDE} at least")
+        require(self.side >= 16 and self.side % 16 == 0, f"side={self.side} is not a multiple of 16, 16 at least")
         require(self.leaves >= 0, f"leaves={self.leaves} is not 0 or more")
 
     def __call__(self, count: int, chance: torch.Generator) -> Tensor:
@@ -117,8 +115,9 @@ def dead_leaves(textures: Tensor, leaves: int, chance: torch.Generator) -> Tenso
         texture = textures.roll(shift, 0).flip(-1)
         contrast = (1.2 * uniform(count, chance, -0.3, 1)).clamp_(min=0)[:, None, None, None]
         shade = _slope(count, side, chance)[:, None] * uniform(count, chance, 0, 0.8)[:, None, None, None]
-        colour = 1.2 * _correlated(normal((count, 3), chance), chance)[:, :, None, None]
-        image = torch.lerp(image, colour + shade + contrast * texture, cover[:, None])
+        colour = normal((count, 3), chance)
+        colour = 1.5 * colour.mean(1, keepdim=True) + uniform(count, chance, 0.1, 0.8)[:, None] * colour  # around gray
+        image = torch.lerp(image, 1.2 * colour[:, :, None, None] + shade + contrast * texture, cover[:, None])
     return image
 
 
@@ -157,12 +156,6 @@ def _mixed(planes: Tensor, chance: torch.Generator) -> Tensor:
     mixing = 0.35 * normal((count, 3, 3), chance)
     mixing[:, :, 0] += 1
     return torch.einsum("nij,njhw->nihw", mixing, planes)
-
-
-def _correlated(colours: Tensor, chance: torch.Generator) -> Tensor:
-    """Colours [n, 3] around gray."""
-    vivid = uniform(len(colours), chance, 0.1, 0.8)[:, None]
-    return colours.mean(1, keepdim=True) * 1.5 + vivid * colours
 
 
 def _standard(planes: Tensor) -> Tensor:
