@@ -1,13 +1,25 @@
-"""Doctests in docstrings as code on the API page: each paragraph that begins with >>> is put into a fence."""
+"""Docstrings as the API pages show them: doctests in a fence, and options of training with their help text."""
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
 import griffe
 
 _PARAGRAPH = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
+
+
+class Options(griffe.Extension):
+    """Reads `name: type = option(default, group, about)` as a field with a default and a docstring."""
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        made = attr.value
+        if isinstance(made, griffe.ExprCall) and str(made.function) == "option":
+            default, _, about = made.arguments[:3]
+            attr.value = default
+            attr.docstring = griffe.Docstring(ast.literal_eval(str(about)), parent=attr)
 
 
 class Doctests(griffe.Extension):
