@@ -249,7 +249,8 @@ class _State(MethodState):
     @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(self._share) / self._setting.batch_size
+        sensitivity = self._clip_norm * self._setting.per_owner
+        return self._setting.noise_multiplier * sensitivity / math.sqrt(self._share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
