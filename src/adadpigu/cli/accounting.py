@@ -31,7 +31,7 @@ def account(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Tells the ε of a noise multiplier, under every accountant (Poisson sampling, add or remove one record)."""
+    """Tells the ε of a noise multiplier, by every accountant. For Poisson sampling, and adding or removing a record."""
     check_delta(delta)
     with search_progress(notes(), "adding up the steps"):
         found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
@@ -49,7 +49,7 @@ def calibrate(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Finds the least noise multiplier σ that keeps a budget, and shows the paper's closed form beside it."""
+    """Finds the least noise multiplier that keeps a budget. Shows the paper's closed form beside it."""
     Budget(epsilon=epsilon, delta=delta)
     plan_at = plan_for(sample_rate, steps)
     with search_progress(notes(), "looking for σ") as report:

@@ -23,7 +23,6 @@ from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(
     name="adadpigu",
-    help="Train PyTorch models on sensitive records, and prove what they leak.",
     epilog=example("adadpigu train --epsilon 2 --steps 60 --out runs/first", "adadpigu evaluate runs/first"),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -31,52 +30,28 @@ app = typer.Typer(
 add(
     app,
     train,
-    "Trains a model under a privacy budget, into a run folder.",
     "adadpigu train --epsilon 2 --steps 60 --out runs/first",
     "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
     "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
     extra_flags=True,
 )
-add(
-    app,
-    account,
-    "Tells the ε of a noise multiplier, by every accountant.",
-    "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000",
-)
-add(
-    app,
-    calibrate,
-    "Finds the least noise multiplier that keeps a budget.",
-    "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000",
-)
-add(app, methods, "Lists the training methods and their options.", "adadpigu methods")
-add(app, models, "Lists the models and their sizes.", "adadpigu models")
-add(app, presets, "Lists the presets of `train --preset`.", "adadpigu presets")
-add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
-add(app, predict, "Predicts a class for each record of a file.", "adadpigu predict runs/first new.npy")
+add(app, account, "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000")
+add(app, calibrate, "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000")
+add(app, methods, "adadpigu methods")
+add(app, models, "adadpigu models")
+add(app, presets, "adadpigu presets")
+add(app, evaluate, "adadpigu evaluate runs/first")
+add(app, predict, "adadpigu predict runs/first new.npy")
 add(
     app,
     export,
-    "Writes a run's model for other programs, or its card.",
     "adadpigu export runs/first --to onnx --out first.onnx",
     "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
 )
 app.add_typer(data.app, name="data")
-add(
-    app,
-    audit,
-    "Tries to break the guarantee; exits 1 where it succeeds.",
-    "adadpigu audit replay --method dpsgd",
-    "adadpigu audit noise runs/first --numbers 100000",
-)
+add(app, audit, "adadpigu audit replay --method dpsgd", "adadpigu audit noise runs/first --numbers 100000")
 app.add_typer(ledger.app, name="ledger")
-add(
-    app,
-    report,
-    "Shows runs, results and audits on one HTML page.",
-    "adadpigu report runs/first",
-    "adadpigu report runs/ --out compared.html",
-)
+add(app, report, "adadpigu report runs/first", "adadpigu report runs/ --out compared.html")
 for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `bench` and `reproduce`
     plugged.load()(app)
 

@@ -100,13 +100,10 @@ def _place(parameter: inspect.Parameter) -> int:
     return GROUPS.index(panels[0]) if panels and panels[0] in GROUPS else len(GROUPS)
 
 
-def add(
-    app: typer.Typer, command: Command, about: str, *examples: str, name: str | None = None, extra_flags: bool = False
-) -> Command:
-    """Adds a command: `about` stands in the list of commands, the examples at the end of its help.
+def add(app: typer.Typer, command: Command, *examples: str, name: str | None = None, extra_flags: bool = False) -> None:
+    """Adds a command; its docstring is its help, and the first sentence (up to 60 characters) its line in the list.
 
     With `extra_flags` the command itself reads those that it does not declare, from its context's `args`.
     """
     extra = {"ignore_unknown_options": extra_flags, "allow_extra_args": extra_flags}
-    adding = app.command(name, cls=GroupedCommand, short_help=about, epilog=example(*examples), context_settings=extra)
-    return adding(command)
+    app.command(name, cls=GroupedCommand, epilog=example(*examples), context_settings=extra)(command)

@@ -32,7 +32,10 @@ def report(
     port: Annotated[int | None, typer.Option(help="With --watch: where it is served. [any that is free]")] = None,
     as_json: Json = False,
 ) -> int:
-    """Shows runs on one HTML page that opens from disk and makes no request. Exits 1 where something was left out."""
+    """Shows runs, results and audits on one HTML page. Exits 1 where something was left out.
+
+    The page opens from disk and makes no request.
+    """
     from adadpigu.report.embedding import visible
     from adadpigu.report.page import FILE, check_out, write_page
     from adadpigu.report.run_reading import is_run_folder

@@ -125,7 +125,7 @@ def train(
     as_json: Json = False,
     **settings: object,
 ) -> int:
-    """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits.
+    """Trains a model under a privacy budget, into a run folder. Without flags: AdaDPIGU on the embedded digits.
 
     Every option of the method is a flag too, such as --mean-decay 0.9; `adadpigu methods` lists them. The word off
     switches off what a preset or a config switched on: --ema off, --copies off, --normalisation off.
