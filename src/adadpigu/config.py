@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
+import json
 import re
 import sys
 import tomllib
@@ -280,7 +282,6 @@ def merge(*layers: Mapping[str, object]) -> RunConfig:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """The keys of a config file."""
     return parse(read_text(path, f"config={str(path)!r}"), str(path))
 
 
@@ -293,9 +294,13 @@ def all_presets() -> Mapping[str, str]:
 
 
 def read_preset(name: str) -> dict[str, object]:
-    """The keys of a preset."""
-    check_known("preset", name, all_presets())
-    return parse(all_presets()[name], f"preset {name}")
+    """The keys of a preset; an error for an unknown name gives the nearest ones, and the command that lists all."""
+    found = all_presets()
+    if name not in found:
+        near = " or ".join(map(repr, difflib.get_close_matches(name.lower(), found, n=3, cutoff=0.5)))
+        hint = f" did you mean {near}?" if near else ""
+        raise InputError(f"unknown preset {name!r};{hint} `adadpigu presets` lists all {len(found)}")
+    return parse(found[name], f"preset {name}")
 
 
 def to_toml(values: Mapping[str, object]) -> str:
@@ -315,11 +320,7 @@ def to_toml(values: Mapping[str, object]) -> str:
 
 
 def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, float):
         return repr(value)
-    escaped = str(value).translate(
-        {ord('"'): '\\"', ord("\\"): "\\\\", **{c: f"\\u{c:04x}" for c in (*range(32), 127)}}
-    )
-    return f'"{escaped}"'
+    text = json.dumps(value if isinstance(value, int) else str(value), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the one character that JSON lets stand and TOML does not

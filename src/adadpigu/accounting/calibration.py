@@ -17,8 +17,6 @@ from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.accounting.pld import SMALLEST_SIGMA
 from adadpigu.errors import BudgetError, InputError
 
-_WINDOW = 0.01
-_RELATIVE_WINDOW = 0.005
 _LARGEST_SIGMA = 2.0**40
 
 Cost = Callable[[float], float]
@@ -131,7 +129,8 @@ def _upper_sigma(cost: Cost, epsilon: float) -> float | None:
 
 
 def _window(epsilon: float) -> float:
-    return min(_WINDOW, _RELATIVE_WINDOW * epsilon)
+    """How far below a budget its σ may stay."""
+    return min(0.01, 0.005 * epsilon)
 
 
 def _in_window(cost: float, epsilon: float) -> bool:

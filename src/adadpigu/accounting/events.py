@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def check_sample_rate(value: float) -> None:
-    """Refuse a sampling rate that is no probability."""
     check("sample_rate", value, 0 <= value <= 1, "must lie in [0, 1]")
 
 

@@ -57,7 +57,6 @@ class Chain:
 
 
 def now() -> str:
-    """The time, as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

@@ -215,7 +215,7 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
     record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)
     try:
         _check(record)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 

@@ -64,11 +64,9 @@ class SharedRecord:
 
     def total(self) -> SharedTotal:
         """What they amount to; of a damaged ledger, its whole budget at least."""
-        budget, spent = self.budget, self.epsilon(self.rdp)
-        spent = max(spent, budget.epsilon) if self.damage else spent
-        return SharedTotal(
-            epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=self.order, runs=len(self.runs)
-        )
+        budget, order = self.budget, self.order
+        spent = max(self.epsilon(self.rdp), budget.epsilon if self.damage else 0.0)
+        return SharedTotal(epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=order, runs=len(self.runs))
 
     def epsilon(self, rdp: float) -> float:
         """ε of so much, at the ledger's order."""
@@ -156,7 +154,6 @@ class SharedLedger:
             journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))
 
     def total(self) -> SharedTotal:
-        """What all runs may have spent by now."""
         return read_shared(self._path).total()
 
     def _refuse_foreign(self, record: SharedRecord, ledger: Ledger) -> None:

@@ -143,8 +143,8 @@ def _draw(group: EventCount) -> str:
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
-def number(value: float) -> str:
-    """An ε for people: four digits, rounded up, so that what is read is never below what is spent.
+def number(value: float, digits: int = 4) -> str:
+    """An ε for people, rounded up, so that what is read is never below what is spent.
 
     >>> number(3.99412), number(math.inf), number(0.0)
     ('3.995', 'infinite', '0')
@@ -153,8 +153,8 @@ def number(value: float) -> str:
         return "infinite"
     if value <= 0:
         return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.4g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.{digits}g}"
 
 
 def odds(epsilon: float) -> str:

@@ -47,9 +47,6 @@ def clock(seconds: float) -> str:
 class TimeLeft(ProgressColumn):
     """The time left, or where that cannot be told, the time that has passed."""
 
-    def __init__(self) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-
     def render(self, task: Task) -> Text:
         left = None if task.finished else task.time_remaining
         return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
@@ -61,7 +58,7 @@ def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> R
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24 if wide(console) else None),  # None: as much as the rest leaves
         *columns,
-        TimeLeft(),
+        TimeLeft(Column(no_wrap=True)),
         console=console,
         transient=transient,
         speed_estimate_period=_MEMORY,

@@ -7,12 +7,12 @@ may end amid a line, which is then left for the next look.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from adadpigu.accounting.wording import number
 from adadpigu.errors import InputError
 from adadpigu.report.embedding import MOST_LISTED, name
 from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
@@ -45,8 +45,8 @@ def downsample(points: Sequence[Point], most: int) -> Sequence[Point]:
         return points
     inner, stretches = points[1:-1], max(1, (most - 2) // 2)
     kept: list[Point] = [points[0]]
-    for number in range(stretches):
-        part = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+    for place in range(stretches):
+        part = inner[place * len(inner) // stretches : (place + 1) * len(inner) // stretches]
         lowest = min(part, key=lambda point: point[1])
         highest = max(part, key=lambda point: point[1])
         kept += sorted({lowest, highest})
@@ -68,11 +68,7 @@ def round_up(value: float) -> float:
     >>> round_up(1.000001), round_up(0.0), round_up(2.5)
     (1.0001, 0.0, 2.5)
     """
-    if value <= 0:
-        return 0.0
-    value = max(value, LEAST)
-    unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
-    return float(f"{math.ceil(value / unit - 1e-9) * unit:.{DIGITS}g}")
+    return float(number(max(value, LEAST), DIGITS)) if value > 0 else 0.0
 
 
 METRICS = "metrics.jsonl"
@@ -104,12 +100,10 @@ class Curves:
 
     @property
     def last_step(self) -> int:
-        """How far the lines go."""
         return max(self.step, 0)
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
         return sum(map(bool, self.single.values())) + sum(len(lines) for lines in self.layered.values())
 
     def last(self, key: str) -> float | None:
@@ -118,7 +112,6 @@ class Curves:
         return points[-1][1] if points else None
 
     def to_json(self, most: int) -> dict[str, object]:
-        """At most so many points a line."""
         drawn: dict[str, object] = {
             key: line_json(points, most, round_up if key == "epsilon" else round_to_nearest)
             for key, points in self.single.items()
@@ -161,9 +154,9 @@ def read_curves(folder: Path) -> tuple[Curves, str]:
     """The curves of a run folder, until the first line that cannot be read, and why that one cannot."""
     lines = text_of(folder, METRICS, MOST_METRICS).split("\n")
     found, odd = Curves(), ""
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line's end is not yet whole
+    for count, line in enumerate(lines[:-1], start=1):  # what follows the last line's end is not yet whole
         try:
-            found.add(fields_of(line, f"run={str(folder)!r}: {METRICS}, line {number}"))
+            found.add(fields_of(line, f"run={str(folder)!r}: {METRICS}, line {count}"))
         except InputError as error:
             odd = f"{error} (curves end before it)"
             break

@@ -30,22 +30,18 @@ def _spelled(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def name(text: str) -> str:
+def name(text: str, most: int = LONGEST_NAME) -> str:
     """A name for one line: visible, and shortened where it is very long.
 
     >>> name("run"), name("x" * 300)[-19:]
     ('run', 'x… (300 characters)')
     """
-    return _shortened(text, LONGEST_NAME)
+    return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
 
 
 def sentence(text: str) -> str:
-    """What is said of a run: visible, and shortened where the names in it make it longer than anybody reads."""
-    return _shortened(text, LONGEST_SENTENCE)
-
-
-def _shortened(text: str, most: int) -> str:
-    return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
+    """What is said of a run: longer than a name, and shortened where the names in it are very long."""
+    return name(text, LONGEST_SENTENCE)
 
 
 def listed(lines: Sequence[str], shown: Callable[[str], str] = sentence) -> list[str]:

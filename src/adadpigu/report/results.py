@@ -43,7 +43,6 @@ class OtherTable:
     rows: tuple[tuple[object, ...], ...]
 
     def to_json(self) -> dict[str, object]:
-        """For the page."""
         return {"name": name(self.name), "columns": [name(c) for c in self.columns], "rows": [*map(list, self.rows)]}
 
 
@@ -123,17 +122,15 @@ def read_results(path: Path, *, named: bool, most: int) -> tuple[list[ShownRun],
 
 
 def _is_run(row: Fields) -> bool:
-    config = row.values.get("config")
-    return ("method" in row.values or isinstance(config, dict)) and (
-        "accuracy" in row.values or "test_accuracy" in row.values
-    )
+    told = "method" in row.values or isinstance(row.values.get("config"), dict)
+    return told and not row.values.keys().isdisjoint({"accuracy", "test_accuracy"})
 
 
 def _run(row: Fields, path: Path, number: int) -> ShownRun:
     stored = row.values.get("config")
     config = Fields(stored if isinstance(stored, dict) else {}, f"{row.where}: config")
-    holder = row if "method" in row.values else config
-    method = holder.text("method") if "method" in holder.values else "adadpigu"
+    both = Fields({**config.values, **row.values}, row.where)
+    method = both.text("method", "adadpigu")
     refuse_unnoised(row, setting="batch_size")
     epsilon = row.number("epsilon", 0, 1e30)
     private = epsilon is not None and not unprotected(method) and not _says_no(row) and not _says_no(config)
@@ -142,7 +139,7 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         name=row.text("name" if "name" in row.values else "run"),
         where=f"{path}, line {number}",
         method=method,
-        dataset=(row if "dataset" in row.values else config).text("dataset"),
+        dataset=both.text("dataset"),
         state="result",
         config=_toml(config),
         rerun=(("adadpigu train --config FILE", "with the settings above in FILE; spends as much again"),)
@@ -150,11 +147,11 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         else (),
         curves=_curves(row),
         accuracy=row.number("accuracy" if "accuracy" in row.values else "test_accuracy", 0, 1),
-        score=row.text("score") if "score" in row.values else "test",
+        score=row.text("score", "test"),
         epsilon=None if epsilon is None or not private else round_up(epsilon),
-        delta=row.number("delta", 0, 1) if "delta" in row.values else config.number("delta", 0, 1),
+        delta=both.number("delta", 0, 1),
         noise_multiplier=row.number("noise_multiplier", 0, 1e30),
-        steps=whole_number(row.values.get("steps", config.values.get("steps"))),
+        steps=whole_number(both.values.get("steps")),
         seconds=row.number("seconds", 0, 1e12),
         private=private,
         seed=whole_number(row.values.get("seed")),

@@ -87,7 +87,6 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     @property
@@ -98,9 +97,7 @@ class ReportServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
-    timeout = (
-        30  # a request that never comes to its end; each has a connection of its own, so that none outlives the server
-    )
+    timeout = 30  # of a request that never ends; each has a connection of its own, so that none outlives the server
     server_version, sys_version = "adadpigu", ""
 
     def do_GET(self) -> None:

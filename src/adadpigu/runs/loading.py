@@ -172,7 +172,6 @@ def _fill(model: nn.Module, stored: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def load_data(config: RunConfig) -> DataSet:
-    """The data set that a config names."""
     describe = None if config.describe is None else Path(config.describe)
     return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
 

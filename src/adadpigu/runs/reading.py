@@ -53,9 +53,8 @@ class Fields:
         self.check(type(value) is int and 0 <= value < 2**53, key, "a whole number of at least 0")
         return value
 
-    def text(self, key: str) -> str:
-        """Words."""
-        value: str = self.values.get(key)  # type: ignore[assignment]
+    def text(self, key: str, default: str | None = None) -> str:
+        value: str = self.values.get(key, default)  # type: ignore[assignment]
         self.check(isinstance(value, str), key, "a text")
         return value
 
@@ -97,8 +96,8 @@ def fields_of(text: str, where: str) -> Fields:
     return Fields(found, where)
 
 
-def file_of(folder: Path, name: str) -> Path:
-    """A file of the folder; one that a link leads out of it is refused."""
+def file_of(folder: Path, name: str, most: int | None = None) -> Path:
+    """A file of the folder, of at most so many bytes; one that a link leads out of it is refused."""
     path = folder / name
     try:
         outside = not path.resolve().is_relative_to(folder.resolve())
@@ -107,23 +106,17 @@ def file_of(folder: Path, name: str) -> Path:
         outside, there = False, False
     require(not outside, f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
     require(there, f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
+    size = path.stat().st_size
+    require(most is None or size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
     return path
 
 
 def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
     """A text file of the folder, of at most so many bytes."""
-    path = file_of(folder, name)
-    _check_size(path, folder, most)
-    return read_text(path, f"run={str(folder)!r}: {name}")
-
-
-def _check_size(path: Path, folder: Path, most: int) -> None:
-    size = path.stat().st_size
-    require(size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
+    return read_text(file_of(folder, name, most), f"run={str(folder)!r}: {name}")
 
 
 def json_of(folder: Path, name: str) -> Fields:
-    """A JSON object in a file of the folder."""
     return fields_of(text_of(folder, name), f"run={str(folder)!r}: {name}")
 
 
@@ -145,7 +138,6 @@ class Facts:
 
 
 def facts_of(folder: Path) -> Facts:
-    """The public facts in a run's data.json."""
     stored = stored_facts(folder)
     fields = Fields(stored, f"run={str(folder)!r}: {FACTS}")
     shape, classes = stored["shape"], stored["classes"]
@@ -186,7 +178,6 @@ class Summary:
 
 
 def summary_of(folder: Path) -> Summary:
-    """The run's summary.json."""
     fields = json_of(folder, SUMMARY)
     return Summary(
         method=fields.text("method"),
@@ -197,7 +188,7 @@ def summary_of(folder: Path) -> Summary:
         done=fields.count("steps_done"),
         seconds=fields.number("seconds", 0, 1e12),
         interrupted=fields.flag("interrupted"),
-        execution=fields.text("execution") if "execution" in fields.values else "",
+        execution=fields.text("execution", ""),
     )
 
 
@@ -214,17 +205,10 @@ def privacy_of(folder: Path) -> PrivacyReport:
 
 def ledger_of(folder: Path) -> LedgerRecord:
     """The run's ledger, damaged or not; a `LedgerError` where not even its header can be read."""
-    path = file_of(folder, LEDGER)
+    path = file_of(folder, LEDGER, MOST_LEDGER)
     if head_path(path).exists():
         file_of(folder, head_path(path).name)
-    _check_size(path, folder, MOST_LEDGER)
-    try:
-        return inspect_ledger(path)
-    except InputError:
-        raise
-    except MALFORMED as error:
-        name = type(error).__name__
-        raise InputError(f"run={str(folder)!r}: {LEDGER} holds lines that no run has written: {name}") from None
+    return inspect_ledger(path)
 
 
 def ledger_facts(record: LedgerRecord) -> dict[str, Any]:

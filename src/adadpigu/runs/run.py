@@ -189,7 +189,6 @@ class RunFolder:
             self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a whole file or none of it."""
         with writing(self.path):
             write_text(self.path / name, text)
 
@@ -314,7 +313,6 @@ def text_digest(name: str, content: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """`text_digest` of a file."""
     if path.suffix in _READ and path.stat().st_size <= _MOST:
         return text_digest(path.name, path.read_bytes())
     return bytes_digest(path)

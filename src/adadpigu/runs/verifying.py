@@ -64,7 +64,6 @@ class Binding:
         return self.state in ("open", "older")
 
     def to_json(self) -> dict[str, object]:
-        """For `--json`."""
         return {"bound": self.bound, "differs": self.file or None, "why": self.why or None}
 
 
