@@ -55,9 +55,7 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
     def rough(sigma: float) -> float:
         return accountants.rdp_epsilon(spending_of(plan_at(sigma).event()), delta, accountants.WHOLE_ORDERS)[0]
 
-    start = _upper_sigma(rough, epsilon)
-    if start is None:
-        start = _upper_sigma(quick, epsilon)
+    start = _upper_sigma(rough, epsilon) or _upper_sigma(quick, epsilon)
     if start is None:
         raise BudgetError(f"epsilon={epsilon}, delta={delta}: no noise multiplier below {_LARGEST_SIGMA:g} meets it")
     near = _solve(quick, epsilon, 0.8 * start, start)

@@ -26,9 +26,7 @@ app = typer.Typer(
 
 
 def get(
-    name: Annotated[
-        str, typer.Argument(metavar="mnist|fashion-mnist|cifar10|all", help="What to fetch.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist|cifar10|all", help="What to fetch.")],
     folder: Annotated[
         Path | None,
         typer.Option("--from", metavar="FOLDER", help="Look here first: official files, or archives that hold them."),
@@ -89,10 +87,7 @@ def _entry(published: Published) -> dict[str, Any]:
 
 
 def template(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.", show_default=False),
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.")],
     as_json: Json = False,
 ) -> None:
     """Prints a description of your own data to fill in. Looks at names of columns or folders, at no record."""

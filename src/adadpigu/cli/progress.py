@@ -6,6 +6,7 @@ All that is shown is public: counts of steps, rounds, runs and bytes, never how 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
@@ -134,22 +135,14 @@ def count_progress(console: Console, what: str) -> Iterator[Counter]:
     if not can_redraw(console):
         yield Counter(console, what, None)
         return
-    moving = bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True)))
-    with moving:
+    with bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True))) as moving:
         yield Counter(console, what, moving)
 
 
 @contextlib.contextmanager
 def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
     """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    begun, last = -1, -_BETWEEN_LINES
-    moving = bar(console)
-    task = moving.add_task(what, total=stages)
-
-    def redraw(text: str) -> None:
-        nonlocal begun
-        begun += 1  # a stage that begins ends the one before
-        moving.update(task, description=text, completed=begun)
+    last = -_BETWEEN_LINES
 
     def print_now_and_then(text: str) -> None:
         nonlocal last
@@ -160,15 +153,12 @@ def stage_progress(console: Console, what: str, stages: int | None = None) -> It
     if not can_redraw(console):
         yield print_now_and_then
         return
-    with moving:
-        yield redraw
+    ended = itertools.count()  # a stage that begins ends the one before
+    with bar(console) as moving:
+        task = moving.add_task(what, total=stages)
+        yield lambda text: moving.update(task, description=text, completed=next(ended))
 
 
-@contextlib.contextmanager
-def search_progress(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+def search_progress(console: Console, what: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
     """Says on a terminal what is being tried, and for how long; nobody knows how many tries are left."""
-    if not can_redraw(console):
-        yield lambda _: None
-        return
-    with stage_progress(console, what) as report_stage:
-        yield report_stage
+    return stage_progress(console, what) if can_redraw(console) else contextlib.nullcontext(lambda _: None)

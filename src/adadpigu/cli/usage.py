@@ -17,9 +17,7 @@ from adadpigu.runs.verifying import verify
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.evaluation import predict as outputs
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
-]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.")]
 
 Trust = Annotated[
     bool,
@@ -55,10 +53,7 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
 def predict(
     run: Folder,
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.", show_default=False
-        ),
+        Path, typer.Argument(metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.")
     ],
     trust_model_code: Trust = False,
     as_json: Json = False,

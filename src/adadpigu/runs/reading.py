@@ -169,7 +169,6 @@ class Summary:
     method: str
     dataset: str
     accuracy: float | None
-    noise_multiplier: float | None
     steps: int
     done: int
     seconds: float | None
@@ -183,7 +182,6 @@ def summary_of(folder: Path) -> Summary:
         method=fields.text("method"),
         dataset=fields.text("dataset"),
         accuracy=fields.number("test_accuracy", 0, 1),
-        noise_multiplier=fields.number("noise_multiplier", 0, 1e30),
         steps=fields.count("steps"),
         done=fields.count("steps_done"),
         seconds=fields.number("seconds", 0, 1e12),
