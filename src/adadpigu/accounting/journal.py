@@ -32,8 +32,7 @@ from typing import Any
 from adadpigu.durable import sync_folder
 from adadpigu.errors import LedgerError, LedgerInUseError
 
-START = "0" * 64
-"""the digest before the first record"""
+START = "0" * 64  # the digest before the first record
 _PLACES = (0, 512)
 
 
@@ -43,12 +42,9 @@ class Chain:
 
     bodies: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
-    end: int
-    """bytes of the whole records"""
-    torn: int
-    """bytes after them, of a record that was never finished"""
-    damage: str
-    """why the journal cannot be trusted; empty where it can"""
+    end: int  # bytes of the whole records
+    torn: int  # bytes after them, of a record that was never finished
+    damage: str  # why the journal cannot be trusted; empty where it can
 
     @property
     def digest(self) -> str:

@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-ledger-3"
-OLDER = "adadpigu-ledger-2"
-"""of runs that began before ledgers had a closing record"""
-NAME = "ledger.log"
-"""of a run's ledger, in its folder"""
-MOST_RESERVED = 4096
-"""steps in one reservation"""
+OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
+NAME = "ledger.log"  # of a run's ledger, in its folder
+MOST_RESERVED = 4096  # steps in one reservation
 Line = dict[str, Any]
 
 
@@ -38,16 +35,11 @@ Line = dict[str, Any]
 class LedgerSession:
     """One process that worked on a run."""
 
-    first_step: int
-    """the step it began with, of the whole run"""
-    steps: int
-    """steps it charged"""
-    end: str
-    """finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so"""
-    randomness: str
-    """what drew its coins and noise"""
-    secret: bool
-    """whether nobody could repeat them"""
+    first_step: int  # the step it began with, of the whole run
+    steps: int  # steps it charged
+    end: str  # finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so
+    randomness: str  # what drew its coins and noise
+    secret: bool  # whether nobody could repeat them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +57,10 @@ class LedgerRecord:
     """A ledger as it was written."""
 
     header: Mapping[str, Any]
-    lines: tuple[Line, ...]
-    """all after the header, in order"""
-    torn: int = 0
-    """bytes of a record that was never finished"""
-    damage: str = ""
-    """why it cannot be trusted; empty where it can"""
-    digest: str = ""
-    """of the last record"""
+    lines: tuple[Line, ...]  # all after the header, in order
+    torn: int = 0  # bytes of a record that was never finished
+    damage: str = ""  # why it cannot be trusted; empty where it can
+    digest: str = ""  # of the last record
 
     @property
     def plan(self) -> Plan:

@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from adadpigu.accounting.ledger import Ledger
 
 FORMAT = "adadpigu-shared-ledger-1"
-_PATIENCE = 10.0
-"""seconds that a run waits for another one to have written its line"""
+_PATIENCE = 10.0  # seconds that a run waits for another one to have written its line
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTotal:
     """What all runs on a shared ledger may have spent together."""
 
-    epsilon: float
-    """of all runs, at the ledger's order"""
+    epsilon: float  # of all runs, at the ledger's order
     budget: float
     delta: float
     order: float
@@ -54,8 +52,7 @@ class SharedRecord:
     order: float
     dataset: str
     records: int
-    runs: Mapping[str, Mapping[str, Any]]
-    """the latest line of each run"""
+    runs: Mapping[str, Mapping[str, Any]]  # the latest line of each run
     damage: str = ""
 
     @property

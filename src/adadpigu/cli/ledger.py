@@ -34,14 +34,11 @@ class _Shown:
     """What is printed of a ledger, be it a run's or one that several runs share."""
 
     damage: str
-    facts: dict[str, object]
-    """for --json"""
+    facts: dict[str, object]  # for --json
     words: str
     lines: list[dict[str, object]]
-    tables: dict[str, tuple[list[str], list[list[str]]]]
-    """columns and rows, by title"""
-    record: LedgerRecord | None = None
-    """of a run"""
+    tables: dict[str, tuple[list[str], list[list[str]]]]  # columns and rows, by title
+    record: LedgerRecord | None = None  # of a run
 
     def print_state(self, verdict: str = "") -> None:
         """What was spent, in words; the digest has a line of its own, to be copied elsewhere."""

@@ -16,12 +16,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-_WIDE = 100
-"""columns from which there is room for more than what matters most"""
-_BETWEEN_LINES = 10.0
-"""seconds between two lines where nothing can move"""
-_MEMORY = 900.0
-"""seconds over which speed is averaged: a single run of `reproduce` may take minutes"""
+_WIDE = 100  # columns from which there is room for more than what matters most
+_BETWEEN_LINES = 10.0  # seconds between two lines where nothing can move
+_MEMORY = 900.0  # seconds over which speed is averaged: a single run of `reproduce` may take minutes
 
 
 def can_redraw(console: Console) -> bool:

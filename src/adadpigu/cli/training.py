@@ -47,11 +47,9 @@ class PlannedRun:
 
     settings: RunConfig
     prepared: Preparation
-    folder: Path | None
-    """None: a new one, named after the run"""
+    folder: Path | None  # None: a new one, named after the run
     resuming: bool = False
-    preset: str | None = None
-    """the one that was taken without being asked for"""
+    preset: str | None = None  # the one that was taken without being asked for
 
 
 def plan_run(

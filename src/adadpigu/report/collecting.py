@@ -20,14 +20,10 @@ from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
 from adadpigu.runs.reading import Fields, fields_of, text_of
 
-MOST_RUNS = 5000
-"""on one page"""
-DEEPEST = 4
-"""folders within a folder that is searched"""
-MOST_POINTS = 200_000
-"""of all lines on one page, which keeps it under 5 MB"""
-FEWEST, ENOUGH = 24, 2000
-"""points of one line: at least, and at most"""
+MOST_RUNS = 5000  # on one page
+DEEPEST = 4  # folders within a folder that is searched
+MOST_POINTS = 200_000  # of all lines on one page, which keeps it under 5 MB
+FEWEST, ENOUGH = 24, 2000  # points of one line: at least, and at most
 
 
 @dataclass
@@ -35,13 +31,10 @@ class Collection:
     """What a page shows."""
 
     runs: list[ShownRun] = field(default_factory=list)
-    audits: list[StoredAudit] = field(default_factory=list)
-    """that belong to no run folder"""
+    audits: list[StoredAudit] = field(default_factory=list)  # that belong to no run folder
     tables: list[OtherTable] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """a line for each thing that cannot be shown"""
-    passed_over: int = 0
-    """files in the folders that were searched, of no known kind"""
+    left_out: list[str] = field(default_factory=list)  # a line for each thing that cannot be shown
+    passed_over: int = 0  # files in the folders that were searched, of no known kind
 
     @property
     def empty(self) -> bool:

@@ -19,11 +19,9 @@ from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
 from adadpigu.runs.run import MODEL
 from adadpigu.tensors import read_tensors
 
-DIGITS = 5
-"""significant ones of a value that is drawn"""
+DIGITS = 5  # significant ones of a value that is drawn
 
-LEAST = 1e-12
-"""to which a smaller ε above 0 is rounded up"""
+LEAST = 1e-12  # to which a smaller ε above 0 is rounded up
 
 Point = tuple[int, float]
 
@@ -72,10 +70,8 @@ def round_up(value: float) -> float:
 
 
 METRICS = "metrics.jsonl"
-MOST_METRICS = 1 << 27
-"""bytes of it"""
-MOST_LAYERS = 512
-"""whose curves are shown"""
+MOST_METRICS = 1 << 27  # bytes of it
+MOST_LAYERS = 512  # whose curves are shown
 SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
 """what is recorded once a line: as what, and at most"""
 BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
@@ -90,12 +86,10 @@ class Curves:
     """accuracy, epsilon, active"""
     layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
     """of what `BY_LAYER` names, a line for each layer"""
-    layer_names: Mapping[str, str] = field(default_factory=dict)
-    """layer -> how people call it"""
+    layer_names: Mapping[str, str] = field(default_factory=dict)  # layer -> how people call it
     stages: list[tuple[int, str]] = field(default_factory=list)
     """each stage with the first step that was recorded in it"""
-    step: int = -1
-    """the last that was recorded"""
+    step: int = -1  # the last that was recorded
     planned: int | None = None
 
     @property

@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-LONGEST_NAME = 200
-"""characters of a name that are shown"""
-LONGEST_SENTENCE = 1000
-"""characters of a caution or a refusal that are shown"""
-MOST_LISTED = 100
-"""entries of a list that are shown"""
+LONGEST_NAME = 200  # characters of a name that are shown
+LONGEST_SENTENCE = 1000  # characters of a caution or a refusal that are shown
+MOST_LISTED = 100  # entries of a list that are shown
 
 
 def visible(text: str, kept: str = "") -> str:

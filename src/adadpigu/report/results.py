@@ -18,8 +18,7 @@ from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import EXPOSED, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs.reading import Fields, fields_of, text_of
 
-MOST_COLUMNS, MOST_ROWS = 24, 5000
-"""of a table"""
+MOST_COLUMNS, MOST_ROWS = 24, 5000  # of a table
 UNNOISED = {"batch_size", "loss_mean", "norm_median", "norm_max", "non_finite"}
 """keys of which any is enough to know a row of Diagnostics by, under whatever name its file was put away"""
 OWN: tuple[frozenset[str], ...] = (
@@ -81,8 +80,7 @@ def _cell(value: object) -> object:
     return name(value if isinstance(value, str) else json.dumps(value))
 
 
-MOST_RESULTS = 1 << 25
-"""bytes of a file"""
+MOST_RESULTS = 1 << 25  # bytes of a file
 _EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
 """flags by which a row, or its settings, tells that Diagnostics were on"""
 

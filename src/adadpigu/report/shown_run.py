@@ -20,8 +20,7 @@ from adadpigu.report.curves import Curves
 from adadpigu.report.embedding import MOST_LISTED, block, listed, name, visible
 from adadpigu.runs.reading import ledger_facts
 
-OPEN = "open"
-"""the state of a run without an end: it trains, or its process ended without notice"""
+OPEN = "open"  # the state of a run without an end: it trains, or its process ended without notice
 EXPOSED = (
     "Diagnostics were on: somebody could look at un-noised losses, norms and batch sizes. These are outside the "
     "guarantee, and so is everything decided because of them. They are not shown on this page."
@@ -53,19 +52,15 @@ class ShownRun:
     """One row of the page's table, and what stands behind it."""
 
     name: str
-    where: str
-    """path of its folder or file, as it was asked for"""
+    where: str  # path of its folder or file, as it was asked for
     method: str
     dataset: str
     state: str
-    config: str
-    """as TOML"""
-    rerun: tuple[tuple[str, str], ...]
-    """commands, each with what it does"""
+    config: str  # as TOML
+    rerun: tuple[tuple[str, str], ...]  # commands, each with what it does
     curves: Curves
     accuracy: float | None = None
-    score: str = "test"
-    """which records accuracy was measured on"""
+    score: str = "test"  # which records accuracy was measured on
     epsilon: float | None = None
     """that is claimed, or charged while `private` is None; None where there is no guarantee or none is told"""
     delta: float | None = None
@@ -73,19 +68,15 @@ class ShownRun:
     steps: int | None = None
     steps_done: int | None = None
     seconds: float | None = None
-    private: bool | None = None
-    """None while nothing is claimed yet"""
+    private: bool | None = None  # None while nothing is claimed yet
     seed: int | None = None
     privacy: PrivacyReport | None = None
     ledger: LedgerRecord | None = None
     audits: tuple[StoredAudit, ...] = ()
     warnings: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    """a line for each part that cannot be shown"""
-    marks: tuple[str, ...] = ()
-    """in two or three words each, why its row is not to be trusted or not whole"""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """what else is worth a line"""
+    missing: tuple[str, ...] = ()  # a line for each part that cannot be shown
+    marks: tuple[str, ...] = ()  # in two or three words each, why its row is not to be trusted or not whole
+    facts: Mapping[str, str] = field(default_factory=dict)  # what else is worth a line
 
     def to_json(self, most: int) -> dict[str, object]:
         """For the page, with at most so many points a line."""

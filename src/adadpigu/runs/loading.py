@@ -33,8 +33,7 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module
     facts: Facts
-    description: Description | None
-    """of own data: how records are encoded"""
+    description: Description | None  # of own data: how records are encoded
 
     def data(self) -> DataSet:
         """The data set, from where it was; refused where its description is not the one of the run."""

@@ -24,10 +24,8 @@ from adadpigu.errors import AdaDPIGUError, InputError, first_line, require
 from adadpigu.runs.run import SUMMARY
 
 CONFIG, PRIVACY, FACTS = "config.toml", "privacy.json", "data.json"
-MOST_TEXT, MOST_LEDGER = 1 << 22, 1 << 27
-"""bytes of a file of TOML or JSON, and of a ledger"""
-MOST_VALUES, MOST_DIMENSIONS = 1 << 26, 8
-"""numbers in one record, and its dimensions"""
+MOST_TEXT, MOST_LEDGER = 1 << 22, 1 << 27  # bytes of a file of TOML or JSON, and of a ledger
+MOST_VALUES, MOST_DIMENSIONS = 1 << 26, 8  # numbers in one record, and its dimensions
 MALFORMED = (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 """what values of wrong types can raise"""
 _LARGEST = 1e308

@@ -26,8 +26,7 @@ from adadpigu.tensors import digest, write_tensors
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 TEXTS = ("config.toml", "privacy.json", "statement.txt")
 """that every run leaves, and the ledger's closing record names, beside the model"""
-RUN = "run"
-"""metadata of a stored model: which run it is of, as the ledger's header names it"""
+RUN = "run"  # metadata of a stored model: which run it is of, as the ledger's header names it
 
 OUTPUTS = "importance.safetensors"
 """what the method found out besides the weights: for AdaDPIGU, importance s and mask m"""
@@ -292,8 +291,7 @@ _READ: dict[str, Callable[[str], object]] = {
     ".json": partial(json.loads, object_pairs_hook=_once),
     ".txt": str.split,
 }
-_MOST = 1 << 24
-"""bytes of a text that is read; of anything else its bytes count"""
+_MOST = 1 << 24  # bytes of a text that is read; of anything else its bytes count
 
 
 def text_digest(name: str, content: bytes) -> str:
