@@ -86,18 +86,12 @@ class CommonOptions:
     memory_limit: int | str | None = option(
         None, _MEMORY, "What processing records may take, e.g. 4GiB or 800MB; means auto. [what is free]"
     )
-    engine: str = option(
-        "auto", _MEMORY, "How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"
-    )
+    engine: str = option("auto", _MEMORY, "Bounds gradients: auto, ghost, materialised, functional, loop. [auto]")
     precision: Precision = option("float32", _MEMORY, "Of products within the net: float32 or bf16. [float32]")
-    execution: Execution = option(
-        "auto", _MEMORY, "auto: a GPU records a step once and replays it; eager: never. [auto]"
-    )
+    execution: Execution = option("auto", _MEMORY, "auto: a GPU records a step and replays it; eager: never. [auto]")
     checkpoint_every: int | None = option(None, _CRASH, "Steps between checkpoints. [about once a minute]")
     spare_steps: int = option(0, _CRASH, "Calibrate for so many steps more, to be repeated after a crash. [0]", off=0)
-    reserve: int | None = option(
-        None, _CRASH, "Steps charged at once. [1, or more where the ledger would cost over 2 %]"
-    )
+    reserve: int | None = option(None, _CRASH, "Steps charged at once. [1; more where the ledger would cost over 2 %]")
     diagnostics: bool = option(False, _DEBUG, "Write un-noised losses and norms: OUTSIDE the guarantee.", off=False)
 
 
@@ -113,9 +107,7 @@ class RunConfig(CommonOptions):
     model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
     epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
     delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
-    ledger: str | None = option(
-        None, _PRIVACY, "That several runs on one data set share; see `adadpigu ledger`.", text="FILE"
-    )
+    ledger: str | None = option(None, _PRIVACY, "Shared by runs on one data set; see `adadpigu ledger`.", text="FILE")
     randomness: str | None = option(
         None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
     )

@@ -25,14 +25,17 @@ _ENDS = {
 
 
 def render(report: PrivacyReport) -> str:
-    """The whole statement; each paragraph wrapped at 100 columns, the items of a list indented."""
+    """The whole statement, wrapped at 100 columns."""
+    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in paragraphs(report))
+
+
+def paragraphs(report: PrivacyReport) -> list[list[str]]:
+    """The whole statement; the items of a list are lines that begin with two spaces."""
     history = [_history(report)] if len(report.lives) > 1 else []
     warned = [[f"Warning: {warning}."] for warning in report.warnings]
     if report.private:
-        parts = [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
-    else:
-        parts = [*_not_private(report), *history, *warned]
-    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in parts)
+        return [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
+    return [*_not_private(report), *history, *warned]
 
 
 def _wrapped(line: str) -> list[str]:

@@ -11,11 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from adadpigu.errors import InputError, require
 from adadpigu.report.audits import StoredAudit, audit_of, is_audit
 from adadpigu.report.embedding import listed
-from adadpigu.report.results import MOST_RESULTS, OtherTable, is_own, read_results, refuse_unnoised, table_of
+from adadpigu.report.results import MOST_RESULTS, is_own, read_results, refuse_unnoised, table_of
 from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
 from adadpigu.runs.reading import Fields, fields_of, text_of
@@ -32,7 +33,7 @@ class Collection:
 
     runs: list[ShownRun] = field(default_factory=list)
     audits: list[StoredAudit] = field(default_factory=list)  # that belong to no run folder
-    tables: list[OtherTable] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # a line for each thing that cannot be shown
     passed_over: int = 0  # files in the folders that were searched, of no known kind
 
@@ -48,7 +49,7 @@ class Collection:
         return {
             "runs": [run.to_json(most) for run in self.runs],
             "audits": [audit.to_json() for audit in self.audits],
-            "tables": [table.to_json() for table in self.tables],
+            "tables": self.tables,
             "left_out": listed(self.left_out),
         }
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adadpigu.config import to_toml
 from adadpigu.errors import InputError
@@ -33,18 +33,6 @@ OWN: tuple[frozenset[str], ...] = (
 """columns by which a table of benchmarks, of the paper's figures or of a search for settings is known"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherTable:
-    """Rows that are no runs."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-
-    def to_json(self) -> dict[str, object]:
-        return {"name": name(self.name), "columns": [name(c) for c in self.columns], "rows": [*map(list, self.rows)]}
-
-
 def is_own(row: Fields) -> bool:
     """Whether a row has the columns of a table that adadpigu or its experiments write."""
     return any(columns <= row.values.keys() for columns in OWN)
@@ -62,13 +50,13 @@ def refuse_unnoised(row: Fields, setting: str = "") -> None:
         )
 
 
-def table_of(stem: str, rows: Sequence[Fields]) -> OtherTable:
-    """Rows of any kind as a table, in the order of their keys, as far as there is room."""
-    columns = tuple(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
+def table_of(stem: str, rows: Sequence[Fields]) -> dict[str, Any]:
+    """Rows of any kind as a table for the page, in the order of their keys, as far as there is room."""
+    columns = list(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
     shown = rows[:MOST_ROWS]
-    cells = tuple(tuple(_cell(row.values.get(column)) for column in columns) for row in shown)
+    cells = [[_cell(row.values.get(column)) for column in columns] for row in shown]
     cut = f" (the first {len(shown):,} of {len(rows):,} rows)" if len(rows) > len(shown) else ""
-    return OtherTable(name=f"{stem}{cut}", columns=columns, rows=cells)
+    return {"name": name(f"{stem}{cut}"), "columns": [*map(name, columns)], "rows": cells}
 
 
 def _cell(value: object) -> object:
@@ -85,7 +73,9 @@ _EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
 """flags by which a row, or its settings, tells that Diagnostics were on"""
 
 
-def read_results(path: Path, *, named: bool, most: int) -> tuple[list[ShownRun], OtherTable | None, list[str]] | None:
+def read_results(
+    path: Path, *, named: bool, most: int
+) -> tuple[list[ShownRun], dict[str, Any] | None, list[str]] | None:
     """At most so many runs, a table of rows of ours, and a line for each thing that cannot be shown.
 
     Rows of another kind are shown only of a file that was `named`. None where nothing in it is of a known kind: then it

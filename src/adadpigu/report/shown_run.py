@@ -14,6 +14,7 @@ from hashlib import sha256
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import paragraphs
 from adadpigu.methods import all_methods
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves
@@ -91,7 +92,7 @@ class ShownRun:
             "warnings": listed(self.warnings),
             "missing": listed(self.missing),
             "marks": self.marks,
-            "statement": None if self.privacy is None else paragraphs(self.privacy),
+            "statement": None if self.privacy is None else [*map(_paragraph, paragraphs(self.privacy))],
             "curves": self.curves.to_json(most),
             "ledger": None if self.ledger is None else timeline(self.ledger, over=self.state != OPEN),
             "audits": [audit.to_json() for audit in self.audits],
@@ -151,23 +152,11 @@ def _moment(stored: object) -> str:
         return name(text)
 
 
-def paragraphs(report: PrivacyReport) -> list[list[str]]:
-    """Each paragraph's words, followed by the entries of its list, if it has one."""
-    parts = (_joined(part.split("\n")) for part in block(report.statement()).split("\n\n"))
-    return [[words, *listed(entries)] for words, *entries in parts]
+def _paragraph(lines: list[str]) -> list[str]:
+    """A paragraph's words, followed by the entries of its list, if it has one.
 
-
-def _joined(lines: list[str]) -> list[str]:
-    """Lines joined to one text, and those behind two spaces to the entries of a list.
-
-    >>> _joined(["Not covered:", "  - the choice of", "    parameters", "  1. began"])
+    >>> _paragraph(["Not covered:", "  - the choice of parameters", "  1. began"])
     ['Not covered:', 'the choice of parameters', '1. began']
     """
-    found = [""]
-    for line in lines:
-        words = line.strip()
-        if line.startswith("  ") and not line.startswith("    "):
-            found.append(words.removeprefix("- "))
-        else:
-            found[-1] = f"{found[-1]} {words}".strip()
-    return found
+    entries = [line.strip().removeprefix("- ") for line in lines if line.startswith("  ")]
+    return [visible(" ".join(line for line in lines if not line.startswith("  "))), *listed(entries)]

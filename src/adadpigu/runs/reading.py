@@ -52,7 +52,7 @@ class Fields:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        value: str = self.values.get(key, default)  # type: ignore[assignment]
+        value: str = self.values.get(key, default)
         self.check(isinstance(value, str), key, "a text")
         return value
 
