@@ -97,10 +97,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CommonOptions):
-    """What `adadpigu train` does: every setting once, for files, flags and `--help`.
-
-    The defaults train AdaDPIGU on the embedded digits.
-    """
+    """Every setting of `adadpigu train`, once. The defaults train AdaDPIGU on the embedded digits."""
 
     dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
     method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
@@ -248,7 +245,6 @@ def _checked(value: object, key: str) -> object:
 
 
 def _line(text: str, key: str) -> int:
-    """The line on which a key is set."""
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(rf"\s*\[?\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
             return number

@@ -13,10 +13,7 @@ from adadpigu.errors import check
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """The exact δ of one Gaussian release at ε: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) (Balle and Wang, 2018).
-
-    Holds with equality for every ε ≥ 0 and σ > 0.
-    """
+    """The exact δ of one Gaussian release at ε ≥ 0: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) (Balle and Wang, 2018)."""
     check("epsilon", epsilon, epsilon >= 0, "must be 0 or more")
     check_noise_multiplier(noise_multiplier)
     if noise_multiplier == 0:

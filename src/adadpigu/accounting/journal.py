@@ -38,8 +38,6 @@ _PLACES = (0, 512)
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """What a journal holds."""
-
     bodies: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
     end: int  # bytes of the whole records

@@ -132,10 +132,7 @@ class LedgerRecord:
         return dp_events.compose(self.spent())
 
     def epsilon(self) -> float:
-        """ε of what was charged, by PLD at the run's δ; of a damaged ledger, that of the whole plan.
-
-        Infinite where a process drew noise that can be repeated.
-        """
+        """PLD ε of what was charged, of a damaged ledger that of the plan; infinite where noise can be repeated."""
         if not all(session.secret for session in self.sessions()):
             return math.inf
         return epsilon(self.plan.event() if self.damage else self.events(), self.delta)

@@ -46,8 +46,6 @@ class SharedTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRecord:
-    """A shared ledger as it was written."""
-
     budget: Budget
     order: float
     dataset: str
@@ -142,10 +140,7 @@ class SharedLedger:
             check(key, repr(here), here == there, other)
 
     def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
-        """Reserves what a run's whole plan costs, or says how much is left.
-
-        A run that goes on has to be there already, with the ledger that it goes on with.
-        """
+        """Reserves what a run's whole plan costs; a run that goes on has to be there, with this ledger."""
         with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
             journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
 import typer
@@ -58,8 +58,6 @@ for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         typer.echo(f"adadpigu {version('adadpigu')}")
         raise typer.Exit
 

@@ -51,9 +51,8 @@ class GroupedCommand(TyperCommand):
         for option in self.get_params(ctx):
             row = option.get_help_record(ctx)
             if row is not None:
-                section = getattr(option, "rich_help_panel", None)
-                if option.param_type_name == "argument":
-                    section = "Arguments"
+                argument = option.param_type_name == "argument"
+                section = "Arguments" if argument else getattr(option, "rich_help_panel", None)
                 (sections.setdefault(section, []) if section else loose).append(row)
         sections["Other options" if len(sections) > 1 else "Options"] = loose
         for section, rows in sections.items():

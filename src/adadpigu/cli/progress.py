@@ -65,10 +65,7 @@ def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> R
 
 @contextlib.contextmanager
 def features_progress(console: Console) -> Iterator[Callable[[float | None], None]]:
-    """A bar for the features of a data set, which are computed once; it appears with the first report.
-
-    It shows a share, or for private records, whose number is nobody's business, only that work goes on.
-    """
+    """A bar that appears with the first report: a share done, or None for private records, whose number is secret."""
     shown = bar(console)
     task = shown.add_task("features, computed once", total=None)
     words = ["computing features of all records, once; this may take a few minutes"]
@@ -98,7 +95,6 @@ class Counter:
         self._last = time.monotonic()
 
     def name(self, what: str) -> None:
-        """What is done from here on."""
         self._what = what
         if self._moving is not None and self._task is not None:
             self._moving.update(self._task, description=what)

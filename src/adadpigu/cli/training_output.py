@@ -21,8 +21,6 @@ from adadpigu.runs.run import Facts, Metrics, Run
 
 
 class _Rate(ProgressColumn):
-    """Steps a second."""
-
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.0f} steps/s")

@@ -29,8 +29,6 @@ FEWEST, ENOUGH = 24, 2000  # points of one line: at least, and at most
 
 @dataclass
 class Collection:
-    """What a page shows."""
-
     runs: list[ShownRun] = field(default_factory=list)
     audits: list[StoredAudit] = field(default_factory=list)  # that belong to no run folder
     tables: list[dict[str, Any]] = field(default_factory=list)
@@ -39,7 +37,6 @@ class Collection:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
         return not (self.runs or self.audits or self.tables)
 
     def to_json(self) -> dict[str, object]:

@@ -19,10 +19,15 @@ from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
 from adadpigu.runs.run import MODEL
 from adadpigu.tensors import read_tensors
 
+METRICS = "metrics.jsonl"
+MOST_METRICS = 1 << 27  # bytes of it
+MOST_LAYERS = 512  # whose curves are shown
+SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
+"""what is recorded once a line: as what, and at most"""
+BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
+"""what is recorded for each layer, and within which bounds"""
 DIGITS = 5  # significant ones of a value that is drawn
-
 LEAST = 1e-12  # to which a smaller ε above 0 is rounded up
-
 Point = tuple[int, float]
 
 
@@ -69,19 +74,8 @@ def round_up(value: float) -> float:
     return float(number(max(value, LEAST), DIGITS)) if value > 0 else 0.0
 
 
-METRICS = "metrics.jsonl"
-MOST_METRICS = 1 << 27  # bytes of it
-MOST_LAYERS = 512  # whose curves are shown
-SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
-"""what is recorded once a line: as what, and at most"""
-BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
-"""what is recorded for each layer, and within which bounds"""
-
-
 @dataclass(kw_only=True)
 class Curves:
-    """Lines of one run; each may be empty."""
-
     single: dict[str, list[Point]] = field(default_factory=lambda: {key: [] for key in SINGLE})
     """accuracy, epsilon, active"""
     layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
@@ -101,7 +95,6 @@ class Curves:
         return sum(map(bool, self.single.values())) + sum(len(lines) for lines in self.layered.values())
 
     def last(self, key: str) -> float | None:
-        """Where a single line stands now."""
         points = self.single.get(key)
         return points[-1][1] if points else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 LONGEST_NAME = 200  # characters of a name that are shown
 LONGEST_SENTENCE = 1000  # characters of a caution or a refusal that are shown
@@ -36,9 +37,7 @@ def name(text: str, most: int = LONGEST_NAME) -> str:
     return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
 
 
-def sentence(text: str) -> str:
-    """What is said of a run: longer than a name, and shortened where the names in it are very long."""
-    return name(text, LONGEST_SENTENCE)
+sentence = partial(name, most=LONGEST_SENTENCE)
 
 
 def listed(lines: Sequence[str], shown: Callable[[str], str] = sentence) -> list[str]:

@@ -263,10 +263,7 @@ def _word(value: object) -> str:
 def _against(
     found: _Parts, state: str, audits: Sequence[StoredAudit], *, incomplete: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a reader must see before a run's numbers: in sentences, and in two or three words each for its row.
-
-    Any file is enough to speak against a run.
-    """
+    """What speaks against a run, by any of its files: in sentences, and in two or three words each for its row."""
     privacy, record, binding = found.privacy, found.record, found.binding
     untrusted = binding is not None and not binding.unclosed and privacy is None
     unbound = binding is not None and binding.unclosed

@@ -82,16 +82,14 @@ class ShownRun:
     def to_json(self, most: int) -> dict[str, object]:
         """For the page, with at most so many points a line."""
         words = ("name", "where", "method", "dataset", "score")
-        plain = ("state", "accuracy", "epsilon", "delta", "noise_multiplier", "steps", "steps_done", "seconds", "seed")
+        plain = ("state", "private", "accuracy", "epsilon", "delta", "noise_multiplier", "seconds", "seed", "marks")
         return {
             "id": sha256(self.where.encode("utf-8", "surrogateescape")).hexdigest()[:16],
             **{key: name(getattr(self, key)) for key in words},
-            **{key: getattr(self, key) for key in plain},
-            "private": self.private,
+            **{key: getattr(self, key) for key in (*plain, "steps", "steps_done")},
             "epsilon_text": self._epsilon_text(),
             "warnings": listed(self.warnings),
             "missing": listed(self.missing),
-            "marks": self.marks,
             "statement": None if self.privacy is None else [*map(_paragraph, paragraphs(self.privacy))],
             "curves": self.curves.to_json(most),
             "ledger": None if self.ledger is None else timeline(self.ledger, over=self.state != OPEN),
@@ -122,12 +120,11 @@ def timeline(record: LedgerRecord, *, over: bool) -> dict[str, object]:
     sessions, rows = record.sessions(), []
     for number, session in enumerate(sessions[:MOST_LISTED]):
         unsaid = number == len(sessions) - 1 and not over and session.end == "crashed"
+        end = "still at work, or ended without notice" if unsaid else _ENDS.get(session.end, name(session.end))
         rows.append(
             {
                 **vars(session),
-                "end": "still at work, or ended without notice"
-                if unsaid
-                else _ENDS.get(session.end, name(session.end)),
+                "end": end,
                 "short": OPEN if unsaid else name(session.end),
                 "bad": session.end in ("crashed", "failed") and not unsaid,
                 "began": _moment(began[number]),

@@ -68,8 +68,6 @@ def fingerprint(places: Sequence[Path]) -> str:
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves one page on loopback."""
-
     daemon_threads = True
 
     def __init__(self, watched: Watched, port: int = 0) -> None:
@@ -89,11 +87,6 @@ class ReportServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a browser on this machine calls the server."""
-        return f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"
-
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
@@ -101,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "adadpigu", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.names:
+        if self.headers.get("Host") not in [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]:
             self._answer(421, b"wrong host\n", "text/plain")
             return
         token, slash, rest = self.path.removeprefix("/").partition("/")

@@ -48,10 +48,7 @@ class LoadedRun:
 
 
 def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
-    """Reads a run folder; the message of a refusal says what is missing or odd.
-
-    A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
-    """
+    """Reads a run folder. A model called `package.module:function` is code, which only `trust_code` lets run."""
     text, facts = text_of(folder, CONFIG), facts_of(folder)
     path = file_of(folder, MODEL)
     config = _with_model(merge(parse(text, str(folder / CONFIG))), folder)
@@ -69,9 +66,9 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
 
 
 def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
-    """Gives a model of the caller's own the weights of a run that was trained with such a one, and returns it.
+    """Gives a model of your own the weights of a run that trained such a model, and returns it.
 
-    The run may be of a Hugging Face trainer, whose model it is then.
+    The run may be one of the Hugging Face trainer.
     """
     folder = Path(folder)
     stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
