@@ -171,18 +171,16 @@ def privacy_report(
     )
 
 
+@functools.cache
 def library_versions() -> dict[str, str]:
     """The versions that a reader would need to repeat the accounting."""
-    packages = ("adadpigu", "torch", "numpy", "dp-accounting")
-    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
-
-
-@functools.cache
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed as a package"
+    found = {"python": platform.python_version()}
+    for package in ("adadpigu", "torch", "numpy", "dp-accounting"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
 
 
 _NOT_COVERED = (

@@ -86,9 +86,8 @@ def entries(paths: Sequence[Path]) -> list[Path]:
 
 def _entries(path: Path) -> Iterator[Path]:
     """The run folders and files at or below a path, in order of name."""
-    if path.is_file() or is_run_folder(path):
+    if path.is_file():
         yield path
-        return
     for place, folders, files in os.walk(path):
         here = Path(place)
         if is_run_folder(here):

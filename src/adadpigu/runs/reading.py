@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,25 +133,19 @@ class Facts:
 
     shape: tuple[int, ...] | None
     classes: int | None
+    built: Mapping[str, Any] = field(default_factory=dict)  # of a run made in Python: how its model is built
 
 
 def facts_of(folder: Path) -> Facts:
-    stored = stored_facts(folder)
-    fields = Fields(stored, f"run={str(folder)!r}: {FACTS}")
-    shape, classes = stored["shape"], stored["classes"]
+    fields = json_of(folder, FACTS)
+    there = fields.values.keys() >= {"shape", "classes"}
+    require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
+    shape, classes, built = fields.values["shape"], fields.values["classes"], fields.values.get("built")
     allowed = f"null, or 1 to {MOST_DIMENSIONS} whole numbers of at least 1 whose product is at most {MOST_VALUES}"
     fields.check(shape is None or _is_shape(shape), "shape", allowed)
     known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
     fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
-    return Facts(None if shape is None else tuple(shape), classes)
-
-
-def stored_facts(folder: Path) -> dict[str, Any]:
-    """What a run's data.json holds, not yet checked but for shape and classes being there."""
-    fields = json_of(folder, FACTS)
-    there = fields.values.keys() >= {"shape", "classes"}
-    require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
-    return dict(fields.values)
+    return Facts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
 
 
 def _is_shape(value: object) -> bool:
