@@ -65,7 +65,6 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
 
 def affordable_prefix(plan: Plan, *, epsilon: float, delta: float) -> int:
     """How many steps from the start of this plan, across its stages, the budget pays for; its noise stays as it is."""
-    Budget(epsilon=epsilon, delta=delta)
 
     def quick(steps: int) -> float:
         return accountants.quick_epsilon(plan.prefix(steps).event(), delta)

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.accounting import Budget, epsilons, plan_for
 from adadpigu.accounting import calibrate as find_noise
+from adadpigu.accounting import epsilons, plan_for
 from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
 from adadpigu.accounting.journal import strict_json
-from adadpigu.accounting.plan import Plan, check_delta
+from adadpigu.accounting.plan import Plan
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
 from adadpigu.cli.progress import search_progress
 
@@ -33,7 +33,6 @@ def account(
     as_json: Json = False,
 ) -> None:
     """Tells the ε of a noise multiplier, by every accountant. For Poisson sampling, and adding or removing a record."""
-    check_delta(delta)
     with search_progress(notes(), "adding up the steps"):
         found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
     if as_json:
@@ -50,7 +49,6 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Finds the least noise multiplier that keeps a budget. Shows the paper's closed form beside it."""
-    Budget(epsilon=epsilon, delta=delta)
     plan_at = plan_for(sample_rate, steps)
     with search_progress(notes(), "looking for σ") as report:
 

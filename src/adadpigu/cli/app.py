@@ -115,8 +115,8 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
     if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
         return None
     message = str(error.format_message()).strip().rstrip(".")
+    context: Any = getattr(error, "ctx", None)
     if message.startswith(("No such command", "Missing command")):
-        context: Any = error.ctx  # type: ignore[attr-defined]
         names = sorted(context.command.commands)  # of the group that was asked
         if message.startswith("Missing"):
             return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
@@ -124,7 +124,7 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         if asked in ("bench", "reproduce"):
             return f"command {asked!r} has a package of its own: `pip install ./papers` in the source code installs it"
         return str(unknown("command", asked, names))
-    if message.startswith("No such option") and (context := getattr(error, "ctx", None)) is not None:
+    if message.startswith("No such option") and context is not None:
         known = [flag for each in context.command.params for flag in each.opts if flag.startswith("--")]
         asked = str(error.option_name)  # type: ignore[attr-defined]
         if hasattr(context.command, "commands"):
@@ -136,5 +136,5 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
             if given[0] == option and message.startswith("Invalid value"):
                 value = given[1] if len(given) == 2 else " ".join(arguments[position + 1 : position + 2])
                 return f"{message} (got {value!r})"
-    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    path = getattr(context, "command_path", None)
     return message if path is None or not message or "Did you mean" in message else f"{message}; see `{path} --help`"

@@ -123,6 +123,7 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
     epsilon = row.number("epsilon", 0, 1e30)
     private = epsilon is not None and not unprotected(method) and not _says_no(row) and not _says_no(config)
     exposed = any(fields.flag(key) for fields in (row, config) for key in _EXPOSED)
+    again = ("adadpigu train --config FILE", "with the settings above in FILE; spends as much again")
     return ShownRun(
         name=row.text("name" if "name" in row.values else "run"),
         where=f"{path}, line {number}",
@@ -130,9 +131,7 @@ def _run(row: Fields, path: Path, number: int) -> ShownRun:
         dataset=both.text("dataset"),
         state="result",
         config=_toml(config),
-        rerun=(("adadpigu train --config FILE", "with the settings above in FILE; spends as much again"),)
-        if config.values
-        else (),
+        rerun=(again,) if config.values else (),
         curves=_curves(row),
         accuracy=row.number("accuracy" if "accuracy" in row.values else "test_accuracy", 0, 1),
         score=row.text("score", "test"),
