@@ -177,11 +177,11 @@ class Ledger:
             if reserved is not None:
                 del self._reserved[key]
                 if news:
-                    self._write({"releases": strict_json(news)})
+                    self._write({"releases": news})
                 return
             self._charged[planned] += 1
             place = {"charge": self.count - 1, "stage": stage, "step": step, "draw": draw}
-            self._write({**place, "event": _event_to_json(planned), "releases": strict_json(list(releases))})
+            self._write({**place, "event": _event_to_json(planned), "releases": list(releases)})
 
     def cover(self, stage: str, step: int, draws: Mapping[str, DpEvent], *, left: int) -> None:
         """Called before each step, with what it will draw; `left` such steps the stage has, this one included.
@@ -303,7 +303,7 @@ class Ledger:
         self._lines.append(line)
         try:
             if self._journal is not None:
-                self._journal.append(line)
+                self._journal.append(strict_json(line))
         except BaseException:
             self._refusal = "a line could not be written"
             raise
