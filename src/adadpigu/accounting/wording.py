@@ -25,14 +25,17 @@ _ENDS = {
 
 
 def render(report: PrivacyReport) -> str:
-    """The whole statement; each paragraph wrapped at 100 columns, the items of a list indented."""
+    """The whole statement, wrapped at 100 columns."""
+    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in paragraphs(report))
+
+
+def paragraphs(report: PrivacyReport) -> list[list[str]]:
+    """The whole statement; the items of a list are lines that begin with two spaces."""
     history = [_history(report)] if len(report.lives) > 1 else []
     warned = [[f"Warning: {warning}."] for warning in report.warnings]
     if report.private:
-        parts = [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
-    else:
-        parts = [*_not_private(report), *history, *warned]
-    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in parts)
+        return [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
+    return [*_not_private(report), *history, *warned]
 
 
 def _wrapped(line: str) -> list[str]:
@@ -157,8 +160,8 @@ def _draw(group: EventCount) -> str:
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
-def number(value: float) -> str:
-    """An ε for people: four digits, rounded up, so that what is read is never below what is spent.
+def number(value: float, digits: int = 4) -> str:
+    """An ε for people, rounded up, so that what is read is never below what is spent.
 
     >>> number(3.99412), number(math.inf), number(0.0)
     ('3.995', 'infinite', '0')
@@ -167,8 +170,8 @@ def number(value: float) -> str:
         return "infinite"
     if value <= 0:
         return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.4g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.{digits}g}"
 
 
 def odds(epsilon: float) -> str:
