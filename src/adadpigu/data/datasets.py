@@ -6,7 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from adadpigu.core.sampling import Population
-from adadpigu.core.trees import Tree, check_tree, count_rows, select, to_device
+from adadpigu.core.trees import Tree, check_tree, count_rows, named_leaves, select, to_device
 from adadpigu.errors import InputError, first_line, require
 
 
@@ -30,8 +30,8 @@ class TensorRecords:
     def __init__(
         self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, origin: object = None
     ) -> None:
-        self.inputs = check_tree(tree_map(_as_tensor, inputs), f"{name}: inputs")
-        self.targets: Tree = check_tree(tree_map(_as_label, targets), f"{name}: targets")
+        self.inputs = _as_tree(inputs, f"{name}: inputs", _as_tensor)
+        self.targets: Tree = _as_tree(targets, f"{name}: targets", _as_label)
         rows = count_rows(self.inputs), count_rows(self.targets)
         require(rows[0] == rows[1], f"{name}: {rows[0]} inputs but {rows[1]} targets; allowed: one target a record")
         self.name = name
@@ -47,7 +47,7 @@ class TensorRecords:
     @classmethod
     def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
         """Whole records from a tree of tensors or arrays."""
-        batch = check_tree(tree_map(_as_tensor, batch), name)
+        batch = _as_tree(batch, name, _as_tensor)
         made = cls(batch, no_targets(batch), name=name, published=published, origin=origin)
         made.whole = True
         return made
@@ -144,6 +144,11 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
     items = [dataset[i] for i in indices]
     try:
         return tree_map(_as_tensor, default_collate(items))
+    except (RuntimeError, KeyError):  # torch's own words tell the lengths of two records
+        raise InputError(
+            f"{name}: {_uneven_part(items)} has several lengths or shapes; allowed: one for all records; pad each to "
+            "a public length in the Dataset, or in the collate_fn of a loader"
+        ) from None
     except TypeError as error:
         raise InputError(
             f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
@@ -151,8 +156,38 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
         ) from None
 
 
+def _uneven_part(items: list[Any]) -> str:
+    """The first part that has not one shape in all items."""
+
+    def shape(part: Any) -> str:
+        return str(len(part) if isinstance(part, list) else np.shape(part))
+
+    first, *others = (dict(named_leaves(tree_map(shape, item, is_leaf=_is_numbers), "item")) for item in items)
+    return next((place for place in first if any(other.get(place) != first[place] for other in others)), "an item")
+
+
+def _as_tree(values: Any, name: str, convert: Callable[[Any], Any]) -> Tree:
+    """A tree of tensors from tensors, arrays, data frames and lists of numbers."""
+    try:
+        made = tree_map(convert, values, is_leaf=_is_numbers)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} are no numbers, or rows of several lengths; allowed: numbers, one row a record (encode text and "
+            "categories, pad to a public length)"
+        ) from None
+    return check_tree(made, name)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists: an array, not a tree."""
+    return isinstance(value, list) and all(isinstance(v, int | float | np.generic) or _is_numbers(v) for v in value)
+
+
 def _as_tensor(value: Any) -> Any:
-    """Arrays as tensors; NumPy's default float64 becomes torch's default type, which is what models have."""
+    """Arrays, data frames and lists of numbers as tensors; float64, NumPy's default, becomes torch's default."""
+    if isinstance(value, list) or hasattr(value, "to_numpy"):
+        value = np.array(value)
+        value = np.array(value.tolist()) if value.dtype == object else value  # columns of several types, or nullable
     if not isinstance(value, np.ndarray):
         return value
     made = torch.from_numpy(value) if value.dtype.kind in "fiub" else torch.as_tensor(value)
@@ -254,14 +289,18 @@ def _lots(records: TensorRecords, seed: int) -> Tensor:
     return torch.tensor(lots, dtype=torch.float64)
 
 
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
+
+
 def _population(source: Source, name: str) -> Population:
     if isinstance(source, DataSet):
         return source.train
     loader = isinstance(source, DataLoader)
     require(not loader, f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
     pair = isinstance(source, tuple | list) and len(source) == 2
-    if pair and (isinstance(source, tuple) or isinstance(source[1], Tensor | np.ndarray)):  # else a list of records
+    if pair and (isinstance(source, tuple) or _is_array(source[1])):  # else a list of records
         return TensorRecords(source[0], source[1], name=name)
-    if isinstance(source, Tensor | np.ndarray | dict | tuple):
+    if isinstance(source, dict | tuple) or _is_array(source):
         return TensorRecords.of(source, name=name)
     return IndexedRecords(cast("Dataset[Any]", source), name=name)
