@@ -24,8 +24,13 @@ def digest(named: Iterable[tuple[str, Tensor]], start: str = "") -> str:
     made = hashlib.sha256(start.encode())
     for name, value in named:
         made.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        made.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        made.update(bytes_of(value))
     return made.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it is contiguous in main memory."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path, what: str) -> dict[str, Tensor]:

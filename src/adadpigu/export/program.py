@@ -14,7 +14,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from adadpigu.durable import check_place, write_bytes, writing
 from adadpigu.errors import InputError, ModelError, first_line
 from adadpigu.export.subject import Exportable, Synthetic, statement_of, subject_of
 from adadpigu.extras import extra
-from adadpigu.features.scattering import Scattering
 
 TOLERANCE = 1e-4
 """how far outputs may be apart, in units of the largest output or of 1, whichever is more"""
@@ -142,9 +140,6 @@ def check_new(path: Path, suffix: str = "") -> None:
 def _traced(model: nn.Module, synthetic: Synthetic) -> ExportedProgram:
     """The graph of a model, with a first dimension of any size and without notes on source code."""
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    for module in copied.modules():
-        if isinstance(module, Scattering):
-            module.forward = partial(_undivided, module)  # type: ignore[method-assign]
     inputs = synthetic.draw(_TRACED)
     try:
         outputs = copied(inputs)
@@ -164,12 +159,6 @@ def _traced(model: nn.Module, synthetic: Synthetic) -> ExportedProgram:
         for note in _NOTES:
             node.meta.pop(note, None)
     return program
-
-
-def _undivided(scattering: Scattering, x: Tensor) -> Tensor:
-    """A scattering's forward that takes all records at once."""
-    planes = x.to(scattering.fine.bank.dtype).flatten(0, 1)
-    return scattering._planes(planes).reshape(x.shape[0], *scattering.features)
 
 
 def _graph_of(model: nn.Module, inputs: Tensor) -> ExportedProgram:

@@ -6,7 +6,6 @@ damaged file is found and made again. The caller decides what is kept: published
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
-from adadpigu.tensors import read_metadata, read_tensors
+from adadpigu.tensors import bytes_of, digest, read_metadata, read_tensors
 
 Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
@@ -43,7 +42,7 @@ def cached(
     `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do. Where
     the folder cannot be written, features are computed and a `CacheWarning` says so.
     """
-    path = folder / f"{_key(inputs, str(transform.signature))}.safetensors"
+    path = folder / f"{digest([(_NAME, inputs)], str(transform.signature))}.safetensors"
     found = _load(path, _warn)
     if found is not None:
         return found
@@ -89,17 +88,6 @@ def computed(
     return made
 
 
-def _key(inputs: Tensor, signature: str) -> str:
-    digest = hashlib.sha256(json.dumps([signature, list(inputs.shape), str(inputs.dtype)]).encode())
-    digest.update(_bytes(inputs))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy where it is contiguous in main memory."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
     """The features in a file, mapped into memory (writing to them leaves the file alone); None where it is no good."""
     try:
@@ -107,7 +95,7 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
             return None
         told = read_metadata(path, "features")
         found = read_tensors(path, "features")[_NAME]
-        if told.get("key") == path.stem and told.get("sha256") == hashlib.sha256(_bytes(found)).hexdigest():
+        if told.get("key") == path.stem and told.get("sha256") == digest([(_NAME, found)]):
             return found
         reason = "its content is not what was written"
     except (OSError, InputError, KeyError) as error:
@@ -119,7 +107,7 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
 def _store(path: Path, features: Tensor) -> None:
     """Writes a safetensors file by hand, so that no second copy of the features is held."""
     header = {
-        "__metadata__": {"key": path.stem, "sha256": hashlib.sha256(_bytes(features)).hexdigest()},
+        "__metadata__": {"key": path.stem, "sha256": digest([(_NAME, features)])},
         _NAME: {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, features.nbytes]},
     }
     text = json.dumps(header).encode()
@@ -127,7 +115,7 @@ def _store(path: Path, features: Tensor) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.write(_bytes(features))
+        file.write(bytes_of(features))
 
     atomic_write(path, write)
 
