@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
-from adadpigu.tensors import bytes_of, digest, read_metadata, read_tensors
+from adadpigu.tensors import digest, raw_bytes, read_file
 
 Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
@@ -93,8 +93,8 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
     try:
         if not path.exists():
             return None
-        told = read_metadata(path, "features")
-        found = read_tensors(path, "features")[_NAME]
+        tensors, told = read_file(path, "features")
+        found = tensors[_NAME]
         if told.get("key") == path.stem and told.get("sha256") == digest([(_NAME, found)]):
             return found
         reason = "its content is not what was written"
@@ -115,7 +115,7 @@ def _store(path: Path, features: Tensor) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.write(bytes_of(features))
+        file.write(raw_bytes(features))
 
     atomic_write(path, write)
 

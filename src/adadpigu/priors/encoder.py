@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError, require
-from adadpigu.tensors import digest, read_metadata, read_tensors, write_tensors
+from adadpigu.tensors import digest, read_file, write_tensors
 
 Convolve = Callable[[str, Tensor], Tensor]
 """applies a convolution, by its name, to maps"""
@@ -153,14 +153,14 @@ class Weights:
 
 def read_weights(path: Path) -> Weights:
     """The constants of a file, found to be what was written."""
-    told = read_metadata(path, "prior")
+    tensors, told = read_file(path, "prior")
     try:
         shape = json.loads(told.pop("plan"))
         plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
         expected = told.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
-    found = Weights(plan=plan, tensors=read_tensors(path, "prior"), told=told)
+    found = Weights(plan=plan, tensors=tensors, told=told)
     made = found.fingerprint()
     require(made == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}")
     return found
