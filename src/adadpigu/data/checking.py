@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from adadpigu.core.sampling import Population, bytes_of
-from adadpigu.core.trees import named_leaves
+from adadpigu.core.trees import Tree, named_leaves
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import PLAIN_VALUES, refuse_mixed_items
 from adadpigu.errors import InputError, require
@@ -176,16 +176,10 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
         )
 
 
-def check_records(
-    population: Population, classes: int | None, ignored: int | None = None, *, name: str, chunk: int = 4096
-) -> Digests:
-    """Reads every record once and refuses NaN, infinities and labels outside 0 … classes − 1, naming the record.
-
-    Returns a digest of each record's input.
-    """
+def check_records(population: Population, classes: int | None, ignored: int | None = None, *, name: str) -> Digests:
+    """Reads every record once, refuses NaN, infinities and labels outside 0 … classes − 1, and returns `digests`."""
     found: list[int] = []
-    for start in range(0, len(population), chunk):
-        inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
+    for start, inputs, targets in _chunks(population):
         for what, tensor in (*named_leaves(inputs, "input"), *named_leaves(targets, "target")):
             record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
             require(record is None, f"{name}: record {start + (record or 0)} has a NaN or infinite value in its {what}")
@@ -203,10 +197,15 @@ def check_records(
     return np.array(found, np.int64)
 
 
-def digests(population: Population, chunk: int = 4096) -> Digests:
+def digests(population: Population) -> Digests:
     """A digest of each record's input."""
-    parts = [torch.arange(start, min(start + chunk, len(population))) for start in range(0, len(population), chunk)]
-    return np.array([hash(row) for part in parts for row in bytes_of(population.take(part)[0])], np.int64)
+    return np.array([hash(row) for _, inputs, _ in _chunks(population) for row in bytes_of(inputs)], np.int64)
+
+
+def _chunks(population: Population, size: int = 4096) -> Iterator[tuple[int, Tree, Tree]]:
+    """All records, some at a time, with the position of the first."""
+    for start in range(0, len(population), size):
+        yield start, *population.take(torch.arange(start, min(start + size, len(population))))
 
 
 def refuse_other_kind(train: Population, other: Population, name: str) -> None:

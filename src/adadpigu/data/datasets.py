@@ -28,7 +28,14 @@ class TensorRecords:
     """
 
     def __init__(
-        self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, origin: object = None
+        self,
+        inputs: Tree,
+        targets: Any,
+        *,
+        name: str = "data",
+        published: bool = False,
+        whole: bool = False,
+        origin: object = None,
     ) -> None:
         self.inputs = _as_tree(inputs, f"{name}: inputs", _as_tensor)
         self.targets: Tree = _as_tree(targets, f"{name}: targets", _as_label)
@@ -37,7 +44,7 @@ class TensorRecords:
         self.name = name
         self.device: torch.device = tree_leaves(self.inputs)[0].device
         self._size = count_rows(self.targets)
-        self.whole = False
+        self.whole = whole
         """whether inputs hold all parts of a record"""
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
@@ -48,9 +55,7 @@ class TensorRecords:
     def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
         """Whole records from a tree of tensors or arrays."""
         batch = _as_tree(batch, name, _as_tensor)
-        made = cls(batch, no_targets(batch), name=name, published=published, origin=origin)
-        made.whole = True
-        return made
+        return cls(batch, no_targets(batch), name=name, published=published, whole=True, origin=origin)
 
     def __len__(self) -> int:
         return self._size
@@ -64,14 +69,11 @@ class TensorRecords:
         return select(self.inputs, where), select(self.targets, where)
 
     def to(self, device: torch.device) -> TensorRecords:
-        """The same records on a device, as published as they were."""
         return self.replaced(to_device(self.inputs, device), to_device(self.targets, device))
 
     def replaced(self, inputs: Tree, targets: Tree) -> TensorRecords:
         """Other tensors in the place of these."""
-        made = TensorRecords(inputs, targets, name=self.name, published=self.published)
-        made.whole = self.whole
-        return made
+        return TensorRecords(inputs, targets, name=self.name, published=self.published, whole=self.whole)
 
 
 class IndexedRecords:
@@ -89,7 +91,7 @@ class IndexedRecords:
         self.whole = False
         if self._size:
             first = check_tree(_collated(dataset, [0], name), f"{name}: an item")
-            self.whole = not _is_pair(first)
+            self.whole = not (isinstance(first, tuple | list) and len(first) == 2)
             self._empty = tuple(select(part, slice(0)) for part in self._parts(first))
 
     def __len__(self) -> int:
@@ -134,10 +136,6 @@ def no_targets(batch: Tree) -> Tensor:
     """[n, 0]: in the place of targets, where they are parts of the batch."""
     first: Tensor = tree_leaves(batch)[0]
     return first.new_zeros((len(first), 0), dtype=torch.float32)
-
-
-def _is_pair(batch: Tree) -> bool:
-    return isinstance(batch, tuple | list) and len(batch) == 2
 
 
 def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
@@ -226,15 +224,13 @@ Source = DataSet | Dataset[Any] | Tree
 def declare(
     source: Source, *, records: int | None = None, test: Source | None = None, name: str = "own data"
 ) -> DataSet:
-    """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public.
+    """A data set from tensors, arrays, data frames or a `Dataset`, with its record count declared public.
 
-    A `DataSet` is taken as it is. `test` gives test records to one that has none; one that has its own keeps them, and
-    another `test` is refused rather than chosen between: `dataclasses.replace(data, test=None)` drops the first.
+    A `DataSet` is taken as it is. `test` gives test records to one that has none.
     """
     measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
-        agrees = records in (None, source.records)
-        require(agrees, f"records={records} contradicts the {source.records} that {source.name!r} declares")
+        check_agrees(source.name, records=(records, source.records))
         require(
             measured is None or source.test is None,
             f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
@@ -251,6 +247,12 @@ def declare(
     return _with_test(DataSet(name=name, train=train, records=records), measured)
 
 
+def check_agrees(name: str, **facts: tuple[int | None, int]) -> None:
+    """Refuses a given number that is not the declared one; each fact is (given or None, declared)."""
+    for key, (given, declared) in facts.items():
+        require(given in (None, declared), f"{key}={given} contradicts the {declared} that {name!r} declares")
+
+
 def _with_test(data: DataSet, test: Population | None) -> DataSet:
     require(test is None or len(test), f"{data.name}: there is no test record; allowed: at least 1, or test=None")
     return data if test is data.test else replace(data, test=test)
@@ -259,9 +261,8 @@ def _with_test(data: DataSet, test: Population | None) -> DataSet:
 def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     """The training records without about `held_out` of them, which take the place of the test records: for tuning.
 
-    Each record goes by a hash of itself and the public seed, so no record decides where another one goes, and one
-    record more or less in the whole is one more or less in one of the parts. Equal records go together. The official
-    test records are out of reach of what is tuned.
+    Each record goes by a hash of itself and the public seed, so that no record decides where another one goes. Equal
+    records go together.
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
@@ -281,7 +282,7 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
 
 
 def _lots(records: TensorRecords, seed: int) -> Tensor:
-    """For each record a number in [0, 1) that depends on that record and the seed alone."""
+    """For each record a number in [0, 1), from that record and the seed alone."""
     lots = []
     for x, y in zip(records.inputs.cpu().numpy(), records.targets.cpu().numpy(), strict=True):
         digest = hashlib.sha256(seed.to_bytes(4, "little") + x.tobytes() + y.tobytes()).digest()

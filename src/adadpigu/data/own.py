@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import DataSet, TensorRecords, check_agrees
 from adadpigu.data.description import (
     DESCRIPTION,
     ArrayFacts,
@@ -50,10 +50,7 @@ def class_folders(folder: Path) -> list[str]:
 def read_folder(
     folder: Path, facts: ImageFacts, classes: Sequence[str], *, beside: Sequence[Path] = ()
 ) -> TensorRecords:
-    """The records of a folder: images [n, channels, height, width] and the positions of their classes.
-
-    `beside` are files and folders inside that hold no training records: a description, test images.
-    """
+    """The records of a folder; `beside` are entries that hold no training records: a description, test images."""
     found = {entry.name for entry in _entries(folder) if entry.resolve() not in {path.resolve() for path in beside}}
     lost, odd = sorted({*classes} - found), sorted(found - {*classes, *facts.ignore})
     require(not lost, f"folder={str(folder)!r} has no sub-folder {listed([*map(repr, lost)])} for a class")
@@ -132,9 +129,8 @@ def own_dataset(
     declared = find_description(path, description)
     if declared is None:
         return npz_dataset(path, records=records, classes=classes)
-    for key, given, known in (("records", records, declared.records), ("classes", classes, len(declared.classes))):
-        agrees = given in (None, known)
-        require(agrees, f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")
+    agreed = {"records": (records, declared.records), "classes": (classes, len(declared.classes))}
+    check_agrees(str(declared.path), **agreed)
     facts = declared.facts
     if isinstance(facts, ArrayFacts):
         _check_kind(path, declared, "dataset")
@@ -151,10 +147,7 @@ def own_dataset(
 
 
 def find_description(path: Path, given: Path | None = None) -> Description | None:
-    """The description given, or else the one beside the data; None for `.npz`, which needs none.
-
-    Where there is none, the error says how to write one.
-    """
+    """The description given, or else the one beside the data; None for `.npz`, which needs none."""
     if given is not None:
         return read_description(given)
     if _kind(path, "dataset") is ArrayFacts:
