@@ -117,35 +117,33 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
     task = _TASKS.get(len(facts.shape or ()), "other")
     held = "differential-privacy" if privacy.private else "not-private"
     exposed = ["diagnostics-exposed"] if privacy.diagnostics_exposed else []
+    measured = facts.accuracy is not None
+    accuracy = {"type": "accuracy", "name": "test accuracy, outside the guarantee", "value": facts.accuracy}
+    result: Tree = {
+        "task": {"type": task},
+        "dataset": {"name": facts.dataset, "type": facts.dataset},
+        "metrics": [{**accuracy, "verified": False}],
+    }
     matter: dict[str, Tree] = {
         "license": license,
         "library_name": "adadpigu",
         "tags": list(dict.fromkeys(["adadpigu", "pytorch", held, *exposed, privacy.method])),
+        "pipeline_tag": None if task == "other" else task,
+        "datasets": [facts.dataset] if _HUB_NAME.fullmatch(facts.dataset) else None,
+        "metrics": ["accuracy"] if measured else None,
+        "model-index": [{"name": title, "results": [result]}] if measured else None,
+        "privacy": {
+            "private": privacy.private,
+            "epsilon": privacy.epsilon_pld if privacy.private else None,
+            "delta": privacy.delta if privacy.private else None,
+            "unit": privacy.unit_of_privacy,
+            "relation": privacy.relation,
+            "diagnostics_exposed": privacy.diagnostics_exposed,
+            "interrupted": privacy.interrupted,
+            **({"bound": False} if is_unbound(privacy) else {}),
+        },
     }
-    if task != "other":
-        matter["pipeline_tag"] = task
-    if _HUB_NAME.fullmatch(facts.dataset):
-        matter["datasets"] = [facts.dataset]
-    if facts.accuracy is not None:
-        matter["metrics"] = ["accuracy"]
-        name = "test accuracy, outside the guarantee"
-        result: Tree = {
-            "task": {"type": task},
-            "dataset": {"name": facts.dataset, "type": facts.dataset},
-            "metrics": [{"type": "accuracy", "name": name, "value": facts.accuracy, "verified": False}],
-        }
-        matter["model-index"] = [{"name": title, "results": [result]}]
-    matter["privacy"] = {
-        "private": privacy.private,
-        "epsilon": privacy.epsilon_pld if privacy.private else None,
-        "delta": privacy.delta if privacy.private else None,
-        "unit": privacy.unit_of_privacy,
-        "relation": privacy.relation,
-        "diagnostics_exposed": privacy.diagnostics_exposed,
-        "interrupted": privacy.interrupted,
-        **({"bound": False} if is_unbound(privacy) else {}),
-    }
-    return matter
+    return {key: value for key, value in matter.items() if value is not None}
 
 
 def _alarms(privacy: PrivacyReport) -> list[str]:
