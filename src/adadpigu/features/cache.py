@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,9 +40,9 @@ def cached(
 ) -> Tensor:
     """The features [n, ...] of inputs [n, ...], from the folder or computed and put there; float32, not on a GPU.
 
-    `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do. Where
-    the folder cannot be written, features are computed and a `CacheWarning` says so.
+    `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do.
     """
+    compute = partial(computed, inputs, transform, device=device, progress=progress)
     path = folder / f"{digest([(_NAME, inputs)], str(transform.signature))}.safetensors"
     found = _load(path, _warn)
     if found is not None:
@@ -50,11 +51,11 @@ def cached(
         with locked(path.with_suffix(".lock")):
             found = _load(path, lambda _: None)  # another process may have made it while this one waited
             if found is None:
-                found = computed(inputs, transform, device=device, progress=progress)
+                found = compute()
                 _store(path, found)
     except InputError as error:  # the folder cannot be written
         _warn(f"features are computed but not kept: {error}")
-    return computed(inputs, transform, device=device, progress=progress) if found is None else found
+    return compute() if found is None else found
 
 
 def at_once(device: torch.device) -> int:
@@ -70,10 +71,7 @@ def computed(
     progress: Progress | None = None,
     kept_on: torch.device | None = None,
 ) -> Tensor:
-    """The features of inputs, in chunks on a device, as float32 in main memory or `kept_on` another device.
-
-    Moves the transform to the device that computes.
-    """
+    """The features of inputs, in chunks on a device, as float32 in main memory or `kept_on` another device."""
     device = device or torch.device("cpu")
     transform.to(device)
     chunk = at_once(device)
@@ -89,7 +87,7 @@ def computed(
 
 
 def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
-    """The features in a file, mapped into memory (writing to them leaves the file alone); None where it is no good."""
+    """The features in a file, mapped into memory; None where the file is absent or damaged."""
     try:
         if not path.exists():
             return None

@@ -96,8 +96,13 @@ class EncoderMaps(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        side = (x.shape[2] // STEP, x.shape[3] // STEP)
-        return torch.cat([self._standard(stage, _pooled(made, side)) for stage, made in enumerate(self.stages(x))], 1)
+        maps = []
+        for stage, made in enumerate(self.stages(x)):
+            factor = made.shape[2] // (x.shape[2] // STEP)
+            pooled = made if factor == 1 else F.avg_pool2d(made, factor)
+            mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
+            maps.append((pooled - mean) / std)
+        return torch.cat(maps, 1)
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """The maps of every stage as the encoder computes them, [b, widths[k], h/2^k, w/2^k]."""
@@ -107,18 +112,8 @@ class EncoderMaps(nn.Module):
         weight = self._constant(f"{name}.weight")
         return F.conv2d(x, weight, self._constant(f"{name}.bias"), self.strides[name], weight.shape[-1] // 2)
 
-    def _standard(self, stage: int, x: Tensor) -> Tensor:
-        mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
-        return (x - mean) / std
-
     def _constant(self, name: str) -> Tensor:
         return self.get_buffer(_key(name))
-
-
-def _pooled(x: Tensor, side: tuple[int, int]) -> Tensor:
-    """Means over blocks where maps are larger than `side`; an empty batch is let through."""
-    factor = x.shape[2] // side[0]
-    return x if factor == 1 else F.avg_pool2d(x, factor)
 
 
 def _key(name: str) -> str:
@@ -151,24 +146,22 @@ class Weights:
         write_tensors(path, halves, {**self.told, "plan": plan, "sha256": kept.fingerprint()})
 
 
-def read_weights(path: Path) -> Weights:
-    """The constants of a file, found to be what was written."""
+def read_weights(path: Path, sha256: str | None = None) -> Weights:
+    """The constants of a file, which must be what was written, and have this fingerprint if one is given."""
     tensors, told = read_file(path, "prior")
     try:
         shape = json.loads(told.pop("plan"))
         plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
-        expected = told.pop("sha256")
+        written = told.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
     found = Weights(plan=plan, tensors=tensors, told=told)
-    made = found.fingerprint()
-    require(made == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}")
+    made, expected = found.fingerprint(), sha256 or written
+    advice = "; install anew" if sha256 else ""
+    require(made == written == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}{advice}")
     return found
 
 
 def packaged_weights() -> Weights:
     """The weights that come with the package."""
-    found = read_weights(PACKAGED)
-    made = found.fingerprint()
-    require(made == SHA256, f"prior={str(PACKAGED)!r}: SHA-256 {made} is not {SHA256}; install anew")
-    return found
+    return read_weights(PACKAGED, SHA256)
