@@ -56,13 +56,7 @@ def refuse_repeated(dataset: object, name: str) -> None:
 
 
 def places_of(dataset: object) -> Places:
-    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them.
-
-    >>> whole = TensorDataset(torch.zeros(3, 2))
-    >>> chosen, same = places_of(Subset(Subset(whole, [2, 0]), [1])), places_of(Subset(whole, [0]))
-    >>> chosen == same
-    True
-    """
+    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them."""
     dataset = origin_of(dataset)
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset):
         return {"itself": (np.array([id(dataset)]), np.zeros(1, np.int64))}  # it is itself or another
@@ -80,7 +74,7 @@ def origin_of(dataset: object) -> object:
 
 
 def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple[Hashable, Positions, Positions]]:
-    """Where the records of these positions lie; `which` are the positions that they have for whoever asked first."""
+    """Where the records of these positions lie; `which` are their positions in the outermost data set."""
     if isinstance(dataset, Subset):
         yield from _places(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[wanted], which)
         return
@@ -124,7 +118,7 @@ def _memory(array: object) -> tuple[str, int, int, int] | None:
 
 
 def _wrapped(dataset: Any) -> Any:
-    """The one data set, as long as this one, that it holds: a wrapper that changes records one by one has it so."""
+    """The one data set of the same length that this one holds, as a wrapper that changes each record does."""
     values = [] if isinstance(dataset, TensorDataset) else _attributes(dataset)
     held = [value for value in values if isinstance(value, Dataset) and isinstance(value, Sized)]
     return held[0] if len(held) == 1 and len(held[0]) == len(dataset) else None
@@ -244,15 +238,14 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
 
 
 def _divergence(found: float, expected: float) -> float:
-    """Kullback and Leibler's, of a coin that fell with share `found` from one of chance `expected`: Chernoff's bound
-    on so few is exp(-n times this)."""
+    """KL divergence of two coins: by Chernoff, a share of at most `found` has probability exp(-n times this)."""
     from scipy.special import rel_entr
 
     return 0.0 if found >= expected else float(rel_entr(found, expected) + rel_entr(1 - found, 1 - expected))
 
 
 def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
-    """Whether the others are all training records in their order, and it would be a wonder if they were by chance."""
+    """Whether the others are the training records in their order, and not by chance."""
     chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
     return chance < math.log(_ALARM) and np.array_equal(trained, other)
 

@@ -34,11 +34,7 @@ class SourceError(AdaDPIGUError):
 
 
 def read_idx(payload: bytes) -> Pixels:
-    """The array of an idx file of unsigned bytes: two zero bytes, type, rank, sizes as big-endian uint32, the data.
-
-    >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
-    array([7, 8, 9], dtype=uint8)
-    """
+    """The array of an idx file of unsigned bytes: two zero bytes, type, rank, sizes as big-endian uint32, the data."""
     rank = payload[3]
     shape = struct.unpack_from(f">{rank}I", payload, 4)
     return np.frombuffer(payload, np.uint8, offset=4 + 4 * rank).reshape(shape)

@@ -114,11 +114,7 @@ class Inputs(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Whether a data set's name is a path: of a file of a known kind, or of a folder.
-
-    >>> is_own("people.csv"), is_own("scans/train"), is_own("digits-of-nobody")
-    (True, True, False)
-    """
+    """Whether a data set's name is a path: of a file of a known kind, or of a folder."""
     return name.lower().endswith((".npz", *TABLES)) or "/" in name or "\\" in name or Path(name).is_dir()
 
 

@@ -230,11 +230,7 @@ ALIASES = {"fashion": "fashion-mnist"}
 
 
 def find_published(name: str) -> Published:
-    """A published data set by its name or alias.
-
-    >>> find_published("fashion").name
-    'fashion-mnist'
-    """
+    """A published data set by its name or alias."""
     name = ALIASES.get(name, name)
     check_known("dataset", name, PUBLISHED)
     return PUBLISHED[name]

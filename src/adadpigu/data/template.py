@@ -115,11 +115,7 @@ def _key(name: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string.
-
-    >>> print(_quoted("a\\tb"))
-    "a\\tb"
-    """
+    """A TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

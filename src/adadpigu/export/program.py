@@ -56,9 +56,8 @@ class Exported:
 def export_program(run: Exportable, path: Path | str, *, records: Synthetic | None = None) -> Exported:
     """Writes a run's model to a .pt2 file, which `torch.export.load` reads, for any number of records at once.
 
-    `records` says what a record looks like, where the run does not. Refused where the program's outputs differ from the
-    model's by more than `TOLERANCE` on synthetic records. Extra files in it: `adadpigu.privacy.json` and
-    `adadpigu.statement.txt`.
+    `records` says what a record looks like, where the run does not. On synthetic records the program's outputs must be
+    within `TOLERANCE` of the model's. Extra files in it: `adadpigu.privacy.json` and `adadpigu.statement.txt`.
     """
 
     def convert(program: ExportedProgram, texts: dict[str, str]) -> tuple[bytes, Outputs]:
@@ -173,7 +172,7 @@ def _graph_of(model: nn.Module, inputs: Tensor) -> ExportedProgram:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the remarks of tracing and conversion, which quote code; what fails is raised."""
+    """Silences what tracing and conversion print and log, which quotes code."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -206,7 +205,7 @@ def _difference(model: nn.Module, exported: Outputs, synthetic: Synthetic) -> fl
 
 
 def _clean(message: Any) -> None:
-    """Takes out what the conversion notes of the user's source code: paths, lines, names of variables."""
+    """Removes notes on the user's source code from an ONNX message: paths, lines, names of variables."""
     for field, value in message.ListFields():
         if field.name in ("doc_string", "metadata_props"):
             message.ClearField(field.name)

@@ -26,11 +26,7 @@ _LOBES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Where images of random processes come from: [n, 3, side, side] with values from 0 to 1.
-
-    >>> Processes(side=32, leaves=4)(2, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 3, 32, 32])
-    """
+    """Makes images of random processes, [n, 3, side, side], with values from 0 to 1."""
 
     side: int = 48
     leaves: int = 24
