@@ -36,7 +36,7 @@ def prior() -> Prior:
         torch.manual_seed(0)
         constants = encoder_constants(Encoder(PLAN), [images(16, 1)])
     found = projection(Parts(PLAN, constants, SHAPE), [images(16, 1)], keep=7, power=0.5)
-    return Prior(Weights(plan=PLAN, tensors={**constants, **found}, told={}), SHAPE)
+    return Prior(Weights(plan=PLAN, tensors={**constants, **found}, metadata={}), SHAPE)
 
 
 def test_every_kind_of_feature_has_mean_0_and_variance_1_within_a_record(parts: Parts) -> None:

@@ -127,35 +127,35 @@ SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a prior consists of: constants by name, and what is told of them."""
+    """What a prior consists of: constants by name, and the metadata of the file."""
 
     plan: Plan
     tensors: Mapping[str, Tensor]
-    told: Mapping[str, str]
+    metadata: Mapping[str, str]
 
     def fingerprint(self) -> str:
-        """A SHA-256 over the plan, what is told, and all constants with names, types and shapes."""
-        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n"
+        """A SHA-256 over the plan, the metadata, and all constants with names, types and shapes."""
+        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.metadata.items())}\n"
         return digest(sorted(self.tensors.items()), start)
 
     def save(self, path: Path) -> None:
         """Writes the file whole; it holds its own fingerprint."""
         plan = json.dumps({"widths": self.plan.widths, "blocks": self.plan.blocks})
         halves = {name: value.half().cpu().contiguous() for name, value in self.tensors.items()}
-        kept = Weights(plan=self.plan, tensors=halves, told=self.told)
-        write_tensors(path, halves, {**self.told, "plan": plan, "sha256": kept.fingerprint()})
+        kept = Weights(plan=self.plan, tensors=halves, metadata=self.metadata)
+        write_tensors(path, halves, {**self.metadata, "plan": plan, "sha256": kept.fingerprint()})
 
 
 def read_weights(path: Path, sha256: str | None = None) -> Weights:
     """The constants of a file, which must be what was written, and have this fingerprint if one is given."""
-    tensors, told = read_file(path, "prior")
+    tensors, metadata = read_file(path, "prior")
     try:
-        shape = json.loads(told.pop("plan"))
+        shape = json.loads(metadata.pop("plan"))
         plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
-        written = told.pop("sha256")
+        written = metadata.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
-    found = Weights(plan=plan, tensors=tensors, told=told)
+    found = Weights(plan=plan, tensors=tensors, metadata=metadata)
     made, expected = found.fingerprint(), sha256 or written
     advice = "; install anew" if sha256 else ""
     require(made == written == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}{advice}")
