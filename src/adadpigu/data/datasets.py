@@ -28,14 +28,7 @@ class TensorRecords:
     """
 
     def __init__(
-        self,
-        inputs: Tree,
-        targets: Any,
-        *,
-        name: str = "data",
-        published: bool = False,
-        whole: bool = False,
-        origin: object = None,
+        self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, whole: bool = False
     ) -> None:
         self.inputs = _as_tree(inputs, f"{name}: inputs", _as_tensor)
         self.targets: Tree = _as_tree(targets, f"{name}: targets", _as_label)
@@ -48,14 +41,16 @@ class TensorRecords:
         """whether inputs hold all parts of a record"""
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
-        self.origin = origin
+        self.origin: object = None
         """the data set that the tensors were made from, record by record; None: themselves"""
 
     @classmethod
     def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
         """Whole records from a tree of tensors or arrays."""
         batch = _as_tree(batch, name, _as_tensor)
-        return cls(batch, no_targets(batch), name=name, published=published, whole=True, origin=origin)
+        made = cls(batch, no_targets(batch), name=name, published=published, whole=True)
+        made.origin = origin
+        return made
 
     def __len__(self) -> int:
         return self._size
