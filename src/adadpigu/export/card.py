@@ -32,11 +32,7 @@ def _printable(text: str, instead: str = " ") -> str:
 
 
 def to_yaml(value: Tree) -> str:
-    """A value in one line, as YAML reads it back: words in double quotes, an infinite number as null.
-
-    >>> print(to_yaml({"tags": ['a: "b"\\n- c'], "private": True, "epsilon": math.inf, "delta": 1e-05}))
-    {"tags": ["a: \\"b\\" - c"], "private": true, "epsilon": null, "delta": 1.0e-05}
-    """
+    """A value in one line, as YAML reads it back: words in double quotes, an infinite number as null."""
     if isinstance(value, str):
         return json.dumps(_printable(value), ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -49,11 +45,7 @@ def to_yaml(value: Tree) -> str:
 
 
 def markdown_text(value: object) -> str:
-    """Words that mean nothing but themselves in the middle of a line of Markdown.
-
-    >>> markdown_text("<b>[x](http://y)|") == "\\\\<b\\\\>\\\\[x\\\\](http\\\\:\\\\/\\\\/y)\\\\|"
-    True
-    """
+    """Words that mean nothing but themselves in the middle of a line of Markdown."""
     return _MARKS.sub(r"\\\1", " ".join(_printable(str(value)).split()))
 
 
