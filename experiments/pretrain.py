@@ -72,7 +72,7 @@ def trained(told: Pretraining, device: torch.device, statistics: int) -> Weights
         "seconds": f"{time.perf_counter() - start:.0f}",
     }
     constants = encoder_constants(encoder, process_images(statistics, chance))
-    return Weights(plan=told.plan, tensors=constants, told=facts)
+    return Weights(plan=told.plan, tensors=constants, metadata=facts)
 
 
 def projected(
@@ -87,7 +87,7 @@ def projected(
     }
     found = projection(Parts(weights.plan, encoder, SHAPE).to(device), images, keep=keep, power=power)
     facts = {"projection": f"keep {keep}, power {power:g}, {statistics} images, seed {seed}"}
-    return Weights(plan=weights.plan, tensors={**encoder, **found}, told={**weights.told, **facts})
+    return Weights(plan=weights.plan, tensors={**encoder, **found}, metadata={**weights.metadata, **facts})
 
 
 def arguments() -> argparse.Namespace:

@@ -43,7 +43,7 @@ def untrained(weights: Weights) -> Prior:
             encoder(part)
     constants = {name: value.half() for name, value in encoder_constants(encoder.eval(), images).items()}
     constants |= projection(Parts(weights.plan, constants, SHAPE), images, keep=483, power=0.75)
-    return Prior(Weights(plan=weights.plan, tensors=constants, told={}), SHAPE)
+    return Prior(Weights(plan=weights.plan, tensors=constants, metadata={}), SHAPE)
 
 
 def of_records(features: Features, images: Tensor) -> Tensor:

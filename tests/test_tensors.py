@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adadpigu.errors import InputError
-from adadpigu.tensors import read_metadata, read_tensors, write_tensors
+from adadpigu.tensors import read_file, read_tensors, write_tensors
 
 EIGHT = bytes(range(8))
 
@@ -87,7 +87,7 @@ def test_an_odd_file_is_refused_in_one_line_that_names_it(case: str, tmp_path: P
     words = f"names a tensor {case.removeprefix('the name ')}" if case.startswith("the name ") else "cannot be read"
     path = tmp_path / "x.safetensors"
     path.write_bytes(ODD[case])
-    for read in (read_metadata, read_tensors):
+    for read in (read_file, read_tensors):
         with pytest.raises(InputError) as caught:
             read(path, "public_model")
         message = str(caught.value)
@@ -116,7 +116,7 @@ def test_every_type_comes_back_bit_by_bit(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert found[name].reshape(-1).view(torch.uint8).tolist() == tensor.reshape(-1).view(torch.uint8).tolist()
-    assert read_metadata(tmp_path / "x", "x") == {"key": "value"}
+    assert read_file(tmp_path / "x", "x")[1] == {"key": "value"}
 
 
 @given(st.binary(max_size=200))

@@ -13,7 +13,7 @@ from adadpigu.errors import InputError, require
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A disk that is full or fails, or a folder that may not be written, is told in one line."""
+    """Turns an OSError of writing (a full disk, a read-only folder) into one line."""
     try:
         yield
     except OSError as error:
@@ -21,33 +21,28 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_place(path: Path, problems: Mapping[str, bool]) -> None:
-    """Refuses a place to write to by the first of its problems, each with whether it is there."""
+    """Refuses a place to write to by the first problem that is true of it."""
     for problem, there in problems.items():
         require(not there, f"out={str(path)!r} {problem}")
 
 
 def lowest_parent(path: Path) -> Path:
-    """The folder that is there and would hold a path: its own, or one above it."""
+    """The nearest folder above a path that exists."""
     return next(parent for parent in path.absolute().parents if parent.exists())
 
 
-def sync(path: Path) -> None:
-    """Puts a file's content, or a folder's list of names, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_folder(path: Path) -> None:
-    """`sync`, where the system can open a folder."""
+    """Puts a folder's list of names on disk, where the system can open a folder."""
     with contextlib.suppress(OSError):
-        sync(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def read_text(path: Path, what: str) -> str:
-    """A text file; `what` names it where it cannot be read."""
+    """The text of a file; `what` names it in the error."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -56,7 +51,6 @@ def read_text(path: Path, what: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a whole file or none of it."""
     write_bytes(path, text.encode("utf-8"))
 
 

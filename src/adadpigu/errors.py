@@ -40,7 +40,7 @@ class PrivacyLineError(AdaDPIGUError, TypeError):
 
 
 def check(name: str, value: object, fits: bool, allowed: str) -> None:
-    """Refuses a value unless it fits, in the words of every such refusal: name, value, what it must be.
+    """Refuses a value unless it fits, and says what is allowed.
 
     >>> check("records", 0, False, "must be at least 1")
     Traceback (most recent call last):
@@ -65,18 +65,14 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     by_case = {known.lower(): known for known in names}
     near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
     near = [found for found in near if _likeness(name, found) >= 0.8 * _likeness(name, near[0])]
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    if len(names) > _MANY and near:
-        nearest = " or ".join(map(repr, near))
-        return InputError(f"unknown {kind} {name!r}; did you mean {nearest}? ({len(names)} are known)")
-    return InputError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names) or 'none'})")
+    many = len(names) > _MANY and bool(near)
+    hint = f"; did you mean {' or '.join(map(repr, near if many else near[:1]))}?" if near else ""
+    listed = f"{len(names)} are known" if many else f"known: {', '.join(names) or 'none'}"
+    return InputError(f"unknown {kind} {name!r}{hint} ({listed})")
 
 
 def check_known(kind: str, name: object, known: Iterable[str]) -> None:
-    """Refuses a name nobody registered.
-
-    >>> check_known("method", "dpsgd", ["adadpigu", "dpsgd"])
-    """
+    """Refuses a name nobody registered."""
     names = tuple(known)
     if name not in names:
         raise unknown(kind, str(name), names)
@@ -112,10 +108,7 @@ def _likeness(one: str, other: str) -> float:
 
 
 def require(ok: object, message: str) -> None:
-    """Refuses an input unless `ok`; the message names the value and what is allowed.
-
-    >>> require(3 > 0, "shift=3; allowed: at least 1")
-    """
+    """Refuses an input unless `ok`; the message names the value and what is allowed."""
     if not ok:
         raise InputError(message)
 

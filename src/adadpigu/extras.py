@@ -9,11 +9,7 @@ from adadpigu.errors import InputError
 
 
 def extra(module: str, *, group: str, purpose: str) -> Any:
-    """An optional package's module; where it is missing, one line says how to install it.
-
-    >>> extra("math", group="none", purpose="counting").floor(1.5)
-    1
-    """
+    """An optional package's module; where it is missing, one line says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:  # an ImportError of another kind is a broken package, and says so itself

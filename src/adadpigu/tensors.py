@@ -24,24 +24,22 @@ def digest(named: Iterable[tuple[str, Tensor]], start: str = "") -> str:
     made = hashlib.sha256(start.encode())
     for name, value in named:
         made.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        made.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        made.update(raw_bytes(value))
     return made.hexdigest()
 
 
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, without a copy where it is contiguous in main memory."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+
+
 def read_tensors(path: Path, what: str) -> dict[str, Tensor]:
-    """All tensors of a file, mapped into memory (writing to them leaves the file alone); refused where odd in any way.
-
-    `what` is the key by which messages call the file.
-    """
-    return _read(path, what)[0]
+    """All tensors of a file, mapped into memory: writing to them leaves the file alone. `what` names it in errors."""
+    return read_file(path, what)[0]
 
 
-def read_metadata(path: Path, what: str) -> dict[str, str]:
-    """What a file says of itself beside its tensors."""
-    return _read(path, what)[1]
-
-
-def _read(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and its metadata."""
     from safetensors import safe_open
 
     with _refusing(path, what), safe_open(path, framework="pt") as file:

@@ -54,13 +54,3 @@ def test_members_that_point_outside_write_nothing_and_links_are_not_followed(tmp
         archive.addfile(outside, io.BytesIO(b"bad"))
     assert read_members(path, {"a", "escaped"}) == {"escaped": b"bad"}
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["in", "secret", "x.tar"]
-
-
-def test_a_member_longer_than_the_limit_is_refused_and_read_no_further(tmp_path: Path) -> None:
-    for path in (
-        wheel_of(tmp_path / "bomb.zip", {"a": bytes(10_000)}),
-        tar_of(tmp_path / "x.tgz", {"a": bytes(10_000)}),
-    ):
-        with pytest.raises(SourceError, match="a is longer than 9999 bytes"):
-            read_members(path, {"a"}, limit=9_999)
-        assert read_members(path, {"a"}, limit=10_000) == {"a": bytes(10_000)}

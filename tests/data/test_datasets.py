@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -69,3 +70,49 @@ def test_a_data_set_that_brings_no_test_record_is_refused() -> None:
 def test_records_on_another_device_are_as_published_as_before_and_keep_their_name(published: bool) -> None:
     moved = TensorRecords(*pairs(3), name="three", published=published).to(torch.device("cpu"))
     assert (moved.published, moved.name) == (published, "three")
+
+
+@pytest.mark.parametrize("columns", ["float64", "Int64", "bool and float"])
+def test_a_data_frame_and_a_series_are_records(columns: str) -> None:
+    """As `train_test_split` leaves them: the index is not the position."""
+    kinds = {"a": "float64", "b": "bool"} if columns == "bool and float" else columns
+    table = pandas.DataFrame({"a": [1, 2, 3], "b": [0, 1, 1]}, index=[7, 2, 5]).astype(kinds)
+    train = declare((table, pandas.Series([0, 1, 0], index=[7, 2, 5])), records=3).train
+    inputs, targets = train.take(torch.tensor([2, 0]))
+    assert inputs.tolist() == [[3, 1], [1, 0]]
+    assert inputs.dtype == (torch.int64 if columns == "Int64" else torch.float32)
+    assert targets.tolist() == [0, 0]
+
+
+def test_lists_of_numbers_are_records_and_lists_of_tensors_are_parts() -> None:
+    train = declare(([[1, 2.5], [3, 4]], [0, 1]), records=2).train
+    inputs, targets = train.take(torch.arange(2))
+    assert torch.equal(inputs, torch.tensor([[1, 2.5], [3, 4]]))
+    assert torch.equal(targets, torch.tensor([0, 1]))
+    parts = declare(([torch.zeros(3, 2), torch.zeros(3)], torch.zeros(3)), records=3).train
+    assert [part.shape for part in parts.take(torch.arange(3))[0]] == [(3, 2), (3,)]
+
+
+@pytest.mark.parametrize(
+    "inputs", [pandas.DataFrame({"a": ["x", "y"]}), [[1, 2], [3]]], ids=["text", "rows of several lengths"]
+)
+def test_what_is_no_array_of_numbers_is_refused_in_one_line(inputs: Any) -> None:
+    with pytest.raises(InputError, match=r"^own data: inputs are no numbers, or rows of several lengths; allowed: "):
+        declare((inputs, [0, 1]), records=2)
+
+
+@pytest.mark.parametrize(
+    ("item", "part"),
+    [
+        (lambda n: (torch.zeros(n), 0), r"item\[0\]"),
+        (lambda n: {"ids": [0] * n, "label": 0}, r"item\['ids'\]"),
+        (lambda n: {"label": 0, f"extra {n}": 0}, r"item\['extra 3'\]"),
+        (lambda n: (torch.zeros(2), [[0, 1], [0] * n]), "an item"),
+    ],
+)
+def test_records_of_several_lengths_are_refused_by_the_part_and_not_by_their_lengths(item: Any, part: str) -> None:
+    train = declare([item(3), item(5)], records=2).train
+    with pytest.raises(InputError, match=f"^own data: {part} has several lengths or shapes; allowed: one") as raised:
+        train.take(torch.arange(2))
+    assert "pad each to a public length in the Dataset" in str(raised.value)
+    assert "5" not in str(raised.value)

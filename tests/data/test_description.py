@@ -73,7 +73,7 @@ def test_images_are_described_as_declared(tmp_path: Path) -> None:
 
 def test_a_number_of_classes_names_them_by_number(tmp_path: Path) -> None:
     found = read_description(written(tmp_path, "records = 9\nclasses = 3\nrange = [0, 255]"))
-    assert (found.classes, found.facts) == (("0", "1", "2"), ArrayFacts(low=0, high=255))
+    assert (found.classes, found.facts) == (("0", "1", "2"), ArrayFacts(range=(0, 255)))
 
 
 def test_the_statement_is_told_all_that_was_declared(tmp_path: Path) -> None:

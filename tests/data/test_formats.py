@@ -32,7 +32,6 @@ from tiny_published import (
 from adadpigu.data.formats import (
     batch_to_cifar,
     csv_to_idx,
-    gunzip,
     read_cifar,
     read_idx,
     sheet_to_cifar,
@@ -53,12 +52,6 @@ def test_cifar_batches_are_read_and_written_as_described() -> None:
         assert np.array_equal(found_images, images)
         assert np.array_equal(found_labels, labels)
         assert write_cifar(images, labels) == photo_files()[f"{name}.bin"]
-
-
-def test_gunzip_gives_back_what_was_compressed_and_unpacks_no_more_than_the_limit() -> None:
-    payload = bytes(range(256)) * 50
-    assert gunzip(gzip.compress(payload)) == payload
-    assert gunzip(gzip.compress(payload), limit=99) == payload[:100]
 
 
 def test_tables_become_the_same_idx_files() -> None:

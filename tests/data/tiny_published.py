@@ -69,7 +69,7 @@ def tiny_digits(*, name: str = "tiny", home: str = NOWHERE, packages: tuple[Pack
         test=TEST,
         pieces=pieces_of(digits_files()),
         recipes=(
-            *idx_recipes({name: len(payload) for name, payload in digits_files().items()}),
+            *idx_recipes(digits_files()),
             Recipe(needs=("mnist_train.csv",), gives=TRAIN, make=csv_to_idx),
             Recipe(needs=("mnist_test.csv",), gives=TEST, make=csv_to_idx),
         ),

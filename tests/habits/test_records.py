@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from record_oracle import N, assert_gradients, prepared
@@ -198,7 +199,8 @@ def trained_on(source: Any, **how: Any) -> list[Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "habit", ["numpy", "numpy float64", "int32 labels", "uint8 labels", "list of pairs", "Dataset"]
+    "habit",
+    ["numpy", "numpy float64", "int32 labels", "uint8 labels", "list of pairs", "Dataset", "lists", "data frame"],
 )
 def test_records_of_another_kind_train_the_same_weights(habit: str) -> None:
     inputs, targets = digits()
@@ -208,6 +210,8 @@ def test_records_of_another_kind_train_the_same_weights(habit: str) -> None:
         "int32 labels": (inputs, targets.int()),
         "uint8 labels": (inputs, targets.byte()),
         "list of pairs": list(zip(inputs, targets, strict=True)),
+        "lists": (inputs.tolist(), targets.tolist()),
+        "data frame": (inputs.numpy(), pandas.Series(targets)),
         "Dataset": Items(lambda i: (inputs[i].numpy(), int(targets[i]))),
     }
     for one, other in zip(trained_on((inputs, targets)), trained_on(sources[habit]), strict=True):

@@ -81,8 +81,8 @@ def test_the_script_makes_a_prior_that_can_be_used(tmp_path: Path, monkeypatch: 
     made, again = tmp_path / "prior.safetensors", tmp_path / "again.safetensors"
     run_script(monkeypatch, "--out", str(made))
     weights = read_weights(made)
-    assert "random processes" in weights.told["trained on"]
-    assert "steps=1," in weights.told["settings"]
+    assert "random processes" in weights.metadata["trained on"]
+    assert "steps=1," in weights.metadata["settings"]
     assert Prior(weights, (3, 32, 32))(torch.rand(2, 3, 32, 32)).shape == (2, 5, 4, 4)
     run_script(monkeypatch, "--encoder", str(made), "--out", str(again))
     assert read_weights(again).fingerprint() == weights.fingerprint()

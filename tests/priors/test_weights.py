@@ -15,7 +15,7 @@ from adadpigu.priors.encoder import PACKAGED, SHA256, Plan, Weights, packaged_we
 SMALL = Weights(
     plan=Plan(widths=(2,), blocks=(1,)),
     tensors={"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5])},
-    told={"trained on": "nothing"},
+    metadata={"trained on": "nothing"},
 )
 
 
@@ -23,7 +23,7 @@ def test_a_file_holds_what_was_saved_as_halves(tmp_path: Path) -> None:
     SMALL.save(tmp_path / "small.safetensors")
     found = read_weights(tmp_path / "small.safetensors")
     assert found.plan == SMALL.plan
-    assert found.told == SMALL.told
+    assert found.metadata == SMALL.metadata
     assert {name: value.dtype for name, value in found.tensors.items()} == {"a": torch.float16, "b": torch.float16}
     assert torch.equal(found.tensors["b"].float(), SMALL.tensors["b"])
 
@@ -38,7 +38,7 @@ def test_a_file_holds_what_was_saved_as_halves(tmp_path: Path) -> None:
     ],
 )
 def test_shapes_names_values_and_types_all_change_the_fingerprint(other: dict[str, torch.Tensor]) -> None:
-    assert Weights(plan=SMALL.plan, tensors=other, told={}).fingerprint() != SMALL.fingerprint()
+    assert Weights(plan=SMALL.plan, tensors=other, metadata={}).fingerprint() != SMALL.fingerprint()
 
 
 def test_an_altered_file_is_refused(tmp_path: Path) -> None:
@@ -63,16 +63,16 @@ def test_a_file_that_is_no_prior_is_refused(tmp_path: Path) -> None:
 def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_trained_on() -> None:
     found = packaged_weights()
     assert found.fingerprint() == SHA256
-    assert "no photograph, no record" in found.told["trained on"]
-    assert "seed=0" in found.told["settings"]
+    assert "no photograph, no record" in found.metadata["trained on"]
+    assert "seed=0" in found.metadata["settings"]
     assert PACKAGED.stat().st_size < 6.5e6
 
 
 def test_another_plan_or_other_words_are_another_fingerprint() -> None:
     plan = Plan(widths=(3,), blocks=SMALL.plan.blocks)
-    assert Weights(plan=plan, tensors=SMALL.tensors, told=SMALL.told).fingerprint() != SMALL.fingerprint()
-    told = {**SMALL.told, "trained on": "photographs"}
-    assert Weights(plan=SMALL.plan, tensors=SMALL.tensors, told=told).fingerprint() != SMALL.fingerprint()
+    assert Weights(plan=plan, tensors=SMALL.tensors, metadata=SMALL.metadata).fingerprint() != SMALL.fingerprint()
+    other = {**SMALL.metadata, "trained on": "photographs"}
+    assert Weights(plan=SMALL.plan, tensors=SMALL.tensors, metadata=other).fingerprint() != SMALL.fingerprint()
 
 
 def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

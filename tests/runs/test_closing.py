@@ -19,7 +19,7 @@ from adadpigu.accounting.shared import create_shared
 from adadpigu.export import facts_of_run
 from adadpigu.runs.run import MODEL, TEXTS, Facts, Metrics, Run, RunFolder
 from adadpigu.runs.verifying import verify
-from adadpigu.tensors import read_metadata, read_tensors, write_tensors
+from adadpigu.tensors import read_file, read_tensors, write_tensors
 from run_folders import changed, rewritten
 
 
@@ -151,7 +151,7 @@ def test_weights_that_are_the_same_and_of_another_run_are_told_apart(tmp_path: P
     trained(tmp_path / "run")
     path = tmp_path / "run" / MODEL
     tensors = read_tensors(path, "model")
-    assert read_metadata(path, "model") == {"run": read_ledger(tmp_path / "run" / NAME).header["facts"]["run"]}
+    assert read_file(path, "model")[1] == {"run": read_ledger(tmp_path / "run" / NAME).header["facts"]["run"]}
     write_tensors(path, tensors, {"run": "0" * 32})
     assert "'00000000'" in verify(tmp_path / "run").why
     write_tensors(path, tensors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, declare, training_split
+from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, check_agrees, declare, training_split
 from adadpigu.data.fetching import DIGITS, digits, published_dataset
 from adadpigu.data.own import is_own, own_dataset
 from adadpigu.data.published import ALIASES, PUBLISHED, find_published
@@ -53,7 +53,5 @@ def load_dataset(
     require(describe is None, f"describe={str(describe)!r}: the facts of {name!r} are known; leave it out")
     published = None if name == "digits" else find_published(name)
     known = (DIGITS, 10) if published is None else (published.records, published.classes)
-    for key, given, declared in zip(("records", "classes"), (records, classes), known, strict=True):
-        agrees = given in (None, declared)
-        require(agrees, f"{key}={given} contradicts the {declared} that {name!r} declares")
+    check_agrees(name, records=(records, known[0]), classes=(classes, known[1]))
     return digits() if published is None else published_dataset(published)

@@ -32,10 +32,7 @@ def cache_folder() -> Path:
 
 
 def atomic_write(path: Path, writer: Callable[[BinaryIO], object]) -> None:
-    """Lets `writer` fill a temporary file beside `path`, then moves it there; after an error nothing is left.
-
-    A folder that cannot be written and a disk that is full are an `InputError` that says so.
-    """
+    """Lets `writer` fill a temporary file beside `path`, then moves it there; after an error nothing is left."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -44,7 +41,7 @@ def atomic_write(path: Path, writer: Callable[[BinaryIO], object]) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says about a place that cannot be written into one line for the user."""
+    """Turns an OSError (a full disk, a read-only folder) into one line."""
     try:
         yield
     except OSError as error:
@@ -56,8 +53,7 @@ def writing(path: Path) -> Iterator[None]:
 def locked(path: Path, *, waiting: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Holds the lock file `path`; where another process holds it, calls `waiting` once and then waits for its turn.
 
-    The system gives the lock up with the process, however that ends. The empty file stays: removing it would let two
-    processes hold two different files of one name.
+    The lock ends with the process. The empty file stays: else two processes could hold two files of one name.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 from adadpigu.core.sampling import Population, bytes_of
-from adadpigu.core.trees import named_leaves
+from adadpigu.core.trees import Tree, named_leaves
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import PLAIN_VALUES, refuse_mixed_items
 from adadpigu.errors import InputError, require
@@ -56,13 +56,7 @@ def refuse_repeated(dataset: object, name: str) -> None:
 
 
 def places_of(dataset: object) -> Places:
-    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them.
-
-    >>> whole = TensorDataset(torch.zeros(3, 2))
-    >>> chosen, same = places_of(Subset(Subset(whole, [2, 0]), [1])), places_of(Subset(whole, [0]))
-    >>> chosen == same
-    True
-    """
+    """Where each record of a data set lies; of records that were made from a data set (`origin`), where it has them."""
     dataset = origin_of(dataset)
     if not isinstance(dataset, Sized) or isinstance(dataset, IterableDataset):
         return {"itself": (np.array([id(dataset)]), np.zeros(1, np.int64))}  # it is itself or another
@@ -80,7 +74,7 @@ def origin_of(dataset: object) -> object:
 
 
 def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple[Hashable, Positions, Positions]]:
-    """Where the records of these positions lie; `which` are the positions that they have for whoever asked first."""
+    """Where the records of these positions lie; `which` are their positions in the outermost data set."""
     if isinstance(dataset, Subset):
         yield from _places(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[wanted], which)
         return
@@ -124,7 +118,7 @@ def _memory(array: object) -> tuple[str, int, int, int] | None:
 
 
 def _wrapped(dataset: Any) -> Any:
-    """The one data set, as long as this one, that it holds: a wrapper that changes records one by one has it so."""
+    """The one data set of the same length that this one holds, as a wrapper that changes each record does."""
     values = [] if isinstance(dataset, TensorDataset) else _attributes(dataset)
     held = [value for value in values if isinstance(value, Dataset) and isinstance(value, Sized)]
     return held[0] if len(held) == 1 and len(held[0]) == len(dataset) else None
@@ -176,16 +170,10 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
         )
 
 
-def check_records(
-    population: Population, classes: int | None, ignored: int | None = None, *, name: str, chunk: int = 4096
-) -> Digests:
-    """Reads every record once and refuses NaN, infinities and labels outside 0 … classes − 1, naming the record.
-
-    Returns a digest of each record's input.
-    """
+def check_records(population: Population, classes: int | None, ignored: int | None = None, *, name: str) -> Digests:
+    """Reads every record once, refuses NaN, infinities and labels outside 0 … classes − 1, and returns `digests`."""
     found: list[int] = []
-    for start in range(0, len(population), chunk):
-        inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
+    for start, inputs, targets in _chunks(population):
         for what, tensor in (*named_leaves(inputs, "input"), *named_leaves(targets, "target")):
             record = _first(~torch.isfinite(tensor)) if tensor.is_floating_point() else None
             require(record is None, f"{name}: record {start + (record or 0)} has a NaN or infinite value in its {what}")
@@ -203,10 +191,15 @@ def check_records(
     return np.array(found, np.int64)
 
 
-def digests(population: Population, chunk: int = 4096) -> Digests:
+def digests(population: Population) -> Digests:
     """A digest of each record's input."""
-    parts = [torch.arange(start, min(start + chunk, len(population))) for start in range(0, len(population), chunk)]
-    return np.array([hash(row) for part in parts for row in bytes_of(population.take(part)[0])], np.int64)
+    return np.array([hash(row) for _, inputs, _ in _chunks(population) for row in bytes_of(inputs)], np.int64)
+
+
+def _chunks(population: Population, size: int = 4096) -> Iterator[tuple[int, Tree, Tree]]:
+    """All records, some at a time, with the position of the first."""
+    for start in range(0, len(population), size):
+        yield start, *population.take(torch.arange(start, min(start + size, len(population))))
 
 
 def refuse_other_kind(train: Population, other: Population, name: str) -> None:
@@ -245,15 +238,14 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
 
 
 def _divergence(found: float, expected: float) -> float:
-    """Kullback and Leibler's, of a coin that fell with share `found` from one of chance `expected`: Chernoff's bound
-    on so few is exp(-n times this)."""
+    """KL divergence of two coins: by Chernoff, a share of at most `found` has probability exp(-n times this)."""
     from scipy.special import rel_entr
 
     return 0.0 if found >= expected else float(rel_entr(found, expected) + rel_entr(1 - found, 1 - expected))
 
 
 def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
-    """Whether the others are all training records in their order, and it would be a wonder if they were by chance."""
+    """Whether the others are the training records in their order, and not by chance."""
     chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
     return chance < math.log(_ALARM) and np.array_equal(trained, other)
 

@@ -6,7 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sized
+from collections.abc import Callable, Hashable, Iterable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from adadpigu.core.sampling import Owners, Population
-from adadpigu.core.trees import Tree, check_tree, count_rows, select, to_device
+from adadpigu.core.trees import Tree, check_tree, count_rows, named_leaves, select, to_device
 from adadpigu.errors import InputError, first_line, require
 
 
@@ -28,28 +28,28 @@ class TensorRecords:
     """
 
     def __init__(
-        self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, origin: object = None
+        self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, whole: bool = False
     ) -> None:
-        self.inputs = check_tree(tree_map(_as_tensor, inputs), f"{name}: inputs")
-        self.targets: Tree = check_tree(tree_map(_as_label, targets), f"{name}: targets")
+        self.inputs = _as_tree(inputs, f"{name}: inputs", _as_tensor)
+        self.targets: Tree = _as_tree(targets, f"{name}: targets", _as_label)
         rows = count_rows(self.inputs), count_rows(self.targets)
         require(rows[0] == rows[1], f"{name}: {rows[0]} inputs but {rows[1]} targets; allowed: one target a record")
         self.name = name
         self.device: torch.device = tree_leaves(self.inputs)[0].device
         self._size = count_rows(self.targets)
-        self.whole = False
+        self.whole = whole
         """whether inputs hold all parts of a record"""
         self.published = published
         """of a published benchmark: features computed from them may be kept on disk"""
-        self.origin = origin
+        self.origin: object = None
         """the data set that the tensors were made from, record by record; None: themselves"""
 
     @classmethod
     def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
         """Whole records from a tree of tensors or arrays."""
-        batch = check_tree(tree_map(_as_tensor, batch), name)
-        made = cls(batch, no_targets(batch), name=name, published=published, origin=origin)
-        made.whole = True
+        batch = _as_tree(batch, name, _as_tensor)
+        made = cls(batch, no_targets(batch), name=name, published=published, whole=True)
+        made.origin = origin
         return made
 
     def __len__(self) -> int:
@@ -64,14 +64,11 @@ class TensorRecords:
         return select(self.inputs, where), select(self.targets, where)
 
     def to(self, device: torch.device) -> TensorRecords:
-        """The same records on a device, as published as they were."""
         return self.replaced(to_device(self.inputs, device), to_device(self.targets, device))
 
     def replaced(self, inputs: Tree, targets: Tree) -> TensorRecords:
         """Other tensors in the place of these."""
-        made = TensorRecords(inputs, targets, name=self.name, published=self.published)
-        made.whole = self.whole
-        return made
+        return TensorRecords(inputs, targets, name=self.name, published=self.published, whole=self.whole)
 
 
 class IndexedRecords:
@@ -89,7 +86,7 @@ class IndexedRecords:
         self.whole = False
         if self._size:
             first = check_tree(_collated(dataset, [0], name), f"{name}: an item")
-            self.whole = not _is_pair(first)
+            self.whole = not (isinstance(first, tuple | list) and len(first) == 2)
             self._empty = tuple(select(part, slice(0)) for part in self._parts(first))
 
     def __len__(self) -> int:
@@ -136,14 +133,15 @@ def no_targets(batch: Tree) -> Tensor:
     return first.new_zeros((len(first), 0), dtype=torch.float32)
 
 
-def _is_pair(batch: Tree) -> bool:
-    return isinstance(batch, tuple | list) and len(batch) == 2
-
-
 def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
     items = [dataset[i] for i in indices]
     try:
         return tree_map(_as_tensor, default_collate(items))
+    except (RuntimeError, KeyError):  # torch's own words tell the lengths of two records
+        raise InputError(
+            f"{name}: {_uneven_part(items)} has several lengths or shapes; allowed: one for all records; pad each to "
+            "a public length in the Dataset, or in the collate_fn of a loader"
+        ) from None
     except TypeError as error:
         raise InputError(
             f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
@@ -151,8 +149,38 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
         ) from None
 
 
+def _uneven_part(items: list[Any]) -> str:
+    """The first part that has not one shape in all items."""
+
+    def shape(part: Any) -> str:
+        return str(len(part) if isinstance(part, list) else np.shape(part))
+
+    first, *others = (dict(named_leaves(tree_map(shape, item, is_leaf=_is_numbers), "item")) for item in items)
+    return next((place for place in first if any(other.get(place) != first[place] for other in others)), "an item")
+
+
+def _as_tree(values: Any, name: str, convert: Callable[[Any], Any]) -> Tree:
+    """A tree of tensors from tensors, arrays, data frames and lists of numbers."""
+    try:
+        made = tree_map(convert, values, is_leaf=_is_numbers)
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name} are no numbers, or rows of several lengths; allowed: numbers, one row a record (encode text and "
+            "categories, pad to a public length)"
+        ) from None
+    return check_tree(made, name)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists: an array, not a tree."""
+    return isinstance(value, list) and all(isinstance(v, int | float | np.generic) or _is_numbers(v) for v in value)
+
+
 def _as_tensor(value: Any) -> Any:
-    """Arrays as tensors; NumPy's default float64 becomes torch's default type, which is what models have."""
+    """Arrays, data frames and lists of numbers as tensors; float64, NumPy's default, becomes torch's default."""
+    if isinstance(value, list) or hasattr(value, "to_numpy"):
+        value = np.array(value)
+        value = np.array(value.tolist()) if value.dtype == object else value  # columns of several types, or nullable
     if not isinstance(value, np.ndarray):
         return value
     made = torch.from_numpy(value) if value.dtype.kind in "fiub" else torch.as_tensor(value)
@@ -201,19 +229,17 @@ def declare(
     owner_cap: int | None = None,
     name: str = "own data",
 ) -> DataSet:
-    """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public.
+    """A data set from tensors, arrays, data frames or a `Dataset`, with its record count declared public.
 
-    A `DataSet` is taken as it is. `test` gives test records to one that has none; one that has its own keeps them, and
-    another `test` is refused rather than chosen between: `dataclasses.replace(data, test=None)` drops the first.
-    `owners` names the owner of each record, and `owner_cap` says publicly how many records of one are trained on.
+    A `DataSet` is taken as it is. `test` gives test records to one that has none. `owners` names the owner of each
+    record, and `owner_cap` says publicly how many records of one are trained on.
     """
     if owners is not None or owner_cap is not None:
         data = declare(source, records=records, test=test, name=name)
         return _with_owners(data, owners, owner_cap)
     measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
-        agrees = records in (None, source.records)
-        require(agrees, f"records={records} contradicts the {source.records} that {source.name!r} declares")
+        check_agrees(source.name, records=(records, source.records))
         require(
             measured is None or source.test is None,
             f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
@@ -239,6 +265,12 @@ def _with_owners(data: DataSet, owners: Iterable[Hashable] | Tensor | None, cap:
     return replace(data, owners=Owners.of(owners, cap=cap), public=public)
 
 
+def check_agrees(name: str, **facts: tuple[int | None, int]) -> None:
+    """Refuses a given number that is not the declared one; each fact is (given or None, declared)."""
+    for key, (given, declared) in facts.items():
+        require(given in (None, declared), f"{key}={given} contradicts the {declared} that {name!r} declares")
+
+
 def _with_test(data: DataSet, test: Population | None) -> DataSet:
     require(test is None or len(test), f"{data.name}: there is no test record; allowed: at least 1, or test=None")
     return data if test is data.test else replace(data, test=test)
@@ -247,9 +279,8 @@ def _with_test(data: DataSet, test: Population | None) -> DataSet:
 def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     """The training records without about `held_out` of them, which take the place of the test records: for tuning.
 
-    Each record goes by a hash of itself and the public seed, so no record decides where another one goes, and one
-    record more or less in the whole is one more or less in one of the parts. Equal records go together. The official
-    test records are out of reach of what is tuned.
+    Each record goes by a hash of itself and the public seed, so that no record decides where another one goes. Equal
+    records go together.
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
@@ -272,12 +303,16 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
 
 
 def _lots(records: TensorRecords, seed: int) -> Tensor:
-    """For each record a number in [0, 1) that depends on that record and the seed alone."""
+    """For each record a number in [0, 1), from that record and the seed alone."""
     lots = []
     for x, y in zip(records.inputs.cpu().numpy(), records.targets.cpu().numpy(), strict=True):
         digest = hashlib.sha256(seed.to_bytes(4, "little") + x.tobytes() + y.tobytes()).digest()
         lots.append(int.from_bytes(digest[:6], "little") / 2**48)
     return torch.tensor(lots, dtype=torch.float64)
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
 def _population(source: Source, name: str) -> Population:
@@ -286,8 +321,8 @@ def _population(source: Source, name: str) -> Population:
     loader = isinstance(source, DataLoader)
     require(not loader, f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
     pair = isinstance(source, tuple | list) and len(source) == 2
-    if pair and (isinstance(source, tuple) or isinstance(source[1], Tensor | np.ndarray)):  # else a list of records
+    if pair and (isinstance(source, tuple) or _is_array(source[1])):  # else a list of records
         return TensorRecords(source[0], source[1], name=name)
-    if isinstance(source, Tensor | np.ndarray | dict | tuple):
+    if isinstance(source, dict | tuple) or _is_array(source):
         return TensorRecords.of(source, name=name)
     return IndexedRecords(cast("Dataset[Any]", source), name=name)

@@ -92,8 +92,8 @@ class ImageFacts:
     height: int
     width: int
     channels: int
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     ignore: tuple[str, ...] = ()
 
     @property
@@ -102,23 +102,21 @@ class ImageFacts:
 
     def public(self) -> tuple[str, ...]:
         kind = "gray" if self.channels == 1 else "rgb"
-        told = [f"{kind} images of {self.height} × {self.width}, pixels scaled to [0, 1]"]
-        if self.mean is not None and self.std is not None:
-            told.append(f"mean {listed(self.mean)} and deviation {listed(self.std)} of the channels")
-        return tuple(told)
+        told = f"{kind} images of {self.height} × {self.width}, pixels scaled to [0, 1]"
+        normal = f"mean {listed(self.mean)} and deviation {listed(self.std)} of the channels"
+        return (told, normal) if self.mean else (told,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayFacts:
     """Arrays of numbers, as given or from a public range to [−1, 1]."""
 
-    low: float | None = None
-    high: float | None = None
+    range: tuple[float, float] | None = None
 
     def public(self) -> tuple[str, ...]:
-        if self.low is None or self.high is None:
+        if self.range is None:
             return ("the values' scale, as given",)
-        return (f"the values' range [{self.low:g}, {self.high:g}], scaled to [-1, 1]",)
+        return ("the values' range [{:g}, {:g}], scaled to [-1, 1]".format(*self.range),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,11 +268,11 @@ _TABLE = _COMMON | {
 _IMAGES = _COMMON | {
     "size": _Key("[height, width] in pixels, two whole numbers of at least 1", _size),
     "channels": _Key("1 or 'gray', 3 or 'rgb'", lambda value: _NAMED_CHANNELS.get(repr(value))),
-    "mean": _Key("numbers, one a channel, for pixels in [0, 1]", _numbers, None),
-    "std": _Key("numbers, one a channel", _numbers, None),
+    "mean": _Key("numbers, one a channel, for pixels in [0, 1]", _numbers, ()),
+    "std": _Key("numbers, one a channel", _numbers, ()),
     "ignore": _IGNORE,
 }
-_ARRAYS = {key: _COMMON[key] for key in ("records", "classes")} | {"range": _Key(_RANGE.allowed, _range, (None, None))}
+_ARRAYS = {key: _COMMON[key] for key in ("records", "classes")} | {"range": _Key(_RANGE.allowed, _range, None)}
 _NUMERIC = {"range": _RANGE, "missing": _Key("a number within the range", lambda value: _numbers([value]), (None,))}
 _CATEGORICAL = {
     "categories": _Key(
@@ -313,7 +311,7 @@ def read_description(path: Path) -> Description:
         facts = _table_facts(path, found)
     else:
         found = _parsed(path, values, _ARRAYS)
-        facts = ArrayFacts(low=found["range"][0], high=found["range"][1])
+        facts = ArrayFacts(range=found["range"])
     test = path.parent / found["test"] if found.get("test") else None
     return Description(path=path, records=found["records"], classes=found["classes"], facts=facts, test=test)
 
@@ -352,11 +350,8 @@ def _column(path: Path, name: str, table: Any) -> Column:
 
 def _image_facts(path: Path, found: Mapping[str, Any]) -> ImageFacts:
     channels, mean, std = found["channels"], found["mean"], found["std"]
-    lengths = {len(values) for values in (mean, std) if values is not None}
-    fits = (mean is None) == (std is None) and lengths <= {channels} and min(std or (1.0,)) > 0
-    require(
-        fits,
-        f"{path}: mean={mean}, std={std}; allowed: neither, or {channels} numbers each, one a channel, std above 0",
-    )
+    fits = len(mean) == len(std) and len(std) in (0, channels) and all(value > 0 for value in std)
+    allowed = f"allowed: neither, or {channels} numbers each, one a channel, std above 0"
+    require(fits, f"{path}: mean={mean or None}, std={std or None}; {allowed}")
     height, width = found["size"]
     return ImageFacts(height=height, width=width, channels=channels, mean=mean, std=std, ignore=found["ignore"])

@@ -98,25 +98,20 @@ def read_cache(published: Published) -> Cached:
     """Reads and verifies what the cache holds."""
     pieces: Pieces = {}
     faults: list[str] = []
-    place = place_of(published)
     for piece in published.pieces:
+        path = place_of(published) / piece.name
         try:
-            payload = (place / piece.name).read_bytes()
+            pieces[piece.name] = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            continue
+            faults.append(f"{piece.name} is missing")
         except OSError as error:
-            raise InputError(f"cannot read {str(place / piece.name)!r} ({error.strerror})") from None
-        fault = piece.fault(payload)
-        if fault is None:
-            pieces[piece.name] = payload
+            raise InputError(f"cannot read {str(path)!r} ({error.strerror})") from None
         else:
-            faults.append(f"{piece.name} has {fault}")
-    if len(pieces) == len(published.pieces):
+            fault = piece.fault(pieces[piece.name])
+            faults += [f"{piece.name} has {fault}"] if fault else []
+    if not faults:
         return Cached("ready", pieces)
-    if not pieces and not faults:
-        return Cached("absent", {}, "it is not there")
-    faults = faults or [f"{name} is missing" for name in published.missing(pieces)]
-    return Cached("damaged", {}, ", ".join(faults))
+    return Cached("damaged", {}, ", ".join(faults)) if pieces else Cached("absent", {}, "it is not there")
 
 
 def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher | None = None) -> Fetched:

@@ -12,7 +12,6 @@ import pickle
 import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -25,9 +24,6 @@ from adadpigu.errors import AdaDPIGUError, first_line
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
-LIMIT = 1 << 28
-"""the most bytes of a file, or of a member of an archive: 256 MiB, five times the longest published one"""
-
 _CIFAR_SHAPE = (3, 32, 32)
 _UNSIGNED_BYTE = 0x08
 _AR_MAGIC = b"!<arch>\n"
@@ -38,11 +34,7 @@ class SourceError(AdaDPIGUError):
 
 
 def read_idx(payload: bytes) -> Pixels:
-    """The array of an idx file of unsigned bytes: two zero bytes, type, rank, sizes as big-endian uint32, the data.
-
-    >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
-    array([7, 8, 9], dtype=uint8)
-    """
+    """The array of an idx file of unsigned bytes: two zero bytes, type, rank, sizes as big-endian uint32, the data."""
     rank = payload[3]
     shape = struct.unpack_from(f">{rank}I", payload, 4)
     return np.frombuffer(payload, np.uint8, offset=4 + 4 * rank).reshape(shape)
@@ -63,11 +55,6 @@ def read_cifar(payload: bytes) -> tuple[Pixels, Pixels]:
 def write_cifar(pixels: Pixels, labels: Any) -> bytes:
     """The CIFAR-10 binary batch of images, in any shape of 3,072 pixels a record, and labels."""
     return np.concatenate([np.array(labels, np.uint8)[:, None], pixels.reshape(-1, 3072)], axis=1).tobytes()
-
-
-def gunzip(payload: bytes, *, limit: int = LIMIT) -> bytes:
-    """The decompressed bytes, at most one more than `limit` of them."""
-    return zlib.decompressobj(wbits=31).decompress(payload, limit + 1)
 
 
 def csv_to_idx(text: bytes, *, side: int = 28) -> tuple[bytes, bytes]:
@@ -112,8 +99,8 @@ class _BatchUnpickler(pickle.Unpickler):
         return _Described
 
 
-def read_members(path: Path, wanted: Collection[str], *, limit: int = LIMIT) -> dict[str, bytes]:
-    """The wanted members by base name, each up to `limit` bytes; of two with one name, the first."""
+def read_members(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
+    """The wanted members by base name; of two with one name, the first."""
     found: dict[str, bytes] = {}
     try:
         with path.open("rb") as file:
@@ -121,9 +108,7 @@ def read_members(path: Path, wanted: Collection[str], *, limit: int = LIMIT) -> 
                 name = PurePosixPath(member).name
                 if name in wanted and name not in found:
                     with opened() as content:
-                        found[name] = content.read(limit + 1)
-                    if len(found[name]) > limit:
-                        raise SourceError(f"{name} is longer than {limit} bytes")
+                        found[name] = content.read()
     except Exception as error:  # TarError, BadZipFile, LZMAError, zlib.error, EOFError, a password, the disk, …
         raise SourceError(f"{path.name} is damaged, or no .tar, .zip, .whl or .deb ({first_line(error)})") from None
     return found

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import DataSet, TensorRecords, check_agrees
 from adadpigu.data.description import (
     DESCRIPTION,
     ArrayFacts,
@@ -50,10 +50,7 @@ def class_folders(folder: Path) -> list[str]:
 def read_folder(
     folder: Path, facts: ImageFacts, classes: Sequence[str], *, beside: Sequence[Path] = ()
 ) -> TensorRecords:
-    """The records of a folder: images [n, channels, height, width] and the positions of their classes.
-
-    `beside` are files and folders inside that hold no training records: a description, test images.
-    """
+    """The records of a folder; `beside` are entries that hold no training records: a description, test images."""
     found = {entry.name for entry in _entries(folder) if entry.resolve() not in {path.resolve() for path in beside}}
     lost, odd = sorted({*classes} - found), sorted(found - {*classes, *facts.ignore})
     require(not lost, f"folder={str(folder)!r} has no sub-folder {listed([*map(repr, lost)])} for a class")
@@ -80,7 +77,7 @@ def read_images(files: Sequence[Path], facts: ImageFacts) -> Tensor:
     for place, file in enumerate(files):
         pixels[place] = _pixels(file, facts)
     pixels /= np.float32(255)
-    if facts.mean is not None and facts.std is not None:
+    if facts.mean:
         pixels -= np.asarray(facts.mean, dtype=np.float32)
         pixels /= np.asarray(facts.std, dtype=np.float32)
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
@@ -117,11 +114,7 @@ class Inputs(NamedTuple):
 
 
 def is_own(name: str) -> bool:
-    """Whether a data set's name is a path: of a file of a known kind, or of a folder.
-
-    >>> is_own("people.csv"), is_own("scans/train"), is_own("digits-of-nobody")
-    (True, True, False)
-    """
+    """Whether a data set's name is a path: of a file of a known kind, or of a folder."""
     return name.lower().endswith((".npz", *TABLES)) or "/" in name or "\\" in name or Path(name).is_dir()
 
 
@@ -132,12 +125,11 @@ def own_dataset(
     declared = find_description(path, description)
     if declared is None:
         return npz_dataset(path, records=records, classes=classes)
-    for key, given, known in (("records", records, declared.records), ("classes", classes, len(declared.classes))):
-        agrees = given in (None, known)
-        require(agrees, f"{key}={given} contradicts the {known} that {str(declared.path)!r} declares")
+    agreed = {"records": (records, declared.records), "classes": (classes, len(declared.classes))}
+    check_agrees(str(declared.path), **agreed)
     facts = declared.facts
-    _check_kind(path, declared, "dataset")
     if isinstance(facts, ArrayFacts):
+        _check_kind(path, declared, "dataset")
         return npz_dataset(path, records=declared.records, classes=len(declared.classes), facts=facts)
     return DataSet(
         name=path.resolve().stem if isinstance(facts, TableFacts) else path.resolve().name,
@@ -151,10 +143,7 @@ def own_dataset(
 
 
 def find_description(path: Path, given: Path | None = None) -> Description | None:
-    """The description given, or else the one beside the data; None for `.npz`, which needs none.
-
-    Where there is none, the error says how to write one.
-    """
+    """The description given, or else the one beside the data; None for `.npz`, which needs none."""
     if given is not None:
         return read_description(given)
     if _kind(path, "dataset") is ArrayFacts:
@@ -196,8 +185,8 @@ def _labelled(path: Path, facts: TableFacts | ImageFacts, declared: Description)
     _check_kind(path, declared, "dataset" if path != declared.test else "test")
     if isinstance(facts, TableFacts):
         return read_table(path, facts, declared.classes)
-    beside = [declared.path, *([] if declared.test in (None, path) else [declared.test])]
-    return read_folder(path, facts, declared.classes, beside=[place for place in beside if place is not None])
+    beside = [place for place in (declared.path, declared.test) if place not in (None, path)]
+    return read_folder(path, facts, declared.classes, beside=beside)
 
 
 def _kind(path: Path, role: str) -> type[TableFacts | ImageFacts | ArrayFacts]:
@@ -264,6 +253,6 @@ def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: 
 
 def scaled(values: Tensor, facts: ArrayFacts) -> Tensor:
     """Values from their declared range to [−1, 1], clamped; as given where none is declared. Each by itself."""
-    if facts.low is None or facts.high is None:
+    if facts.range is None:
         return values.float()
-    return torch.from_numpy(scale(values.double().numpy(), facts.low, facts.high)).float()
+    return torch.from_numpy(scale(values.double().numpy(), *facts.range)).float()

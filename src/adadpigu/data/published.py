@@ -6,13 +6,14 @@ files, and hashes decide whether it worked. Files that match the publishers' md5
 
 from __future__ import annotations
 
+import gzip
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from adadpigu.data.formats import batch_to_cifar, csv_to_idx, gunzip, sheet_to_cifar
+from adadpigu.data.formats import batch_to_cifar, csv_to_idx, sheet_to_cifar
 from adadpigu.errors import check_known, first_line
 
 Members = Mapping[str, Callable[[], bytes]]
@@ -113,13 +114,13 @@ class Published:
         return [piece.name for piece in self.pieces if piece.name not in pieces]
 
 
-def idx_recipes(sizes: Mapping[str, int]) -> tuple[Recipe, ...]:
-    """idx files, gzipped or not, under their official names or with a dot before `idx`; `sizes` bounds unpacking."""
+def idx_recipes(names: Iterable[str]) -> tuple[Recipe, ...]:
+    """idx files, gzipped or not, under their official names or with a dot before `idx`."""
     recipes = []
-    for name, size in sizes.items():
+    for name in names:
         for spelling in (name, name.replace("-idx", ".idx")):
             recipes.append(Recipe(needs=(spelling,), gives=(name,), make=bytes))
-            recipes.append(Recipe(needs=(f"{spelling}.gz",), gives=(name,), make=partial(gunzip, limit=size)))
+            recipes.append(Recipe(needs=(f"{spelling}.gz",), gives=(name,), make=gzip.decompress))
     return tuple(recipes)
 
 
@@ -229,11 +230,7 @@ ALIASES = {"fashion": "fashion-mnist"}
 
 
 def find_published(name: str) -> Published:
-    """A published data set by its name or alias.
-
-    >>> find_published("fashion").name
-    'fashion-mnist'
-    """
+    """A published data set by its name or alias."""
     name = ALIASES.get(name, name)
     check_known("dataset", name, PUBLISHED)
     return PUBLISHED[name]

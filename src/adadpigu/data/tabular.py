@@ -56,11 +56,7 @@ def encode(rows: Rows, columns: Sequence[Column]) -> NDArray[np.float32]:
 
 
 def scale(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """From [low, high] to [−1, 1]; what lies beyond is clamped.
-
-    >>> scale(np.array([0.0, 255, 300]), 0, 255)
-    array([-1.,  1.,  1.])
-    """
+    """From [low, high] to [−1, 1]; what lies beyond is clamped."""
     centre, half = low / 2 + high / 2, high / 2 - low / 2
     return np.clip((np.clip(values, low, high) - centre) / half, -1.0, 1.0)
 
@@ -133,14 +129,13 @@ def _shown(rows: Rows, name: str, row: int) -> str:
 
 def read_table(path: Path, facts: TableFacts, classes: Sequence[str]) -> TensorRecords:
     """The records of a file: encoded features [n, width], and the positions of their labels among the classes."""
-    inputs, targets = [np.empty((0, *facts.shape), np.float32)], [np.empty(0, np.int64)]
-    for rows in _read(path, facts, [facts.label, *(column.name for column in facts.columns)]):
-        inputs.append(encode(rows, facts.columns))
-        targets.append(positions(rows, facts.label, classes, what="label"))
-    require(len(inputs) > 1, f"{path}: there is no record; allowed: at least 1")
-    return TensorRecords(
-        torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(np.concatenate(targets)), name=path.name
-    )
+    chunks = [
+        (encode(rows, facts.columns), positions(rows, facts.label, classes, what="label"))
+        for rows in _read(path, facts, [facts.label, *(column.name for column in facts.columns)])
+    ]
+    require(chunks, f"{path}: there is no record; allowed: at least 1")
+    inputs, targets = map(np.concatenate, zip(*chunks, strict=True))
+    return TensorRecords(inputs, targets, name=path.name)
 
 
 def read_features(path: Path, facts: TableFacts) -> Tensor:

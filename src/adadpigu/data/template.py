@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adadpigu.data.description import description_path
@@ -16,7 +16,25 @@ from adadpigu.data.own import class_folders
 from adadpigu.data.tabular import csv_header, csv_separator, parquet_columns
 from adadpigu.errors import require
 
-_COLUMNS = """
+_PREAMBLE = """\
+# What is public about {name}; save this as {place}
+# All of it may be told to anyone. Fill it in from what is known without looking at the records (a form, a
+# code book, a rule): what is counted or measured on them is not public, and no budget is charged for it.
+
+records = 0                     # N, a public count, e.g. of a report; it sets the sampling rate
+"""
+
+_NAMES = """\
+# {taken}. If a [columns.…] below is no column's name but a cell
+# of a record, the file has no header: give it one, and do not publish this.
+"""
+
+_TABLE = """\
+label = ""                      # the column to predict; delete its [columns.…] below
+classes = []                    # its values, in the order you want
+ignore = []                     # columns not to be used; delete their [columns.…] below
+# test = {test}      # a file of the same form, outside the guarantee
+{separator}
 # For each feature, in the order you want, one of
 #   range = [LOW, HIGH]         a number and what it can be: scaled to [-1, 1], clamped beyond
 #   categories = ["A", "B"]     a name and all that it can be: one-hot; any other is refused,
@@ -25,18 +43,24 @@ _COLUMNS = """
 #   missing = VALUE             what it stands for; without this it is refused
 """
 
-_NAMES = """\
-# {taken}. If a [columns.…] below is no column's name but a cell
-# of a record, the file has no header: give it one, and do not publish this.
+_IMAGES = """\
+classes = [{classes}]  # the sub-folders, in the order you want
+size = [0, 0]                   # height and width of every image in pixels; none is resized
+channels = ""                   # "gray" or "rgb"
+ignore = []                     # files and sub-folders that are no classes
+# test = "../test"              # a folder of the same form, outside the guarantee
+# mean = [0.5]                  # public constants, one a channel, for pixels in [0, 1]
+# std = [0.25]
 """
 
 
 def template(path: Path) -> str:
     """The skeleton of a description of a CSV file, a Parquet file or a folder of images by class."""
-    kind, warning = path.suffix.lower(), ""
+    preamble = _PREAMBLE.format(name=_comment(path.resolve().name), place=_comment(str(description_path(path))))
+    kind = path.suffix.lower()
     if path.is_dir():
-        lines = _images(class_folders(path))
-    elif kind == ".csv":
+        return preamble + _IMAGES.format(classes=", ".join(map(_quoted, class_folders(path))))
+    if kind == ".csv":
         separator = csv_separator(path)
         names = csv_header(path, separator)
         place = next((place for place, name in enumerate(names, start=1) if _looks_like_value(name)), 0)
@@ -46,14 +70,12 @@ def template(path: Path) -> str:
             "record; allowed: a first line that is the header, with the columns' names",
         )
         warning = _NAMES.format(taken="The first line of the file was taken as its header")
-        lines = _table(path, dict.fromkeys(names, ""), separator)
-    else:
-        more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
-        allowed = f"allowed: .csv, .parquet, a folder of images{more}"
-        require(kind == ".parquet", f"file={str(path)!r} cannot be described; {allowed}")
-        warning = _NAMES.format(taken="The columns' names are those of the file's schema")
-        lines = _table(path, parquet_columns(path), ",")
-    return warning + "\n".join([*_preamble(path), *lines]) + "\n"
+        return warning + preamble + _table(path, dict.fromkeys(names, ""), separator)
+    more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
+    allowed = f"allowed: .csv, .parquet, a folder of images{more}"
+    require(kind == ".parquet", f"file={str(path)!r} cannot be described; {allowed}")
+    warning = _NAMES.format(taken="The columns' names are those of the file's schema")
+    return warning + preamble + _table(path, parquet_columns(path), ",")
 
 
 def _looks_like_value(name: str) -> bool:
@@ -69,30 +91,13 @@ def _looks_like_value(name: str) -> bool:
     return True
 
 
-def _preamble(path: Path) -> list[str]:
-    return [
-        f"# What is public about {_comment(path.resolve().name)}; save this as {_comment(str(description_path(path)))}",
-        "# All of it may be told to anyone. Fill it in from what is known without looking at the records (a form, a",
-        "# code book, a rule): what is counted or measured on them is not public, and no budget is charged for it.",
-        "",
-        "records = 0                     # N, a public count, e.g. of a report; it sets the sampling rate",
-    ]
-
-
-def _table(path: Path, columns: dict[str, str], separator: str) -> list[str]:
-    lines = [
-        'label = ""                      # the column to predict; delete its [columns.…] below',
-        "classes = []                    # its values, in the order you want",
-        "ignore = []                     # columns not to be used; delete their [columns.…] below",
-        f"# test = {_quoted(path.stem + '-test' + path.suffix)}      # a file of the same form, outside the guarantee",
-    ]
-    if separator != ",":
-        lines.append(f"separator = {_quoted(separator)}")
-    lines += _COLUMNS.splitlines()
+def _table(path: Path, columns: Mapping[str, str], separator: str) -> str:
+    test = _quoted(f"{path.stem}-test{path.suffix}")
+    lines = [_TABLE.format(test=test, separator="" if separator == "," else f"separator = {_quoted(separator)}\n")]
     for name, kind in columns.items():
         told = f"  # {_comment(kind)}" if kind else ""
-        lines += ["", f"[columns.{_key(name)}]{told}", *_choices(kind)]
-    return lines
+        lines += [f"[columns.{_key(name)}]{told}", *_choices(kind), ""]
+    return "\n".join(lines)
 
 
 def _choices(kind: str) -> Sequence[str]:
@@ -105,28 +110,12 @@ def _choices(kind: str) -> Sequence[str]:
     return number, name
 
 
-def _images(classes: Sequence[str]) -> list[str]:
-    return [
-        f"classes = [{', '.join(_quoted(name) for name in classes)}]  # the sub-folders, in the order you want",
-        "size = [0, 0]                   # height and width of every image in pixels; none is resized",
-        'channels = ""                   # "gray" or "rgb"',
-        "ignore = []                     # files and sub-folders that are no classes",
-        '# test = "../test"              # a folder of the same form, outside the guarantee',
-        "# mean = [0.5]                  # public constants, one a channel, for pixels in [0, 1]",
-        "# std = [0.25]",
-    ]
-
-
 def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:
-    """A TOML string.
-
-    >>> print(_quoted("a\\tb"))
-    "a\\tb"
-    """
+    """A TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -32,11 +32,7 @@ def _printable(text: str, instead: str = " ") -> str:
 
 
 def to_yaml(value: Tree) -> str:
-    """A value in one line, as YAML reads it back: words in double quotes, an infinite number as null.
-
-    >>> print(to_yaml({"tags": ['a: "b"\\n- c'], "private": True, "epsilon": math.inf, "delta": 1e-05}))
-    {"tags": ["a: \\"b\\" - c"], "private": true, "epsilon": null, "delta": 1.0e-05}
-    """
+    """A value in one line, as YAML reads it back: words in double quotes, an infinite number as null."""
     if isinstance(value, str):
         return json.dumps(_printable(value), ensure_ascii=False)
     if isinstance(value, Mapping):
@@ -49,11 +45,7 @@ def to_yaml(value: Tree) -> str:
 
 
 def markdown_text(value: object) -> str:
-    """Words that mean nothing but themselves in the middle of a line of Markdown.
-
-    >>> markdown_text("<b>[x](http://y)|") == "\\\\<b\\\\>\\\\[x\\\\](http\\\\:\\\\/\\\\/y)\\\\|"
-    True
-    """
+    """Words that mean nothing but themselves in the middle of a line of Markdown."""
     return _MARKS.sub(r"\\\1", " ".join(_printable(str(value)).split()))
 
 
@@ -117,35 +109,33 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
     task = _TASKS.get(len(facts.shape or ()), "other")
     held = "differential-privacy" if privacy.private else "not-private"
     exposed = ["diagnostics-exposed"] if privacy.diagnostics_exposed else []
+    measured = facts.accuracy is not None
+    accuracy = {"type": "accuracy", "name": "test accuracy, outside the guarantee", "value": facts.accuracy}
+    result: Tree = {
+        "task": {"type": task},
+        "dataset": {"name": facts.dataset, "type": facts.dataset},
+        "metrics": [{**accuracy, "verified": False}],
+    }
     matter: dict[str, Tree] = {
         "license": license,
         "library_name": "adadpigu",
         "tags": list(dict.fromkeys(["adadpigu", "pytorch", held, *exposed, privacy.method])),
+        "pipeline_tag": None if task == "other" else task,
+        "datasets": [facts.dataset] if _HUB_NAME.fullmatch(facts.dataset) else None,
+        "metrics": ["accuracy"] if measured else None,
+        "model-index": [{"name": title, "results": [result]}] if measured else None,
+        "privacy": {
+            "private": privacy.private,
+            "epsilon": privacy.epsilon_pld if privacy.private else None,
+            "delta": privacy.delta if privacy.private else None,
+            "unit": privacy.unit_of_privacy,
+            "relation": privacy.relation,
+            "diagnostics_exposed": privacy.diagnostics_exposed,
+            "interrupted": privacy.interrupted,
+            **({"bound": False} if is_unbound(privacy) else {}),
+        },
     }
-    if task != "other":
-        matter["pipeline_tag"] = task
-    if _HUB_NAME.fullmatch(facts.dataset):
-        matter["datasets"] = [facts.dataset]
-    if facts.accuracy is not None:
-        matter["metrics"] = ["accuracy"]
-        name = "test accuracy, outside the guarantee"
-        result: Tree = {
-            "task": {"type": task},
-            "dataset": {"name": facts.dataset, "type": facts.dataset},
-            "metrics": [{"type": "accuracy", "name": name, "value": facts.accuracy, "verified": False}],
-        }
-        matter["model-index"] = [{"name": title, "results": [result]}]
-    matter["privacy"] = {
-        "private": privacy.private,
-        "epsilon": privacy.epsilon_pld if privacy.private else None,
-        "delta": privacy.delta if privacy.private else None,
-        "unit": privacy.unit_of_privacy,
-        "relation": privacy.relation,
-        "diagnostics_exposed": privacy.diagnostics_exposed,
-        "interrupted": privacy.interrupted,
-        **({"bound": False} if is_unbound(privacy) else {}),
-    }
-    return matter
+    return {key: value for key, value in matter.items() if value is not None}
 
 
 def _alarms(privacy: PrivacyReport) -> list[str]:

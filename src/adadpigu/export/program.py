@@ -14,7 +14,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from adadpigu.durable import check_place, write_bytes, writing
 from adadpigu.errors import InputError, ModelError, first_line
 from adadpigu.export.subject import Exportable, Synthetic, statement_of, subject_of
 from adadpigu.extras import extra
-from adadpigu.features.scattering import Scattering
 
 TOLERANCE = 1e-4
 """how far outputs may be apart, in units of the largest output or of 1, whichever is more"""
@@ -58,9 +56,8 @@ class Exported:
 def export_program(run: Exportable, path: Path | str, *, records: Synthetic | None = None) -> Exported:
     """Writes a run's model to a .pt2 file, which `torch.export.load` reads, for any number of records at once.
 
-    `records` says what a record looks like, where the run does not. Refused where the program's outputs differ from the
-    model's by more than `TOLERANCE` on synthetic records. Extra files in it: `adadpigu.privacy.json` and
-    `adadpigu.statement.txt`.
+    `records` says what a record looks like, where the run does not. On synthetic records the program's outputs must be
+    within `TOLERANCE` of the model's. Extra files in it: `adadpigu.privacy.json` and `adadpigu.statement.txt`.
     """
 
     def convert(program: ExportedProgram, texts: dict[str, str]) -> tuple[bytes, Outputs]:
@@ -142,9 +139,6 @@ def check_new(path: Path, suffix: str = "") -> None:
 def _traced(model: nn.Module, synthetic: Synthetic) -> ExportedProgram:
     """The graph of a model, with a first dimension of any size and without notes on source code."""
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    for module in copied.modules():
-        if isinstance(module, Scattering):
-            module.forward = partial(_undivided, module)  # type: ignore[method-assign]
     inputs = synthetic.draw(_TRACED)
     try:
         outputs = copied(inputs)
@@ -166,12 +160,6 @@ def _traced(model: nn.Module, synthetic: Synthetic) -> ExportedProgram:
     return program
 
 
-def _undivided(scattering: Scattering, x: Tensor) -> Tensor:
-    """A scattering's forward that takes all records at once."""
-    planes = x.to(scattering.fine.bank.dtype).flatten(0, 1)
-    return scattering._planes(planes).reshape(x.shape[0], *scattering.features)
-
-
 def _graph_of(model: nn.Module, inputs: Tensor) -> ExportedProgram:
     """What the model does with these inputs; where that binds their number, e.g. by `len(x)`, what its code says."""
     shapes = ({0: Dim("records")},)
@@ -184,7 +172,7 @@ def _graph_of(model: nn.Module, inputs: Tensor) -> ExportedProgram:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the remarks of tracing and conversion, which quote code; what fails is raised."""
+    """Silences what tracing and conversion print and log, which quotes code."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -217,7 +205,7 @@ def _difference(model: nn.Module, exported: Outputs, synthetic: Synthetic) -> fl
 
 
 def _clean(message: Any) -> None:
-    """Takes out what the conversion notes of the user's source code: paths, lines, names of variables."""
+    """Removes notes on the user's source code from an ONNX message: paths, lines, names of variables."""
     for field, value in message.ListFields():
         if field.name in ("doc_string", "metadata_props"):
             message.ClearField(field.name)

@@ -72,10 +72,7 @@ def is_unbound(privacy: PrivacyReport) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model, what it gives away, and what its records look like (None where nobody has said).
-
-    `subject_of` makes it of a run and checks that they belong together; of one made by hand that is its maker's word.
-    """
+    """A model, its privacy report, and what its records look like; `subject_of` checks that they belong together."""
 
     model: nn.Module
     privacy: PrivacyReport

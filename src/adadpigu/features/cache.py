@@ -6,10 +6,10 @@ damaged file is found and made again. The caller decides what is kept: published
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
-from adadpigu.tensors import read_metadata, read_tensors
+from adadpigu.tensors import digest, raw_bytes, read_file
 
 Progress = Callable[[int, int], None]
 """told how many records are done, and of how many"""
@@ -40,10 +40,10 @@ def cached(
 ) -> Tensor:
     """The features [n, ...] of inputs [n, ...], from the folder or computed and put there; float32, not on a GPU.
 
-    `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do. Where
-    the folder cannot be written, features are computed and a `CacheWarning` says so.
+    `transform` is fixed, treats each record on its own and has a `signature` that changes when its values do.
     """
-    path = folder / f"{_key(inputs, str(transform.signature))}.safetensors"
+    compute = partial(computed, inputs, transform, device=device, progress=progress)
+    path = folder / f"{digest([(_NAME, inputs)], str(transform.signature))}.safetensors"
     found = _load(path, _warn)
     if found is not None:
         return found
@@ -51,11 +51,11 @@ def cached(
         with locked(path.with_suffix(".lock")):
             found = _load(path, lambda _: None)  # another process may have made it while this one waited
             if found is None:
-                found = computed(inputs, transform, device=device, progress=progress)
+                found = compute()
                 _store(path, found)
     except InputError as error:  # the folder cannot be written
         _warn(f"features are computed but not kept: {error}")
-    return computed(inputs, transform, device=device, progress=progress) if found is None else found
+    return compute() if found is None else found
 
 
 def at_once(device: torch.device) -> int:
@@ -71,10 +71,7 @@ def computed(
     progress: Progress | None = None,
     kept_on: torch.device | None = None,
 ) -> Tensor:
-    """The features of inputs, in chunks on a device, as float32 in main memory or `kept_on` another device.
-
-    Moves the transform to the device that computes.
-    """
+    """The features of inputs, in chunks on a device, as float32 in main memory or `kept_on` another device."""
     device = device or torch.device("cpu")
     transform.to(device)
     chunk = at_once(device)
@@ -89,25 +86,14 @@ def computed(
     return made
 
 
-def _key(inputs: Tensor, signature: str) -> str:
-    digest = hashlib.sha256(json.dumps([signature, list(inputs.shape), str(inputs.dtype)]).encode())
-    digest.update(_bytes(inputs))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy where it is contiguous in main memory."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
 def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
-    """The features in a file, mapped into memory (writing to them leaves the file alone); None where it is no good."""
+    """The features in a file, mapped into memory; None where the file is absent or damaged."""
     try:
         if not path.exists():
             return None
-        told = read_metadata(path, "features")
-        found = read_tensors(path, "features")[_NAME]
-        if told.get("key") == path.stem and told.get("sha256") == hashlib.sha256(_bytes(found)).hexdigest():
+        tensors, told = read_file(path, "features")
+        found = tensors[_NAME]
+        if told.get("key") == path.stem and told.get("sha256") == digest([(_NAME, found)]):
             return found
         reason = "its content is not what was written"
     except (OSError, InputError, KeyError) as error:
@@ -119,7 +105,7 @@ def _load(path: Path, warn: Callable[[str], None]) -> Tensor | None:
 def _store(path: Path, features: Tensor) -> None:
     """Writes a safetensors file by hand, so that no second copy of the features is held."""
     header = {
-        "__metadata__": {"key": path.stem, "sha256": hashlib.sha256(_bytes(features)).hexdigest()},
+        "__metadata__": {"key": path.stem, "sha256": digest([(_NAME, features)])},
         _NAME: {"dtype": "F32", "shape": list(features.shape), "data_offsets": [0, features.nbytes]},
     }
     text = json.dumps(header).encode()
@@ -127,7 +113,7 @@ def _store(path: Path, features: Tensor) -> None:
 
     def write(file: BinaryIO) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
-        file.write(_bytes(features))
+        file.write(raw_bytes(features))
 
     atomic_write(path, write)
 

@@ -79,8 +79,8 @@ _NORMALISERS = (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm
 class Front(nn.Module):
     """Features and normaliser, either of which may be absent. It is frozen and always in evaluation mode.
 
-    A front runs over many records at once, and whatever it let through from one to another no clip would bound. So a
-    module that is not the package's own is probed on synthetic records (`inspect_front`) before a run.
+    It runs over many records at once, and no clip would bound what it carried from one to another. So a module that is
+    not the package's own is probed on synthetic records (`inspect_front`) before a run.
     """
 
     def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
@@ -166,7 +166,6 @@ def make_front(
     check_known("features", features, FEATURES)
     transform: Scattering | Prior | None = None
     if features != "none":
-        require(len(shape) == 3, f"features={features!r} needs images (channels, height, width), not {shape}")
         transform = Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
         shape = transform.features
     scattered = isinstance(transform, Scattering)

@@ -132,6 +132,8 @@ class Scattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_inputs("scattering", x, self.shape)
         planes = x.to(self.fine.bank.dtype).flatten(0, 1)
+        if torch.compiler.is_exporting():  # for any number of records, so in one piece
+            return self._planes(planes).reshape(x.shape[0], *self.features)
         found = [self._planes(chunk) for chunk in torch.split(planes, _chunk(planes))]
         return (found[0] if len(found) == 1 else torch.cat(found)).reshape(len(x), *self.features)
 

@@ -20,14 +20,13 @@ from adadpigu.models import nets, prior_nets, wide_resnet
 from adadpigu.models.cards import ModelCard, parse_activation
 from adadpigu.models.standardised import StandardisedConv2d as StandardisedConv2d
 
-_CARDS = (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)
-
+_CARDS = {card.name: card for card in (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)}
 INITIALISATIONS = ("default", "xavier")
 _made: weakref.WeakKeyDictionary[nn.Module, dict[str, str | None]] = weakref.WeakKeyDictionary()
 
 
 def all_models() -> dict[str, ModelCard]:
-    return {card.name: card for card in _CARDS}
+    return _CARDS
 
 
 def make_model(
@@ -76,9 +75,8 @@ def _xavier(model: nn.Module) -> nn.Module:
 
 
 def _named(name: str, shape: tuple[int, ...] | None, classes: int, activation: str | None) -> Callable[[], nn.Module]:
-    cards = all_models()
-    check_known("model", name, cards)
-    card = cards[name]
+    check_known("model", name, _CARDS)
+    card = _CARDS[name]
     fits = card.shape is None or shape in (None, card.shape)
     require(fits, f"model={name!r} takes records of shape {card.shape}, not {shape}")
     known = shape or card.shape

@@ -19,11 +19,7 @@ Activation = Callable[[], nn.Module]
 
 
 class TemperedSigmoid(nn.Module):
-    """s·σ(T x) − o with scale s, (inverse) temperature T and offset o; tanh is (2, 2, 1).
-
-    >>> TemperedSigmoid(2, 2, 1)(torch.zeros(1))
-    tensor([0.])
-    """
+    """s·σ(T x) − o with scale s, (inverse) temperature T and offset o; tanh is (2, 2, 1)."""
 
     def __init__(self, scale: float, temperature: float, offset: float) -> None:
         super().__init__()

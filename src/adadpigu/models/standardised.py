@@ -23,13 +23,7 @@ EPSILON = 1e-6
 
 
 class StandardisedConv2d(nn.Conv2d):
-    """A 2-D convolution, zero padded, one group, whose filters are standardised over their entries.
-
-    >>> layer = StandardisedConv2d(3, 4, 3)
-    >>> filters, _ = layer.filters()
-    >>> bool((filters.mean((1, 2, 3)).abs() < 1e-6).all() and (filters.flatten(1).norm(dim=1) - 1).abs().max() < 1e-4)
-    True
-    """
+    """A 2-D convolution, zero padded, one group, whose filters are standardised over their entries."""
 
     gain: nn.Parameter | None
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError, require
-from adadpigu.tensors import digest, read_metadata, read_tensors, write_tensors
+from adadpigu.tensors import digest, read_file, write_tensors
 
 Convolve = Callable[[str, Tensor], Tensor]
 """applies a convolution, by its name, to maps"""
@@ -96,8 +96,13 @@ class EncoderMaps(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        side = (x.shape[2] // STEP, x.shape[3] // STEP)
-        return torch.cat([self._standard(stage, _pooled(made, side)) for stage, made in enumerate(self.stages(x))], 1)
+        maps = []
+        for stage, made in enumerate(self.stages(x)):
+            factor = made.shape[2] // (x.shape[2] // STEP)
+            pooled = made if factor == 1 else F.avg_pool2d(made, factor)
+            mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
+            maps.append((pooled - mean) / std)
+        return torch.cat(maps, 1)
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """The maps of every stage as the encoder computes them, [b, widths[k], h/2^k, w/2^k]."""
@@ -107,18 +112,8 @@ class EncoderMaps(nn.Module):
         weight = self._constant(f"{name}.weight")
         return F.conv2d(x, weight, self._constant(f"{name}.bias"), self.strides[name], weight.shape[-1] // 2)
 
-    def _standard(self, stage: int, x: Tensor) -> Tensor:
-        mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
-        return (x - mean) / std
-
     def _constant(self, name: str) -> Tensor:
         return self.get_buffer(_key(name))
-
-
-def _pooled(x: Tensor, side: tuple[int, int]) -> Tensor:
-    """Means over blocks where maps are larger than `side`; an empty batch is let through."""
-    factor = x.shape[2] // side[0]
-    return x if factor == 1 else F.avg_pool2d(x, factor)
 
 
 def _key(name: str) -> str:
@@ -132,43 +127,41 @@ SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a prior consists of: constants by name, and what is told of them."""
+    """What a prior consists of: constants by name, and the metadata of the file."""
 
     plan: Plan
     tensors: Mapping[str, Tensor]
-    told: Mapping[str, str]
+    metadata: Mapping[str, str]
 
     def fingerprint(self) -> str:
-        """A SHA-256 over the plan, what is told, and all constants with names, types and shapes."""
-        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.told.items())}\n"
+        """A SHA-256 over the plan, the metadata, and all constants with names, types and shapes."""
+        start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.metadata.items())}\n"
         return digest(sorted(self.tensors.items()), start)
 
     def save(self, path: Path) -> None:
         """Writes the file whole; it holds its own fingerprint."""
         plan = json.dumps({"widths": self.plan.widths, "blocks": self.plan.blocks})
         halves = {name: value.half().cpu().contiguous() for name, value in self.tensors.items()}
-        kept = Weights(plan=self.plan, tensors=halves, told=self.told)
-        write_tensors(path, halves, {**self.told, "plan": plan, "sha256": kept.fingerprint()})
+        kept = Weights(plan=self.plan, tensors=halves, metadata=self.metadata)
+        write_tensors(path, halves, {**self.metadata, "plan": plan, "sha256": kept.fingerprint()})
 
 
-def read_weights(path: Path) -> Weights:
-    """The constants of a file, found to be what was written."""
-    told = read_metadata(path, "prior")
+def read_weights(path: Path, sha256: str | None = None) -> Weights:
+    """The constants of a file, which must be what was written, and have this fingerprint if one is given."""
+    tensors, metadata = read_file(path, "prior")
     try:
-        shape = json.loads(told.pop("plan"))
+        shape = json.loads(metadata.pop("plan"))
         plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
-        expected = told.pop("sha256")
+        written = metadata.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
-    found = Weights(plan=plan, tensors=read_tensors(path, "prior"), told=told)
-    made = found.fingerprint()
-    require(made == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}")
+    found = Weights(plan=plan, tensors=tensors, metadata=metadata)
+    made, expected = found.fingerprint(), sha256 or written
+    advice = "; install anew" if sha256 else ""
+    require(made == written == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}{advice}")
     return found
 
 
 def packaged_weights() -> Weights:
     """The weights that come with the package."""
-    found = read_weights(PACKAGED)
-    made = found.fingerprint()
-    require(made == SHA256, f"prior={str(PACKAGED)!r}: SHA-256 {made} is not {SHA256}; install anew")
-    return found
+    return read_weights(PACKAGED, SHA256)

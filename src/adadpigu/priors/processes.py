@@ -26,11 +26,7 @@ _LOBES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Where images of random processes come from: [n, 3, side, side] with values from 0 to 1.
-
-    >>> Processes(side=32, leaves=4)(2, torch.Generator().manual_seed(0)).shape
-    torch.Size([2, 3, 32, 32])
-    """
+    """Makes images of random processes, [n, 3, side, side], with values from 0 to 1."""
 
     side: int = 48
     leaves: int = 24
@@ -40,120 +36,120 @@ class Processes:
         require(self.side >= 16 and self.side % 16 == 0, f"side={self.side} is not a multiple of 16, 16 at least")
         require(self.leaves >= 0, f"leaves={self.leaves} is not 0 or more")
 
-    def __call__(self, count: int, chance: torch.Generator) -> Tensor:
+    def __call__(self, count: int, rng: torch.Generator) -> Tensor:
         """Fresh images, on the generator's device."""
-        textures = self.textures(count, chance)
+        textures = self.textures(count, rng)
         if self.leaves:
-            painted = dead_leaves(textures, self.leaves, chance)
-            plain = uniform(count, chance, 0, 1) < 0.15  # some stay texture all over
+            painted = dead_leaves(textures, self.leaves, rng)
+            plain = uniform(count, rng, 0, 1) < 0.15  # some stay texture all over
             textures = torch.where(plain[:, None, None, None], textures, painted)
-        return _exposed(textures, chance)
+        return _exposed(textures, rng)
 
-    def textures(self, count: int, chance: torch.Generator) -> Tensor:
+    def textures(self, count: int, rng: torch.Generator) -> Tensor:
         """Coloured noise and images of untrained nets, half and half; mean 0 and variance 1 each."""
-        noise = coloured_noise(count - count // 2, self.side, chance)
-        return torch.cat([noise, untrained_net(count // 2, self.side, chance)])
+        noise = coloured_noise(count - count // 2, self.side, rng)
+        return torch.cat([noise, untrained_net(count // 2, self.side, rng)])
 
 
-def uniform(count: int, chance: torch.Generator, low: float, high: float) -> Tensor:
-    return low + (high - low) * torch.rand(count, generator=chance, device=chance.device)
+def uniform(count: int, rng: torch.Generator, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(count, generator=rng, device=rng.device)
 
 
-def normal(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=chance, device=chance.device)
+def normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=rng, device=rng.device)
 
 
-def coloured_noise(count: int, side: int, chance: torch.Generator) -> Tensor:
+def coloured_noise(count: int, side: int, rng: torch.Generator) -> Tensor:
     """Noise of spectrum |f|^−a with a from 0.8 to 2, stretched along one direction, in mixed colours."""
-    across = torch.fft.rfftfreq(side, device=chance.device)
-    down = torch.fft.fftfreq(side, device=chance.device)
-    turn, stretch = uniform(count, chance, 0, math.pi), uniform(count, chance, 0, 1.5).exp()
+    across = torch.fft.rfftfreq(side, device=rng.device)
+    down = torch.fft.fftfreq(side, device=rng.device)
+    turn, stretch = uniform(count, rng, 0, math.pi), uniform(count, rng, 0, 1.5).exp()
     cosine, sine = turn.cos()[:, None, None], turn.sin()[:, None, None]
     along = cosine * across + sine * down[:, None]
     beside = (cosine * down[:, None] - sine * across) * stretch[:, None, None]
     frequency = (along.square() + beside.square()).sqrt().clamp_(min=0.5 / side)
-    weight = frequency.pow(-uniform(count, chance, 0.8, 2)[:, None, None])
+    weight = frequency.pow(-uniform(count, rng, 0.8, 2)[:, None, None])
     weight[:, 0, 0] = 0
-    waves = normal((count, 3, side, side // 2 + 1, 2), chance)
+    waves = normal((count, 3, side, side // 2 + 1, 2), rng)
     planes = torch.fft.irfft2(torch.view_as_complex(waves) * weight[:, None], s=(side, side))
-    return _standard(_mixed(_standard(planes), chance))
+    return _standard(_mixed(_standard(planes), rng))
 
 
-def untrained_net(count: int, side: int, chance: torch.Generator) -> Tensor:
+def untrained_net(count: int, side: int, rng: torch.Generator) -> Tensor:
     """What a generator with random oriented filters makes of noise; filters are shared, styles are each image's own."""
-    x = normal((count, _WIDTH, side // 16, side // 16), chance)
+    x = normal((count, _WIDTH, side // 16, side // 16), rng)
     for _ in range(4):
         x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-        style = normal((count, _WIDTH, 1, 1), chance).exp()
-        x = F.conv2d(x * style, _oriented(_WIDTH, _WIDTH, chance), padding=1)
+        style = normal((count, _WIDTH, 1, 1), rng).exp()
+        x = F.conv2d(x * style, _oriented(_WIDTH, _WIDTH, rng), padding=1)
         x = x / x.square().mean((1, 2, 3), keepdim=True).add(1e-6).sqrt()
-        level = 0.3 * uniform(count, chance, 0, 1)[:, None, None, None]
-        x = F.leaky_relu(x + level * normal(tuple(x.shape), chance), 0.2)
-    x = x * normal((count, _WIDTH, 1, 1), chance).exp()
-    return _standard(_mixed(_standard(F.conv2d(x, normal((3, _WIDTH, 1, 1), chance))), chance))
+        level = 0.3 * uniform(count, rng, 0, 1)[:, None, None, None]
+        x = F.leaky_relu(x + level * normal(tuple(x.shape), rng), 0.2)
+    x = x * normal((count, _WIDTH, 1, 1), rng).exp()
+    return _standard(_mixed(_standard(F.conv2d(x, normal((3, _WIDTH, 1, 1), rng))), rng))
 
 
-def _oriented(outputs: int, inputs: int, chance: torch.Generator) -> Tensor:
+def _oriented(outputs: int, inputs: int, rng: torch.Generator) -> Tensor:
     """Filters [outputs, inputs, 3, 3], each a slope along one direction with some of a bump."""
-    steps = torch.arange(-1.0, 2.0, device=chance.device)
+    steps = torch.arange(-1.0, 2.0, device=rng.device)
     bump = torch.exp(-steps.square()[:, None] - steps.square())
-    turn = uniform(outputs * inputs, chance, 0, 2 * math.pi)
+    turn = uniform(outputs * inputs, rng, 0, 2 * math.pi)
     slope = turn.cos()[:, None, None] * steps + turn.sin()[:, None, None] * steps[:, None]
-    filters = slope * bump + 0.3 * normal((outputs * inputs, 1, 1), chance) * bump
-    gain = normal((outputs * inputs, 1, 1), chance)
+    filters = slope * bump + 0.3 * normal((outputs * inputs, 1, 1), rng) * bump
+    gain = normal((outputs * inputs, 1, 1), rng)
     return (gain * filters).reshape(outputs, inputs, 3, 3)
 
 
-def dead_leaves(textures: Tensor, leaves: int, chance: torch.Generator) -> Tensor:
+def dead_leaves(textures: Tensor, leaves: int, rng: torch.Generator) -> Tensor:
     """Leaves painted one over the other onto the textures, each with a colour, a shade and another image's texture."""
     count, _, side, _ = textures.shape
-    smallest = uniform(count, chance, math.log(0.06), math.log(0.35)).exp()  # few large shapes, or many small ones
+    smallest = uniform(count, rng, math.log(0.06), math.log(0.35)).exp()  # few large shapes, or many small ones
     image = textures
     for _ in range(leaves):
-        cover = _leaf(count, side, smallest, chance)
-        shift = int(torch.randint(count, (1,), generator=chance, device=chance.device))
+        cover = _leaf(count, side, smallest, rng)
+        shift = int(torch.randint(count, (1,), generator=rng, device=rng.device))
         texture = textures.roll(shift, 0).flip(-1)
-        contrast = (1.2 * uniform(count, chance, -0.3, 1)).clamp_(min=0)[:, None, None, None]
-        shade = _slope(count, side, chance)[:, None] * uniform(count, chance, 0, 0.8)[:, None, None, None]
-        colour = normal((count, 3), chance)
-        colour = 1.5 * colour.mean(1, keepdim=True) + uniform(count, chance, 0.1, 0.8)[:, None] * colour  # around gray
+        contrast = (1.2 * uniform(count, rng, -0.3, 1)).clamp_(min=0)[:, None, None, None]
+        shade = _slope(count, side, rng)[:, None] * uniform(count, rng, 0, 0.8)[:, None, None, None]
+        colour = normal((count, 3), rng)
+        colour = 1.5 * colour.mean(1, keepdim=True) + uniform(count, rng, 0.1, 0.8)[:, None] * colour  # around gray
         image = torch.lerp(image, 1.2 * colour[:, :, None, None] + shade + contrast * texture, cover[:, None])
     return image
 
 
-def _leaf(count: int, side: int, smallest: Tensor, chance: torch.Generator) -> Tensor:
+def _leaf(count: int, side: int, smallest: Tensor, rng: torch.Generator) -> Tensor:
     """How far a leaf covers each pixel, from 0 to 1, [n, side, side]: an outline between ellipse, box and star."""
-    where = torch.linspace(-1, 1, side, device=chance.device)
-    turn, stretch = uniform(count, chance, 0, math.pi), uniform(count, chance, -0.6, 0.6).exp()
-    down = where[:, None] - uniform(count, chance, -1.1, 1.1)[:, None, None]
-    across = where - uniform(count, chance, -1.1, 1.1)[:, None, None]
+    where = torch.linspace(-1, 1, side, device=rng.device)
+    turn, stretch = uniform(count, rng, 0, math.pi), uniform(count, rng, -0.6, 0.6).exp()
+    down = where[:, None] - uniform(count, rng, -1.1, 1.1)[:, None, None]
+    across = where - uniform(count, rng, -1.1, 1.1)[:, None, None]
     cosine, sine = turn.cos()[:, None, None], turn.sin()[:, None, None]
     u = (cosine * across + sine * down) * stretch[:, None, None]
     v = (cosine * down - sine * across) / stretch[:, None, None]
-    power = uniform(count, chance, 0, math.log(8)).exp()[:, None, None]
+    power = uniform(count, rng, 0, math.log(8)).exp()[:, None, None]
     distance = (u.abs().pow(power) + v.abs().pow(power)).add(1e-6).pow(1 / power)
     angle = torch.atan2(v, u)
     outline = torch.ones_like(distance)
     for lobe in range(2, 2 + _LOBES):
-        height = 0.35 * (uniform(count, chance, -1, 1)).clamp_(min=0)[:, None, None] / lobe**0.5
-        phase = uniform(count, chance, 0, 2 * math.pi)[:, None, None]
+        height = 0.35 * (uniform(count, rng, -1, 1)).clamp_(min=0)[:, None, None] / lobe**0.5
+        phase = uniform(count, rng, 0, 2 * math.pi)[:, None, None]
         outline = outline + height * torch.cos(lobe * angle + phase)
-    radius = smallest * uniform(count, chance, 0.05, 1).pow(-0.5)  # density of r goes as r^−3
-    softness = uniform(count, chance, math.log(0.01), math.log(0.08)).exp()[:, None, None]
+    radius = smallest * uniform(count, rng, 0.05, 1).pow(-0.5)  # density of r goes as r^−3
+    softness = uniform(count, rng, math.log(0.01), math.log(0.08)).exp()[:, None, None]
     return torch.sigmoid((radius.clamp(max=1.0)[:, None, None] * outline - distance) / softness)
 
 
-def _slope(count: int, side: int, chance: torch.Generator) -> Tensor:
+def _slope(count: int, side: int, rng: torch.Generator) -> Tensor:
     """A plane that rises in a random direction, [n, side, side], from about −1 to 1."""
-    where = torch.linspace(-1, 1, side, device=chance.device)
-    turn = uniform(count, chance, 0, 2 * math.pi)[:, None, None]
+    where = torch.linspace(-1, 1, side, device=rng.device)
+    turn = uniform(count, rng, 0, 2 * math.pi)[:, None, None]
     return turn.cos() * where + turn.sin() * where[:, None]
 
 
-def _mixed(planes: Tensor, chance: torch.Generator) -> Tensor:
+def _mixed(planes: Tensor, rng: torch.Generator) -> Tensor:
     """Three planes as colours that are much alike, as those of light on things are."""
     count = len(planes)
-    mixing = 0.35 * normal((count, 3, 3), chance)
+    mixing = 0.35 * normal((count, 3, 3), rng)
     mixing[:, :, 0] += 1
     return torch.einsum("nij,njhw->nihw", mixing, planes)
 
@@ -164,11 +160,11 @@ def _standard(planes: Tensor) -> Tensor:
     return (planes - mean) / (deviation + 1e-6)
 
 
-def _exposed(images: Tensor, chance: torch.Generator) -> Tensor:
+def _exposed(images: Tensor, rng: torch.Generator) -> Tensor:
     """Values from 0 to 1, each image with a brightness and a contrast of its own."""
     count = len(images)
-    level = uniform(count, chance, 0.3, 0.65)[:, None, None, None]
-    contrast = uniform(count, chance, 0.12, 0.32)[:, None, None, None]
+    level = uniform(count, rng, 0.3, 0.65)[:, None, None, None]
+    contrast = uniform(count, rng, 0.12, 0.32)[:, None, None, None]
     return (level + contrast * _standard(images)).clamp_(0, 1)
 
 
@@ -183,25 +179,25 @@ def takes_images(record: Tensor) -> bool:
 def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, loss: Loss, seed: int) -> Tensor:
     """s at the model's weights of now, [d] in float64; images and labels follow from the run's public seed."""
     model = copy.deepcopy(model).eval()  # hooks and modes of the one in training stay as they are
-    chance = torch.Generator().manual_seed(seed % 2**63)
-    images = _images(record, chance)
+    rng = torch.Generator().manual_seed(seed % 2**63)
+    images = _images(record, rng)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=record.device)
     with torch.enable_grad():
         for image in torch.split(images, 1):
             outputs = model(image if front is None else front(image))
-            label = torch.randint(outputs.shape[1], (1,), generator=chance).to(record.device)
+            label = torch.randint(outputs.shape[1], (1,), generator=rng).to(record.device)
             found = torch.autograd.grad(loss(outputs, label), parameters, allow_unused=True)
             flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
             total += torch.cat([g.reshape(-1) for g in flat]).abs() / len(images)
     return total
 
 
-def _images(record: Tensor, chance: torch.Generator) -> Tensor:
+def _images(record: Tensor, rng: torch.Generator) -> Tensor:
     """Images of the record's shape, type and place."""
     _, channels, height, width = record.shape
     side = 16 * -(-max(height, width) // 16)
-    made = Processes(side=side)(_IMAGES, chance)
+    made = Processes(side=side)(_IMAGES, rng)
     made = made if channels == 3 else made.mean(dim=1, keepdim=True)
     made = F.interpolate(made, size=(height, width), mode="bilinear", align_corners=False)
     made = made if record.is_floating_point() else 255 * made

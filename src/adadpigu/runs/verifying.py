@@ -16,7 +16,7 @@ from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.errors import InputError
 from adadpigu.runs.reading import file_of, ledger_of, privacy_of
 from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS, says
-from adadpigu.tensors import digest, read_metadata, read_tensors
+from adadpigu.tensors import digest, read_file
 
 State = Literal["bound", "partly", "differs", "open", "older"]
 """partly: weights and claim are the run's, and a file beside them is not"""
@@ -127,10 +127,11 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
         return ""  # a file that is gone claims nothing
     path = file_of(folder, name)
     if name == MODEL:
-        named = read_metadata(path, "model").get(RUN, run)
+        tensors, told = read_file(path, "model")
+        named = told.get(RUN, run)
         if named != run:
             return f"{name} is of run {named[:8]!r} and {NAME} of run {run[:8]!r}: one of them is from another folder"
-        same = digest(sorted(read_tensors(path, "model").items())) == wanted
+        same = digest(sorted(tensors.items())) == wanted
     else:
         same = says(path, wanted)
     return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {NAME}"
