@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +113,13 @@ def test_the_packaged_prior_by_name_makes_its_features_and_is_declared() -> None
     assert shape[1:] == (4, 4)
     assert made.mean((1, 2, 3)).abs().max() < 1e-4
     assert any("random processes" in fact for fact in front.declared())
+
+
+def test_a_prior_whose_constants_were_changed_is_not_vouched_for(prior: Prior) -> None:
+    changed = copy.deepcopy(prior)
+    changed.direction.mul_(2)
+    with pytest.raises(InputError, match="its constants were changed"):
+        changed.declared()
 
 
 def test_the_statement_of_a_run_names_the_prior_as_public(prior: Prior) -> None:
