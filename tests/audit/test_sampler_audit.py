@@ -211,9 +211,6 @@ def test_the_sampler_that_is_audited_is_the_runs_own() -> None:
 
 def test_a_spied_sampler_answers_as_the_runs_own_does_and_tells() -> None:
     class Own(PoissonSampler):
-        def draw(self, *given: Any) -> Any:
-            return "drawn", given
-
         def toss(self, *given: Any) -> Any:
             return "tossed", given
 
@@ -229,8 +226,7 @@ def test_a_spied_sampler_answers_as_the_runs_own_does_and_tells() -> None:
     )
     assert spied.event([2.0]) == ("priced", ([2.0],))
     assert spied.toss("records", "coins") == ("tossed", ("records", "coins"))
-    assert spied.draw("records", "coins") == ("drawn", ("records", "coins"))
-    assert told == ["asked", "tossed", "tossed"]
+    assert told == ["asked", "tossed"]
 
 
 @pytest.mark.slow

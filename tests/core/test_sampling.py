@@ -21,7 +21,7 @@ def test_inclusion_is_independent_with_the_declared_rate() -> None:
     sampler, randomness, people = PoissonSampler(sample_rate=0.3), SystemRandomness(), population(200)
     hits = torch.zeros(4000, 200)
     for row in hits:
-        row[unseal(sampler.draw(people, randomness))] = 1.0
+        row[unseal(sampler.toss(people, randomness).drawn())] = 1.0
     rate = hits.mean().item()
     assert abs(rate - 0.3) < 6 * (0.21 / hits.numel()) ** 0.5
     sizes = hits.sum(dim=1)
@@ -36,7 +36,7 @@ def test_inclusion_is_independent_with_the_declared_rate() -> None:
 def test_the_rate_comes_from_the_declared_count_not_from_the_records() -> None:
     sampler = PoissonSampler.expecting(batch_size=10, records=100)
     assert sampler.sample_rate == 0.1
-    drawn = gather(population(100_000), sampler.draw(population(100_000), SystemRandomness()))
+    drawn = gather(population(100_000), sampler.toss(population(100_000), SystemRandomness()).drawn())
     inputs, _ = unseal(drawn)
     assert abs(len(inputs) - 10_000) < 6 * 9000**0.5
 
@@ -55,4 +55,4 @@ def test_a_population_that_returns_several_rows_a_record_is_refused() -> None:
 
     people = Mirrored(torch.ones(50, 1), torch.zeros(50, dtype=torch.long))
     with pytest.raises(PrivacyLineError, match="one input and one target a record"):
-        gather(people, PoissonSampler(sample_rate=0.9).draw(people, SystemRandomness()))
+        gather(people, PoissonSampler(sample_rate=0.9).toss(people, SystemRandomness()).drawn())

@@ -24,7 +24,7 @@ from adadpigu.audit.outside import Watcher
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import Coins, Drawn, PoissonSampler, Population
+from adadpigu.core.sampling import Coins, PoissonSampler, Population
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
@@ -56,10 +56,6 @@ class SpiedSampler(PoissonSampler):
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         self.tossed()
         return self.own.toss(population, randomness)
-
-    def draw(self, population: Population, randomness: Randomness) -> Drawn:
-        self.tossed()
-        return self.own.draw(population, randomness)
 
 
 @dataclass(frozen=True, kw_only=True)

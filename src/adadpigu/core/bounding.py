@@ -192,15 +192,6 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
     return weighted_total(z, clip_factors(norms, clip_norm, stability, length=z.shape[1]))
 
 
-class ClippedSum(Sensitive[Tensor]):
-    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, zero where frozen."""
-
-    __slots__ = ("dtype", "query")
-
-    def __init__(self, total: Tensor, query: GradientSum, dtype: torch.dtype) -> None:
-        self._content, self.query, self.dtype = total, query, dtype
-
-
 class Bounder:
     """Adds up one query's clipped records over the micro-batches of a draw."""
 
@@ -217,10 +208,10 @@ class Bounder:
         z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
         self._keep(clipped_total(z, self._query.clip_norm, self._query.stability), rows.dtype)
 
-    def add_clipped(self, total: ClippedSum) -> None:
+    def add_clipped(self, total: BoundedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
-        if not isinstance(total, ClippedSum) or total.query is not self._query:
-            raise PrivacyLineError(f"expected an engine's ClippedSum for {self._query.name!r}")
+        if not isinstance(total, BoundedSum) or total.query is not self._query:
+            raise PrivacyLineError(f"expected an engine's BoundedSum for {self._query.name!r}")
         self._keep(unseal(total), total.dtype)
 
     def add_records(

@@ -198,12 +198,8 @@ class PoissonSampler:
             raise InputError(f"batch_size={batch_size} is not between 1 and the declared record count {records}")
         return cls(sample_rate=batch_size / records)
 
-    def draw(self, population: Population, randomness: Randomness) -> Drawn:
-        """Tosses one coin a record. An empty draw is legal."""
-        return self.toss(population, randomness).drawn()
-
     def toss(self, population: Population, randomness: Randomness) -> Coins:
-        """One coin a record, wherever the generator lives; nobody waits for their number."""
+        """Tosses one coin a record, on the generator's device. A draw of no records is legal."""
         return Coins(randomness.uniform(len(population)) < self.sample_rate)
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:

@@ -14,12 +14,11 @@ from importlib.metadata import entry_points
 
 from adadpigu.errors import first_line, unknown
 from adadpigu.methods.adaclip import AdaCliP
-from adadpigu.methods.adadpigu import AdaDPIGU
-from adadpigu.methods.base import Batches, Draw, Method, MethodState, RunContext, Stage, register, registered
+from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
+from adadpigu.methods.base import Method, register, registered
 from adadpigu.methods.dpsgd import DPSGD
 from adadpigu.methods.dpsur import DPSUR
 from adadpigu.methods.parameter_freezing import ParameterFreezing
-from adadpigu.methods.parts import Layers, Masked
 from adadpigu.methods.quantile import QuantileClipping
 from adadpigu.methods.random_freeze import RandomFreeze
 from adadpigu.methods.sgd import SGD
@@ -30,20 +29,14 @@ __all__ = [
     "SGD",
     "AdaCliP",
     "AdaDPIGU",
-    "Batches",
-    "Draw",
     "Layers",
     "Masked",
     "Method",
-    "MethodState",
     "ParameterFreezing",
     "QuantileClipping",
     "RandomFreeze",
-    "RunContext",
-    "Stage",
     "all_methods",
     "make_method",
-    "register",
 ]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
-from adadpigu.core.state import State, named, number, part
+from adadpigu.core.state import Learned, State, named, number, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
@@ -154,6 +154,35 @@ class AdaDPIGU(Method):
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Masked(AdaDPIGU):
+    """AdaDPIGU's mask and unfreezing alone: α = 0 and β = 1 throughout."""
+
+    name: ClassVar[str] = "masked"
+    source: ClassVar[str] = "a part of adadpigu"
+    adds: ClassVar[str] = "a mask by importance and progressive unfreezing"
+
+    mean_decay: float = 1.0
+    variance_decay: float = 1.0
+    offset: float = 0.0
+    floor: float = 0.0
+    ceiling: float = math.inf
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Layers(Masked):
+    """No mask: β per layer from what stage 1 released, then held."""
+
+    name: ClassVar[str] = "layers"
+    source: ClassVar[str] = "a relative of adadpigu"
+    adds: ClassVar[str] = "a clipping scale for each layer, from stage 1"
+
+    retention: float = 1.0
+    variance_start: VarianceStart = "stage-1"
 
 
 class _State(MethodState):
@@ -294,12 +323,15 @@ class _State(MethodState):
             return {}
         return {"importance": self._importance.scores.float(), "mask": self._first}
 
+    def _learners(self) -> dict[str, Learned | FollowedBound]:
+        """What learns in both stages, by its name in a checkpoint."""
+        learners = {"importance": self._importance, "power": self._power, "halves": self._halves, "bound": self._bound}
+        return {name: learner for name, learner in learners.items() if learner is not None}
+
     def state(self) -> State:
-        found = named("importance", self._importance.state()) | named("power", self._power.state())
-        if self._halves is not None:
-            found |= named("halves", self._halves.state())
-        if self._bound is not None:
-            found |= named("bound", self._bound.state())
+        found: State = {}
+        for name, learner in self._learners().items():
+            found |= named(name, learner.state())
         if self._statistics is not None:
             found |= {"mask.count": number(self._mask.count), "mask.restricts": number(self._restricts)}
             found |= named("statistics", self._statistics.state())
@@ -307,18 +339,14 @@ class _State(MethodState):
 
     def load(self, state: State) -> None:
         """The ranking follows from the scores, so that it is not kept."""
-        self._importance.load(part("importance", state))
-        self._power.load(part("power", state))
-        if self._halves is not None:
-            self._halves.load(part("halves", state))
+        for name, learner in self._learners().items():
+            learner.load(part(name, state))
         if "mask.count" in state:
             self._statistics = self._begin_training(bool(state["mask.restricts"]))
             self._statistics.load(part("statistics", state))
             self._mask.aim(int(state["mask.count"]))
             self._mask.move()
             self._keep_entries(self._mask.count)
-        if self._bound is not None:
-            self._bound.load(part("bound", state))
 
     def effective(self, parameters: Tensor) -> Tensor:
         active = self._mask.active

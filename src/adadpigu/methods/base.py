@@ -231,12 +231,6 @@ class Method(ABC):
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
 
-def check_positive(method: Method, *names: str) -> None:
-    """Refuses options that are not finite numbers above 0."""
-    for name in names:
-        check_range(name, getattr(method, name), "a finite number above 0")
-
-
 def check_options(options: object) -> None:
     """Refuses values outside the range that their type is `Annotated` with, or not among those of their `Literal`."""
     for name, hint in get_type_hints(type(options), include_extras=True).items():

@@ -60,11 +60,6 @@ class StatisticsOptions:
         return self.variance_from == "optimiser" or self.variance_decay < 1
 
     @property
-    def knows_noise(self) -> bool:
-        """Whether β makes use of the known noise variance."""
-        return self.debias or self.noise_floor > 0
-
-    @property
     def shares(self) -> bool:
         """Whether coordinates of a group have one β."""
         return self.per_layer or self.blocks > 0
@@ -102,7 +97,7 @@ class Statistics(Learned):
 
     def noise_variance(self, scale: Tensor | None, stddev: float) -> Tensor | None:
         """The variance in ĝ of noise of this size in the standardised mean, where β makes use of it."""
-        if not self._options.knows_noise or self.variance_held:
+        if self.variance_held or not (self._options.debias or self._options.noise_floor > 0):
             return None
         return (torch.ones_like(self.variance) if scale is None else scale).mul(stddev).square()
 

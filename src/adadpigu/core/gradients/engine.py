@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import ClippedSum, GradientSum, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, record_factors
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
@@ -88,16 +88,17 @@ class GradientEngine(ABC):
         present = None if records.present is None else unseal(records.present)
         return PerSampleGradients(replace(batch, present=present))
 
-    def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
-        """Σ clip(g_i) as the query asks for it."""
+    def clipped_sum(self, records: Records, query: GradientSum) -> BoundedSum:
+        """Σ clip(g_i) of one micro-batch as the query asks for it: in float64, zero where frozen."""
         inputs, targets = unseal(records, Records)
         dtype, device = self._kind()
         if len(targets) == 0:
-            return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
-        present = None if records.present is None else unseal(records.present)
-        with nullcontext() if self._watched else self.watched(), torch.enable_grad():
-            total = self.clipped(inputs, targets, records.copies, query, present)
-        return ClippedSum(total.detach(), query, dtype)
+            total = torch.zeros(self.layout.size, dtype=torch.float64, device=device)
+        else:
+            present = None if records.present is None else unseal(records.present)
+            with nullcontext() if self._watched else self.watched(), torch.enable_grad():
+                total = self.clipped(inputs, targets, records.copies, query, present).detach()
+        return BoundedSum(total, query, size=self.layout.size, dtype=dtype)
 
     def clipped(
         self, inputs: Tree, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None

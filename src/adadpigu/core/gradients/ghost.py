@@ -132,14 +132,12 @@ class SequenceLayer(OuterLayer):
     """The same at many positions: left factors a [b, p, m] and right factors b [b, p, n]."""
 
     def squares(self) -> Tensor:
-        """The squared norm of each record's part in this layer, [b], raised by what rounding can have hidden."""
         positions, (rows, columns) = self.left.shape[1], self.slot.shape
         if self.weight is None and self.center is None and positions * (rows + columns) < rows * columns:
             return self._by_products()
         return self._by_parts()
 
     def total(self, factors: Tensor) -> Tensor:
-        """Σ_i factor_i z_i, flat; a record whose factor is zero is left out, whatever it holds."""
         total = torch.zeros(self.slot.shape, dtype=torch.float64, device=factors.device)
         for part in self._slices(8 * (self.left[0].numel() + self.right[0].numel())):
             dropped = (factors[part] == 0)[:, None, None]

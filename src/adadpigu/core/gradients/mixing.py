@@ -221,12 +221,9 @@ def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> 
 
 def _same(old: list[Tensor], new: list[Tensor], rows: Tensor, *, whole: bool) -> bool:
     """Whether tensors agree in these rows; those without a row a record count `whole`, or not at all."""
-    for pair in zip(old, new, strict=False):
-        a, b = (tensor[rows] if tensor.dim() > 0 and len(tensor) == len(rows) else None for tensor in pair)
-        if a is not None and b is not None:
-            if not agree(b, a):
-                return False
-        elif whole and not agree(pair[1], pair[0]):
+    for a, b in zip(old, new, strict=False):
+        by_record = all(tensor.dim() > 0 and len(tensor) == len(rows) for tensor in (a, b))
+        if (by_record or whole) and not agree(*((b[rows], a[rows]) if by_record else (b, a))):
             return False
     return True
 

@@ -45,13 +45,12 @@ def weight_gradients(
     dilation: Pair,
     copies: int = 1,
     blocks: Blocks | None = None,
-    precision: Precision | None = None,
 ) -> None:
     """Writes each record's weight gradient to its row of `into` [b, O·C·KH·KW], whose rows may lie apart.
 
     x [b·copies, C, H, W] and dy [b·copies, O, H', W'] may lie in any order; the copies of a record are added up.
-    `padding` is (top, left): what is read below and right of the image is zero as well. `blocks` and `precision` (the
-    products' arithmetic) are for speed and change results by rounding alone.
+    `padding` is (top, left): what is read below and right of the image is zero as well. `blocks` are for
+    speed and change results by rounding alone.
     """
     b, outputs, entries = _sizes(x, dy, into, kernel_size, copies)
     if not b or not outputs * entries:
@@ -62,8 +61,8 @@ def weight_gradients(
         for out, step, spread, size, before in zip(dy.shape[2:], stride, dilation, kernel_size, padding, strict=True)
     ]
     outside = any(padding) or spans[0] >= height or spans[1] >= width
-    chosen = _chosen(outputs, entries, kernel_size[0] * kernel_size[1])
-    blocks, precision = blocks or chosen[0], precision or chosen[1]
+    chosen, precision = _chosen(outputs, entries, kernel_size[0] * kernel_size[1])
+    blocks = blocks or chosen
     grid = (b, -(-outputs // blocks.outputs), -(-entries // blocks.entries))
     _gradients[grid](
         *(x, dy, into, *x.stride(), *dy.stride(), into.stride(0)),
