@@ -112,9 +112,8 @@ class Record:
 class RecordSum:
     """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
 
-    `of` is run by `torch.func.vmap` on one record at a time, so it cannot look at two records at once. `losses_at`
-    names parameter vectors (public ones) at which the record's loss is wanted; `needs` says what else `of` looks at,
-    so that an engine does no work for nothing.
+    `torch.func.vmap` runs `of` on one record at a time. `losses_at` are public parameter vectors at which the record's
+    loss is wanted; `needs` says what else `of` looks at, so that an engine computes nothing else.
     """
 
     name: str

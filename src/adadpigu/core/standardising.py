@@ -38,8 +38,7 @@ _SAMPLED = 29
 class Standardiser:
     """z = m ⊙ (g − α) / scale, widened to float64, for some or all coordinates of a gradient.
 
-    Frozen coordinates become zero in place, so that rows keep their length; a record whose gradient is not finite
-    there has no finite norm and is dropped like any other such record.
+    Frozen coordinates become zero; a record that is not finite there is dropped like any other such record.
     """
 
     def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
@@ -216,9 +215,9 @@ def largest(z: Tensor, count: int) -> Tensor:
 def largest_standardised(
     rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, made: Tensor
 ) -> Tensor:
-    """Writes `largest` of z = (g − α) · w to `made`, for rows g of float32 or float64 on a CPU. Returns `made`.
+    """Writes `largest` of z = (g − α) · w, computed in the dtype of the rows g, to `made`, which may be the rows.
 
-    z has the dtype of the rows; `made` has either, and may be the rows themselves.
+    For float32 and float64 on a CPU. Returns `made`.
     """
     threads = max(1, min(torch.get_num_threads(), len(rows)))
     alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))

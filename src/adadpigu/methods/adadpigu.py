@@ -201,11 +201,8 @@ class _State(MethodState):
         self._statistics: Statistics | None = None
         self._moving = False
         self._device = device
-        self._bound: FollowedBound | None = None
-        if (target := options.clip_quantile) is not None:
-            self._bound = FollowedBound(
-                options.clip_norm, setting, target=target, rate=options.clip_rate, count_noise=options.count_noise
-            )
+        target, rate, count_noise = options.clip_quantile, options.clip_rate, options.count_noise
+        self._bound = FollowedBound(options.clip_norm, setting, target=target, rate=rate, count_noise=count_noise)
         self._first: Tensor | None = None
         self._restricts = True
         self._keep_entries(size)
@@ -226,7 +223,7 @@ class _State(MethodState):
         return self._mask.count / self._mask.size
 
     def record(self, stage: Stage) -> Hashable | None:
-        if self._bound is not None:  # C is a number of Python's
+        if self._options.clip_quantile is not None:  # C is a number of Python's
             return None
         return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1
 
@@ -267,18 +264,14 @@ class _State(MethodState):
         self._kept.fill_(kept)
 
     @property
-    def _clip_norm(self) -> float:
-        return self._options.clip_norm if self._bound is None else self._bound.value
-
-    @property
     def _share(self) -> float:
         """of the event that the gradient has"""
-        return 1.0 if self._bound is None else 1 - self._bound.share
+        return 1 - self._bound.share
 
     @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        return self._setting.noise_multiplier * self._clip_norm / math.sqrt(self._share) / self._setting.batch_size
+        return self._setting.noise_multiplier * self._bound.value / math.sqrt(self._share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -325,8 +318,12 @@ class _State(MethodState):
 
     def _learners(self) -> dict[str, Learned | FollowedBound]:
         """What learns in both stages, by its name in a checkpoint."""
-        learners = {"importance": self._importance, "power": self._power, "halves": self._halves, "bound": self._bound}
-        return {name: learner for name, learner in learners.items() if learner is not None}
+        found: dict[str, Learned | FollowedBound] = {"importance": self._importance, "power": self._power}
+        if self._halves is not None:
+            found["halves"] = self._halves
+        if self._options.clip_quantile is not None:
+            found["bound"] = self._bound
+        return found
 
     def state(self) -> State:
         found: State = {}
@@ -358,18 +355,16 @@ class _State(MethodState):
         return self._train(batches) if self._statistics is not None else self._rank(batches)
 
     def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, float]:
-        """ĝ, and the deviation of its noise before it was restored; counts for C where that follows a quantile."""
-        if self._bound is None:
-            total = batches.release(query)[query.name]
-        else:
-            total = self._bound.release(batches, query, int(self._kept) if query.top_k < 1 else None)
+        """ĝ, and the deviation of its noise before it was restored."""
+        follows = self._options.clip_quantile is not None
+        total = self._bound.release(batches, query) if follows else batches.release(query)[query.name]
         batch_size = self._setting.batch_size
         restored = total.map(lambda value: query.restore(value, batch_size))
         return restored, (total.noise_stddev or 0.0) / batch_size
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
-        restored, noise = self._release(batches, GradientSum(clip_norm=self._clip_norm, share=self._share))
+        restored, noise = self._release(batches, GradientSum(clip_norm=self._bound.value, share=self._share))
         self._importance.update(restored)
         self._power.update(restored, noise_variance=noise**2)
         if self._halves is not None:
@@ -386,7 +381,7 @@ class _State(MethodState):
             active = self._mask.snapshot()
             scale = None if statistics.plain else statistics.scale(active)
             query = GradientSum(
-                clip_norm=self._clip_norm,
+                clip_norm=self._bound.value,
                 active=active,
                 center=None if statistics.mean_held else statistics.mean.clone(),
                 scale=scale,

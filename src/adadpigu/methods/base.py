@@ -110,10 +110,9 @@ class MethodState(ABC):
         return True
 
     def state(self) -> State:
-        """What it has learned, for a checkpoint; nothing for a method that keeps nothing from step to step.
+        """What it has learned, for a checkpoint.
 
-        A method that holds tensors has to answer this itself (with nothing, where they follow from public facts): else
-        its runs have no checkpoints, and say so.
+        A method that holds tensors must override this (empty where they follow from public facts), or it gets none.
         """
         return {}
 
@@ -149,10 +148,9 @@ class MethodState(ABC):
     def record(self, stage: Stage) -> Hashable | None:
         """What `step` depends on besides tensors that stay in their place; None: everything, so it runs every time.
 
-        A GPU records such a step once and replays it as long as this stays equal; the method's Python code is then not
-        run. So a method that answers must keep in tensors, changed in place, whatever `step` changes or reads (not its
-        `index`, not a mask that is replaced by another), and leave to `begin_step`, which is always run, what has to
-        happen in Python. It makes one draw a step, with one sum of gradients.
+        A GPU records such a step once and replays it, without its Python code, as long as this stays equal. So `step`
+        must make one draw with one sum of gradients, and read and change nothing but tensors, in place. What has to
+        happen in Python belongs into `begin_step`, which always runs.
         """
         return None
 

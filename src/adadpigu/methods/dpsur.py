@@ -16,17 +16,7 @@ from torch import Tensor
 
 from adadpigu.core.bounding import GradientSum, Record, RecordSum
 from adadpigu.core.mechanism import require_release
-from adadpigu.methods.base import (
-    Batches,
-    Draw,
-    GradientState,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Stage,
-    register,
-)
+from adadpigu.methods.base import Batches, Draw, GradientState, Method, Positive, RunContext, Stage, register
 
 
 @register
@@ -73,7 +63,7 @@ class DPSUR(Method):
         test = Draw(name="test", batch_size=self.test_batch_size, noise_multiplier=self.test_noise_multiplier)
         return (Stage(name="training", steps=steps, draws=(Draw(), test)),)
 
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, setting: RunContext) -> GradientState:
         return _State(self, setting.batch_size)
 
 
@@ -88,12 +78,7 @@ class _State(GradientState):
         self._options = options
 
     def accept(self, batches: Batches, stage: Stage, before: Tensor, after: Tensor) -> bool:
-        query = RecordSum(
-            name="loss change",
-            of=_change,
-            clip_norm=self._options.test_clip,
-            losses_at=(before, after),
-            needs=frozenset(),
-        )
+        clip, at = self._options.test_clip, (before, after)
+        query = RecordSum(name="loss change", of=_change, clip_norm=clip, losses_at=at, needs=frozenset())
         change = require_release(batches.release(query, draw="test")[query.name])
         return float(change.value) / self._options.test_batch_size < -self._options.threshold

@@ -133,8 +133,7 @@ class Statistics(Learned):
     def welcome(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
 
-        Both are masks. Where β is held or shared by a group, a coordinate has no β of its own to start afresh: it takes
-        its group's. The optimiser keeps a second moment of every coordinate.
+        Both are masks. A shared β is the group's; one that is held, or is the optimiser's, stays.
         """
         self.mean.masked_fill_(returned, 0.0)
         if self.variance_held or self._options.variance_from == "optimiser":
@@ -150,8 +149,7 @@ class Statistics(Learned):
 class MaskSchedule:
     """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
 
-    `constant` stays at r. `linear` and `cosine` grow smoothly and reach 1 at `unfreeze_by`, a share of the steps;
-    `steps` grows in `stairs` equal stairs over the same span.
+    `constant` stays at r. The others reach 1 at `unfreeze_by`, a share of the steps; `steps` in `stairs` equal stairs.
 
     >>> schedule = MaskSchedule(retention=0.5, kind="linear", unfreeze_by=1.0)
     >>> [schedule.ratio(t, 5) for t in range(5)]

@@ -36,10 +36,7 @@ FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: lambda x, dy: (dy, x)}
 
 
 class GhostEngine(RuleEngine):
-    """Linear layers are bounded without their gradients in memory; all others as in the materialised engine.
-
-    Finding the largest entries of a record needs its whole gradient, so such a query is answered with all layers built.
-    """
+    """Bounds linear layers without their gradients in memory; all others, and all for top-k, as in `RuleEngine`."""
 
     name: ClassVar[str] = "ghost"
 

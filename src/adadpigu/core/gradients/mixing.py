@@ -68,9 +68,9 @@ def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
 
 
 def _replace(model: nn.Module, inputs: Tree, changes: list[dict[int, Tree]], number: int = 0) -> None:
-    """Makes records others, in one forward for each of `changes`: the output of those that stay must stay too.
+    """Replaces records, in one forward for each of `changes`: the output of all others must stay.
 
-    All forwards have one seed. The first is then done again: one that gives something else has kept something.
+    All forwards have one seed. The first is repeated at the end: another output means that the model keeps state.
     """
     output, batches, moved = forward(model, inputs, number).detach(), [inputs], []
     everyone = torch.ones(count_rows(inputs), dtype=torch.bool)
@@ -202,10 +202,9 @@ def _with(inputs: Tree, values: dict[int, Tree]) -> Tree:
 
 
 def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> tuple[str, nn.Module]:
-    """The first module to finish, hence the innermost, that got the same for these records and gave something else.
+    """The innermost module that got the same for these records in the first forward and the last, and gave another.
 
-    Compares the first of these forwards with the last. Only here is every layer's output kept, which takes many times
-    the memory of a forward.
+    Keeps every layer's output, which takes many times the memory of a forward: only called to word a refusal.
     """
     before = _traced(model, batches[0], number)
     for batch in batches[1:-1]:

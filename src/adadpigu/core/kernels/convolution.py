@@ -82,10 +82,6 @@ def _sizes(x: Tensor, dy: Tensor, into: Tensor, kernel_size: Pair, copies: int) 
             f"weight_gradients: x {tuple(x.shape)}, dy {tuple(dy.shape)}, kernel_size={kernel_size}, copies={copies} "
             f"for into {tuple(into.shape)}; allowed: [b·copies, C, H, W], [b·copies, O, H', W'] and [b, O·C·KH·KW]"
         )
-    for name, part in (("x", x), ("dy", dy)):
-        first = part[:copies]
-        if sum((size - 1) * step for size, step in zip(first.shape, first.stride(), strict=True)) >= 2**31:
-            raise InputError(f"weight_gradients: one record of {name} {tuple(part.shape)} spans 2³¹ entries of memory")
     return b, outputs, entries
 
 

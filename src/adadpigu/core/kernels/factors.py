@@ -24,11 +24,7 @@ _RECORDS, _PARTS = 16, 16
 
 
 def record_factors(
-    squares: Sequence[Tensor],
-    present: Tensor | None,
-    *,
-    aim: float,
-    stability: float | None = None,
+    squares: Sequence[Tensor], present: Tensor | None, *, aim: float, stability: float | None = None
 ) -> Tensor:
     """f_i for b records, [b] in float64: zero for a norm that is not finite, and where `present` [b] of bool is false.
 
