@@ -167,10 +167,7 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None
 
 
 def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tensor | None, *, length: int) -> Tensor:
-    """What each record's gradient is multiplied with, [b]: zero for rows that are no records.
-
-    `squares` add up to the squared norms; each is [b], or [parts, b] whose parts add up to that.
-    """
+    """What each record's gradient is multiplied with, [b], by squared norms in parts, each [b] or [parts, b]."""
     if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
         from adadpigu.core.kernels.factors import record_factors as at_once
 

@@ -77,8 +77,7 @@ class Release:
         """Post-processing: a function of releases and of public values is a release at no further cost.
 
         `function` takes this value and those of `others`. The result is active where any release it takes or holds is,
-        so that per-layer queries that are added up train all their layers. A sensitive box in its closure or defaults
-        is refused.
+        so that added per-layer queries train all their layers. It may hold no sensitive box.
         """
         held = _held_by(function)
         result = function(self._value.clone(), *[require_release(other).value for other in others])

@@ -56,10 +56,7 @@ class Sensitive(Generic[T]):
 
 
 def unseal(box: Sensitive[T], kind: type[Sensitive[T]] | None = None) -> T:
-    """The content of a box, of this kind where one is named.
-
-    Only modules that stand on the privacy line may import this; a test holds them to it.
-    """
+    """The content of a box, of this kind where one is named. Only modules on the privacy line may import this."""
     if not isinstance(box, kind or Sensitive):
         raise PrivacyLineError(f"expected {(kind or Sensitive).__name__}, got {type(box).__name__}")
     return box._content

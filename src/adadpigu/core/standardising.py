@@ -42,10 +42,7 @@ class Standardiser:
     """
 
     def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
-        """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them.
-
-        With top-k they hold every active coordinate: the largest entries of a record are found in its whole gradient.
-        """
+        """Rows will hold these `columns` of a gradient of length `size` (None: all); with top-k, every active one."""
         if device.type == "cuda":
             join(device)  # a query's vectors may be in the making
         self._device = device
@@ -215,10 +212,7 @@ def largest(z: Tensor, count: int) -> Tensor:
 def largest_standardised(
     rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, made: Tensor
 ) -> Tensor:
-    """Writes `largest` of z = (g − α) · w, computed in the dtype of the rows g, to `made`, which may be the rows.
-
-    For float32 and float64 on a CPU. Returns `made`.
-    """
+    """Writes `largest` of z = (g − α) · w to `made`, which may be the rows g, of float32 or float64 on a CPU."""
     threads = max(1, min(torch.get_num_threads(), len(rows)))
     alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))
     if threads == 1:

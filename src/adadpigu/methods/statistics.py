@@ -185,10 +185,7 @@ class MaskSchedule:
 
 
 class GrowingMask:
-    """The mask of the first coordinates of a ranking, and who is in it: kept in one place while it grows.
-
-    Its numbers (`count`, `trained`) are known without looking at the mask, for which a GPU would have to wait.
-    """
+    """The mask of the first coordinates of a ranking, changed in place; `count` and `trained` need no look at it."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.size = self.count = layout.size

@@ -15,17 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum
-from adadpigu.core.gradients import (
-    ENGINES,
-    FunctionalEngine,
-    GhostEngine,
-    LoopEngine,
-    RuleEngine,
-    choose_engine,
-)
+from adadpigu.core.gradients import ENGINES, choose_engine
 from adadpigu.core.gradients import rule_engine as rule_engine_module
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
+from adadpigu.core.gradients.ghost import GhostEngine
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.errors import ModelError, PrivacyLineError
 from trials import mask_of

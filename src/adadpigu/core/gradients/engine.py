@@ -68,10 +68,7 @@ class GradientEngine(ABC):
 
     @abstractmethod
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:
-        """The unsealed gradients of a batch of at least one record; only for this package.
-
-        `inputs` holds `copies` rows a record, one after the other; a record's loss is the mean over its rows.
-        """
+        """The unsealed gradients of at least one record; its loss is the mean over its `copies` rows of `inputs`."""
 
     def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
         """The unsealed losses of at least one input, one each; only for this package."""
@@ -103,10 +100,7 @@ class GradientEngine(ABC):
     def clipped(
         self, inputs: Tree, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:
-        """The unsealed sum for a batch of at least one record, [d] in float64, zero where frozen.
-
-        Rows that are not `present` (None: all are) are no records and add nothing.
-        """
+        """The unsealed sum over the rows that are `present` (None: all), [d] in float64, zero where frozen."""
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))

@@ -73,10 +73,7 @@ class Destination:
         view.copy_(value) if fresh else view.add_(value)
 
     def add_product(self, name: str, left: Tensor, right: Tensor, order: tuple[int, ...] | None = None) -> None:
-        """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter.
-
-        With `order` the product has the parameter's dimensions in another order, and is permuted by it.
-        """
+        """Adds left @ right, [b, m, p] @ [b, p, n], shaped as the parameter, or permuted by `order` to be so."""
         if self._copies > 1:  # copies are further positions of the same record
             left = left.reshape(-1, self._copies, *left.shape[1:]).transpose(1, 2).flatten(2)
             right = right.reshape(-1, self._copies * right.shape[1], right.shape[2])
@@ -244,10 +241,7 @@ def positions(x: Tensor, keep: int) -> Tensor:
 
 
 def patches(module: Convolution, x: Tensor) -> Tensor:
-    """What each kernel entry meets at each output position, as a view of the padded input.
-
-    [b, c, kh, kw, h', w'] for images; as many kernel and output dimensions as the convolution has.
-    """
+    """What each kernel entry meets at each output position, a view of padded input: [b, c, kh, kw, h', w'] in 2D."""
     dimensions, sides = len(module.kernel_size), _sides(module)
     if any(sides):
         x = F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adadpigu.core.gradients.rules import Destination
-from adadpigu.core.gradients.unfolding import Note, NoteOf, Part, affine, unfolding
+from adadpigu.core.gradients.unfolding import Note, Part, affine, unfolding
 from adadpigu.errors import ModelError
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -33,7 +33,7 @@ def _extra(name: str) -> Part:
 @unfolding(nn.MultiheadAttention)
 def attention(
     module: nn.MultiheadAttention,
-    note_of: NoteOf,
+    note: Note,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -46,10 +46,10 @@ def attention(
     """As the module's forward; the batch is brought to the front inside where the module has it second."""
     if query.dim() != 3 or query.is_nested:
         raise ModelError("MultiheadAttention: takes one record without a batch, or nested; give it [batch, length, e]")
-    q, k, v = _projected(module, note_of(""), _batch_first(module, (query, key, value)))
+    q, k, v = _projected(module, note, _batch_first(module, (query, key, value)))
     hinted = is_causal and key_padding_mask is None and not need_weights
     mask = None if hinted else _merged(module, attn_mask, key_padding_mask, q)
-    k, v, mask = _extended(module, note_of(""), k, v, mask)
+    k, v, mask = _extended(module, note, k, v, mask)
     if need_weights:
         mixed, weights = _weighted(module, q, k, v, mask)
     else:
@@ -59,7 +59,7 @@ def attention(
     mixed = mixed.permute(2, 0, 1, 3).flatten(2)
     # In memory the sequence comes before the batch, as in torch's output: a dropout that follows draws in that order.
     output = F.linear(mixed, module.out_proj.weight, module.out_proj.bias).transpose(0, 1)
-    note_of("out_proj")(mixed.transpose(0, 1), output, affine("weight", "bias"))
+    note(mixed.transpose(0, 1), output, affine("weight", "bias"), "out_proj")
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     return output if module.batch_first else output.transpose(0, 1), weights

@@ -49,8 +49,7 @@ def weight_gradients(
     """Writes each record's weight gradient to its row of `into` [b, O·C·KH·KW], whose rows may lie apart.
 
     x [b·copies, C, H, W] and dy [b·copies, O, H', W'] may lie in any order; the copies of a record are added up.
-    `padding` is (top, left): what is read below and right of the image is zero as well. `blocks` are for
-    speed and change results by rounding alone.
+    `padding` is (top, left); what is read outside the image is zero. `blocks` change speed and rounding alone.
     """
     b, outputs, entries = _sizes(x, dy, into, kernel_size, copies)
     if not b or not outputs * entries:
