@@ -58,6 +58,7 @@ class GhostEngine(RuleEngine):
                         left, right = (t.reshape(len(t) // copies, -1, t.shape[-1]) for t in (left, right))
                         found.append(SequenceLayer(slot, left, right, w, alpha))
                 elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
+                    left, right = (t if t.stride(1) == 1 else t.contiguous() for t in (left, right))  # expanded ones
                     found.append(TiledOuterLayer(slot, left, right, w, alpha, copies))
                 elif copies == 1:
                     found.append(OuterLayer(slot, left, right, w, alpha))
@@ -189,8 +190,7 @@ def _squares(rows: Tensor, center: Tensor | None, weight: Tensor | None) -> Tens
     if kernels.usable(rows):
         from adadpigu.core.kernels.rows import squared_norms
 
-        found: Tensor = squared_norms(rows, center, weight)
-        return found
+        return squared_norms(rows, center, weight)
     if center is not None:
         rows -= center
     if weight is not None:
