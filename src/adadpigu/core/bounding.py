@@ -171,8 +171,7 @@ def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tenso
     if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
         from adadpigu.core.kernels.factors import record_factors as at_once
 
-        made: Tensor = at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
-        return made
+        return at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
     norms = functools.reduce(torch.add, [part if part.dim() == 1 else part.sum(dim=0) for part in squares]).sqrt()
     factors = clip_factors(norms, query.clip_norm, query.stability, length=length)
     return factors if present is None else where_or_zero(present, factors)

@@ -24,7 +24,7 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from adadpigu.errors import unknown
+from adadpigu.errors import check_known
 
 Tier = Literal["secure", "fast"]
 """what a user may choose; `reproducible` is not private, so it is not among them"""
@@ -185,8 +185,7 @@ def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
     """
     if tier is None:
         tier = "fast" if device.type == "cuda" else "secure"
-    if tier not in get_args(Tier):
-        raise unknown("tier of randomness", tier, get_args(Tier))
+    check_known("tier of randomness", tier, get_args(Tier))
     return SystemRandomness() if tier == "secure" else DeviceRandomness(device)
 
 

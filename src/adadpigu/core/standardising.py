@@ -144,14 +144,12 @@ class _Fused(Standardised):
             return self._squares
         from adadpigu.core.kernels.rows import squared_norms
 
-        found: Tensor = squared_norms(self._rows, self._center, self._weight)
-        return found
+        return squared_norms(self._rows, self._center, self._weight)
 
     def total(self, factors: Tensor) -> Tensor:
         from adadpigu.core.kernels.rows import weighted_sum
 
-        added: Tensor = weighted_sum(self._rows, factors, self._center, self._weight)
-        return added
+        return weighted_sum(self._rows, factors, self._center, self._weight)
 
 
 def _kept(query: GradientSum, size: int) -> int:

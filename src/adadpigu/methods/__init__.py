@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 
-from adadpigu.errors import first_line, unknown
+from adadpigu.errors import check_known, first_line
 from adadpigu.methods.adaclip import AdaCliP
 from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
 from adadpigu.methods.base import Method, register, registered
@@ -71,6 +71,5 @@ def make_method(name: str, options: Mapping[str, object] | None = None) -> Metho
     DPSGD(clip_norm=0.5)
     """
     methods = all_methods()
-    if name not in methods:
-        raise unknown("method", name, methods)
+    check_known("method", name, methods)
     return methods[name].from_options(options or {})

@@ -24,7 +24,7 @@ from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
-from adadpigu.errors import InputError, check_range, unknown
+from adadpigu.errors import InputError, check_known, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +216,10 @@ class Method(ABC):
     @classmethod
     def option(cls, key: str, value: object) -> object:
         """One option's value in its field's type; a string (from the command line) is read as that type."""
-        hints = get_type_hints(cls)
-        fields = [field.name for field in dataclasses.fields(cls)]
-        if key not in fields:
-            raise unknown(f"option of method {cls.name}", key, fields)
+        check_known(f"option of method {cls.name}", key, [field.name for field in dataclasses.fields(cls)])
         if value == "off" and key in cls.off:
             return cls.off[key]
-        return _coerce(f"option {key}={value!r} of method {cls.name}", value, hints[key])
+        return _coerce(f"option {key}={value!r} of method {cls.name}", value, get_type_hints(cls)[key])
 
     def options(self) -> dict[str, object]:
         """The options as plain values (those that are not None), for a config file."""

@@ -46,9 +46,8 @@ class StatisticsOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.blocks < 0 or (self.blocks and self.per_layer):
-            given = f"blocks={self.blocks} with per_layer={self.per_layer}"
-            raise InputError(f"{given}; allowed: 0 or more, one of the two")
+        fits = self.blocks == 0 or (self.blocks > 0 and not self.per_layer)
+        require(fits, f"blocks={self.blocks} with per_layer={self.per_layer}; allowed: 0 or more, one of the two")
         bounds = f"floor={self.floor} and ceiling={self.ceiling}"
         require(0 <= self.floor <= self.ceiling, f"{bounds} do not satisfy 0 ≤ floor ≤ ceiling")
         above_zero = self.floor > 0 or self.offset > 0 or not self.moves_variance

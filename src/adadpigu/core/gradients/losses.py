@@ -82,9 +82,8 @@ class RecordLoss:
         except Exception as refusal:
             return cls(loss, first_line(refusal))
         close = torch.allclose(found, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
-        return (
-            vmapped if close else cls(loss, "its values under vmap differ (it draws randomness, or depends on state)")
-        )
+        differs = "its values under vmap differ (it draws randomness, or depends on state)"
+        return vmapped if close else cls(loss, differs)
 
     def one(self, output: Tree, target: Tree) -> Tensor:
         """The loss of a batch of one, summed to a scalar."""

@@ -75,37 +75,24 @@ def _batch_first(module: nn.MultiheadAttention, given: Three) -> Three:
 
 
 def _projected(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:
+    """Inputs that are one tensor are projected together; those of different widths have weights of their own."""
     query, key, value = given
-    if not module._qkv_same_embed_dim:
-        return _apart(module, note, given)
-    weight, bias, width = module.in_proj_weight, module.in_proj_bias, module.embed_dim
-    # Inputs that are one tensor are projected together.
-    if query is key and key is value:
+    one_weight, bias, width = module._qkv_same_embed_dim, module.in_proj_bias, module.embed_dim
+    if one_weight and query is key and key is value:
         together = [(query, 3)]
-    elif key is value:
+    elif one_weight and key is value:
         together = [(query, 1), (key, 2)]
     else:
         together = [(query, 1), (key, 1), (value, 1)]
     parts: list[Tensor] = []
     for x, count in together:
         rows = slice(len(parts) * width, (len(parts) + count) * width)
-        y = F.linear(x, weight[rows], None if bias is None else bias[rows])
-        note(x, y, affine("in_proj_weight", None if bias is None else "in_proj_bias", rows.start))
+        name = "in_proj_weight" if one_weight else f"{'qkv'[len(parts)]}_proj_weight"
+        weight = module.get_parameter(name)
+        y = F.linear(x, weight[rows] if one_weight else weight, None if bias is None else bias[rows])
+        start = rows.start if one_weight else 0
+        note(x, y, affine(name, None if bias is None else "in_proj_bias", start, bias_start=rows.start))
         parts += y.chunk(count, dim=-1)
-    return parts[0], parts[1], parts[2]
-
-
-def _apart(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:
-    """Queries, keys and values of different widths have weights of their own; their biases are one parameter."""
-    parts = []
-    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    for number, (x, letter, bias) in enumerate(zip(given, "qkv", biases, strict=True)):
-        name = f"{letter}_proj_weight"
-        y = F.linear(x, module.get_parameter(name), bias)
-        note(x, y, affine(name))
-        if bias is not None:
-            note(x, y, affine(None, "in_proj_bias", number * module.embed_dim))
-        parts.append(y)
     return parts[0], parts[1], parts[2]
 
 

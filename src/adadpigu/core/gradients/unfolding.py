@@ -79,23 +79,23 @@ def tapped(tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def affine(weight: str | None, bias: str | None = None, start: int = 0) -> Part:
+def affine(weight: str, bias: str | None = None, start: int = 0, bias_start: int = 0) -> Part:
     """y = x Wᵀ + b at every position; W and b may be `len(y)` rows of their parameters, from `start` on."""
 
-    def widened(dy: Tensor, parameter: nn.Parameter) -> Tensor:
+    def widened(dy: Tensor, parameter: nn.Parameter, start: int) -> Tensor:
         """dy with zeros for the rows that this part does not use."""
         after = len(parameter) - start - dy.shape[-1]
         return F.pad(dy, (start, after)) if start or after else dy
 
     def rule(module: nn.Module, x: Tensor, dy: Tensor, into: Destination) -> None:
         dy = positions(dy, keep=1)
-        if weight is not None and into.wants(weight):
-            left = widened(dy, module.get_parameter(weight))
+        if into.wants(weight):
+            left = widened(dy, module.get_parameter(weight), start)
             into.add_product(weight, left.mT, positions(x, keep=1))
         if bias is not None and into.wants(bias):
-            into.add(bias, widened(dy.sum(1), module.get_parameter(bias)))
+            into.add(bias, widened(dy.sum(1), module.get_parameter(bias), bias_start))
 
-    return Part(tuple(name for name in (weight, bias) if name is not None), rule)
+    return Part((weight,) if bias is None else (weight, bias), rule)
 
 
 @unfolding(nn.EmbeddingBag)
