@@ -244,15 +244,11 @@ class _State(MethodState):
         if self._moving and (by_optimiser or self._options.mode == "prune"):  # the mask acts before the step begins
             self._move(self._statistics)
             self._moving = False
-        if by_optimiser:
-            self._follow_optimiser(self._statistics)
-
-    def _follow_optimiser(self, statistics: Statistics) -> None:
-        """β from what the optimiser has learned of releases until now."""
-        assert self._setting.second_moment is not None
-        active = self._mask.active
-        noise = statistics.noise_variance(statistics.scale(active), self._noise)
-        statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
+        if by_optimiser:  # β from what the optimiser has learned of releases until now
+            assert self._setting.second_moment is not None
+            active, statistics = self._mask.active, self._statistics
+            noise = statistics.noise_variance(statistics.scale(active), self._noise)
+            statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
 
     def _keep_entries(self, count: int) -> None:
         """How many entries of a record top-k keeps of `count` active ones."""
@@ -264,14 +260,10 @@ class _State(MethodState):
         self._kept.fill_(kept)
 
     @property
-    def _share(self) -> float:
-        """of the event that the gradient has"""
-        return 1 - self._bound.share
-
-    @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        return self._setting.noise_multiplier * self._bound.value / math.sqrt(self._share) / self._setting.batch_size
+        noise = self._setting.noise_multiplier * self._bound.value
+        return noise / math.sqrt(1 - self._bound.share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -364,7 +356,7 @@ class _State(MethodState):
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
-        restored, noise = self._release(batches, GradientSum(clip_norm=self._bound.value, share=self._share))
+        restored, noise = self._release(batches, GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share))
         self._importance.update(restored)
         self._power.update(restored, noise_variance=noise**2)
         if self._halves is not None:
@@ -386,7 +378,7 @@ class _State(MethodState):
                 center=None if statistics.mean_held else statistics.mean.clone(),
                 scale=scale,
                 top_k=self._share_kept,
-                share=self._share,
+                share=1 - self._bound.share,
                 trained=self._mask.trained,
                 kept=self._kept,
             )

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import GradientSum, Record, RecordSum
+from adadpigu.core.bounding import GradientSum, RecordSum
 from adadpigu.core.mechanism import require_release
 from adadpigu.methods.base import Batches, Draw, GradientState, Method, Positive, RunContext, Stage, register
 
@@ -67,18 +67,18 @@ class DPSUR(Method):
         return _State(self, setting.batch_size)
 
 
-def _change(record: Record) -> Tensor:
-    change: Tensor = torch.diff(record.losses_at)
-    return change
-
-
 class _State(GradientState):
     def __init__(self, options: DPSUR, batch_size: int) -> None:
         super().__init__(GradientSum(clip_norm=options.clip_norm), batch_size)
         self._options = options
 
     def accept(self, batches: Batches, stage: Stage, before: Tensor, after: Tensor) -> bool:
-        clip, at = self._options.test_clip, (before, after)
-        query = RecordSum(name="loss change", of=_change, clip_norm=clip, losses_at=at, needs=frozenset())
+        query = RecordSum(
+            name="loss change",
+            of=lambda record: torch.diff(record.losses_at),
+            clip_norm=self._options.test_clip,
+            losses_at=(before, after),
+            needs=frozenset(),
+        )
         change = require_release(batches.release(query, draw="test")[query.name])
         return float(change.value) / self._options.test_batch_size < -self._options.threshold

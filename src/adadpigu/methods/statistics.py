@@ -144,6 +144,12 @@ class Statistics(Learned):
         _set(self.variance, returned, start)
 
 
+def risen(step: int, steps: int, *, by: float, kind: str) -> float:
+    """How far a rise from 0 to 1 is at step 0 … steps − 1: linear or `cosine`, done after a share `by` of them."""
+    progress = min(step / max(by * (steps - 1), 1e-9), 1.0)
+    return (1 - math.cos(math.pi * progress)) / 2 if kind == "cosine" else progress
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskSchedule:
     """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
@@ -165,13 +171,8 @@ class MaskSchedule:
 
     def ratio(self, step: int, steps: int) -> float:
         """r_t for step t = 0 … steps − 1 of the stage."""
-        span = max(self.unfreeze_by * (steps - 1), 1e-9)
-        progress = min(step / span, 1.0)
-        if self.kind == "constant":
-            progress = 0.0
-        elif self.kind == "cosine":
-            progress = (1 - math.cos(math.pi * progress)) / 2
-        elif self.kind == "steps":
+        progress = 0.0 if self.kind == "constant" else risen(step, steps, by=self.unfreeze_by, kind=self.kind)
+        if self.kind == "steps":
             progress = math.floor(progress * self.stairs) / self.stairs
         return self.retention + (1 - self.retention) * progress
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,8 @@ _ORDINARY = 3
 """the first alternatives of a record, which every forward has to take"""
 
 
-class Passage(NamedTuple):
-    """What went into and came out of one module call."""
-
-    path: str
-    module: nn.Module
-    entered: list[Tensor]
-    left: list[Tensor]
+Passage = tuple[str, list[Tensor], list[Tensor]]
+"""of one module call: the module's path, what went in and what came out"""
 
 
 def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
@@ -154,7 +149,7 @@ def _traced(model: nn.Module, inputs: Tree, number: int) -> list[Passage]:
         entered.append(_copies((args, kwargs)))
 
     def leaving(path: str) -> Any:
-        return lambda module, _, output: done.append(Passage(path, module, entered.pop(), _copies(output)))
+        return lambda module, _, output: done.append((path, entered.pop(), _copies(output)))
 
     handles = [module.register_forward_pre_hook(entering, with_kwargs=True) for module in model.modules()]
     handles += [module.register_forward_hook(leaving(path)) for path, module in model.named_modules()]
@@ -210,11 +205,11 @@ def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> 
     for batch in batches[1:-1]:
         forward(model, batch, number)
     after = _traced(model, batches[-1], number)
-    for old, new in zip(before, after, strict=False):
-        if old.path != new.path:
+    for (path, entered, left), (other_path, entered_now, left_now) in zip(before, after, strict=False):
+        if path != other_path:
             break
-        if _same(old.entered, new.entered, rows, whole=True) and not _same(old.left, new.left, rows, whole=False):
-            return describe(old.path, old.module), old.module
+        if _same(entered, entered_now, rows, whole=True) and not _same(left, left_now, rows, whole=False):
+            return describe(path, model.get_submodule(path)), model.get_submodule(path)
     return describe("", model), model
 
 
