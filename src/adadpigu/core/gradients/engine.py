@@ -1,8 +1,7 @@
 """What a per-sample gradient engine is: records in, one sealed gradient g_i = ∇ℓ(θ; record i) a record out.
 
-What an engine returns is sensitive, so it is sealed before it leaves this package. Two engines are for models without a
-rule for every layer: vmap over records, and where vmap refuses, one record at a time. Both compute
-g_i = ∇_θ ℓ(model(x_i as a batch of one), y_i) by definition, so records cannot mix.
+What an engine returns is sensitive and sealed. Two engines are for models without a rule for every layer: vmap over
+records, and where vmap refuses, one record at a time. Both run the model on a batch of one, so records cannot mix.
 """
 
 from __future__ import annotations
