@@ -44,10 +44,10 @@ def bench(
     counts: Annotated[bool, typer.Option("--counts", help="Instead: operations and bytes of each net's step.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Times our training step, non-private PyTorch and the peers that are installed, on random data.
+    """Times our step against others on this machine. These are non-private PyTorch and the peers that are installed.
 
-    A ratio is a step's time over that of eager non-private PyTorch on the same net and batch in the same rounds. What
-    cannot run is listed with its reason. docs/speed.md tells what is measured and how.
+    Data are random. A ratio is a step's time over that of eager non-private PyTorch on the same net and batch in the
+    same rounds. What cannot run is listed with its reason. docs/speed.md tells what is measured and how.
     """
     from adadpigu_bench.run import BenchOptions
 
@@ -219,9 +219,4 @@ def _batches(values: Names) -> tuple[int, ...]:
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command of this file."""
-    add(
-        app,
-        bench,
-        "Times our step against others on this machine.",
-        "adadpigu bench --net mnist-cnn --batch 64 --engine ghost --peer none",
-    )
+    add(app, bench, "adadpigu bench --net mnist-cnn --batch 64 --engine ghost --peer none")

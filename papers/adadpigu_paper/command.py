@@ -50,7 +50,7 @@ def reproduce(
     seconds: Annotated[float | None, typer.Option(help="Begin no run after so long; a later call goes on.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Regenerates a table or figure of the paper, next to the paper's claims.
+    """Regenerates a table or figure of the paper. Shows it next to the paper's claims.
 
     Measuring appends a row for each run to a file, and a further call measures only what is missing there.
     --from results draws the tables of the runs that come with the source code.
@@ -149,9 +149,4 @@ def _show(artefact: Artefact, drawn: Drawn, written: list[Path]) -> None:
 
 def add_to(program: typer.Typer) -> None:
     """Adds the command of this file."""
-    add(
-        program,
-        reproduce,
-        "Regenerates a table or figure of the paper.",
-        "adadpigu reproduce noise-table --quick",
-    )
+    add(program, reproduce, "adadpigu reproduce noise-table --quick")

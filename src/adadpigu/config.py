@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import functools
+import json
 import re
 import sys
 import tomllib
@@ -84,36 +86,25 @@ class CommonOptions:
     memory_limit: int | str | None = option(
         None, _MEMORY, "What processing records may take, e.g. 4GiB or 800MB; means auto. [what is free]"
     )
-    engine: str = option(
-        "auto", _MEMORY, "How gradients are bounded: auto, ghost, materialised, functional, loop. [auto]"
-    )
+    engine: str = option("auto", _MEMORY, "Bounds gradients: auto, ghost, materialised, functional, loop. [auto]")
     precision: Precision = option("float32", _MEMORY, "Of products within the net: float32 or bf16. [float32]")
-    execution: Execution = option(
-        "auto", _MEMORY, "auto: a GPU records a step once and replays it; eager: never. [auto]"
-    )
+    execution: Execution = option("auto", _MEMORY, "auto: a GPU records a step and replays it; eager: never. [auto]")
     checkpoint_every: int | None = option(None, _CRASH, "Steps between checkpoints. [about once a minute]")
     spare_steps: int = option(0, _CRASH, "Calibrate for so many steps more, to be repeated after a crash. [0]", off=0)
-    reserve: int | None = option(
-        None, _CRASH, "Steps charged at once. [1, or more where the ledger would cost over 2 %]"
-    )
+    reserve: int | None = option(None, _CRASH, "Steps charged at once. [1; more where the ledger would cost over 2 %]")
     diagnostics: bool = option(False, _DEBUG, "Write un-noised losses and norms: OUTSIDE the guarantee.", off=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CommonOptions):
-    """What `adadpigu train` does: every setting once, for files, flags and `--help`.
-
-    The defaults train AdaDPIGU on the embedded digits.
-    """
+    """Every setting of `adadpigu train`, once. The defaults train AdaDPIGU on the embedded digits."""
 
     dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
     method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
     model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
     epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
     delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
-    ledger: str | None = option(
-        None, _PRIVACY, "That several runs on one data set share; see `adadpigu ledger`.", text="FILE"
-    )
+    ledger: str | None = option(None, _PRIVACY, "Shared by runs on one data set; see `adadpigu ledger`.", text="FILE")
     randomness: str | None = option(
         None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
     )
@@ -254,7 +245,6 @@ def _checked(value: object, key: str) -> object:
 
 
 def _line(text: str, key: str) -> int:
-    """The line on which a key is set."""
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(rf"\s*\[?\s*[\"']?{re.escape(key)}[\"']?\s*[\]=.]", line):
             return number
@@ -280,7 +270,6 @@ def merge(*layers: Mapping[str, object]) -> RunConfig:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """The keys of a config file."""
     return parse(read_text(path, f"config={str(path)!r}"), str(path))
 
 
@@ -293,9 +282,13 @@ def all_presets() -> Mapping[str, str]:
 
 
 def read_preset(name: str) -> dict[str, object]:
-    """The keys of a preset."""
-    check_known("preset", name, all_presets())
-    return parse(all_presets()[name], f"preset {name}")
+    """The keys of a preset; an error for an unknown name gives the nearest ones, and the command that lists all."""
+    found = all_presets()
+    if name not in found:
+        near = " or ".join(map(repr, difflib.get_close_matches(name.lower(), found, n=3, cutoff=0.5)))
+        hint = f" did you mean {near}?" if near else ""
+        raise InputError(f"unknown preset {name!r};{hint} `adadpigu presets` lists all {len(found)}")
+    return parse(found[name], f"preset {name}")
 
 
 def to_toml(values: Mapping[str, object]) -> str:
@@ -315,11 +308,7 @@ def to_toml(values: Mapping[str, object]) -> str:
 
 
 def _literal(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
+    if isinstance(value, float):
         return repr(value)
-    escaped = str(value).translate(
-        {ord('"'): '\\"', ord("\\"): "\\\\", **{c: f"\\u{c:04x}" for c in (*range(32), 127)}}
-    )
-    return f'"{escaped}"'
+    text = json.dumps(value if isinstance(value, int) else str(value), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # the one character that JSON lets stand and TOML does not

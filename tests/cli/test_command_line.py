@@ -130,6 +130,12 @@ def test_account_matches_the_golden_row(call: Any) -> None:
     assert told["rdp_classic"] == pytest.approx(1.192264, abs=1e-3)
 
 
+def test_infinite_noise_costs_nothing_and_is_null_in_json(call: Any) -> None:
+    code, out, _ = call("account", "-s", "inf", "-q", "0.1", "-T", "5", "--json")
+    told = json.loads(out)
+    assert (code, told["pld"], told["noise_multiplier"]) == (0, 0.0, None)
+
+
 @pytest.mark.slow
 def test_calibrate_stays_just_under_the_target(call: Any) -> None:
     code, out, _ = call(

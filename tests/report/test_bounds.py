@@ -88,7 +88,7 @@ def test_records_in_a_folder_that_is_searched_stay_where_they_are(kept: Path, tm
     (line,) = found.left_out
     assert "mixed.jsonl': 1 rows are no runs; name the file itself" in line
     named = collect([tmp_path / name for name in ("train.jsonl", "train.json", "mixed.jsonl")])
-    assert [table.rows for table in named.tables] == [(("Ann Example", True),)] * 3
+    assert [table["rows"] for table in named.tables] == [[["Ann Example", True]]] * 3
 
 
 @pytest.mark.parametrize("key", sorted(UNNOISED))
@@ -111,7 +111,7 @@ def test_a_run_of_results_cannot_carry_values_of_diagnostics_in_its_settings(tmp
 def test_a_number_beyond_all_floats_becomes_words(tmp_path: Path, text: str, cell: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"x": {text}}}\n')
     found = collect([tmp_path / "a.jsonl"])
-    assert found.tables[0].rows == ((cell,),)
+    assert found.tables[0]["rows"] == [[cell]]
     assert cell in page(found)
 
 
@@ -135,8 +135,8 @@ def test_a_page_has_so_many_runs_also_of_one_file(tmp_path: Path, monkeypatch: p
 
 def test_a_long_table_is_cut_and_says_so(tmp_path: Path) -> None:
     (table,) = collect([written(tmp_path / "a.jsonl", *[{"x": 1}] * (MOST_ROWS + 1))]).tables
-    assert len(table.rows) == MOST_ROWS
-    assert table.name == "a (the first 5,000 of 5,001 rows)"
+    assert len(table["rows"]) == MOST_ROWS
+    assert table["name"] == "a (the first 5,000 of 5,001 rows)"
 
 
 @pytest.mark.parametrize("within", ["row", "config"])

@@ -91,9 +91,9 @@ def test_a_row_that_is_odd_is_left_out_in_one_line_and_the_others_stay(tmp_path:
 def test_other_rows_make_a_table_named_after_their_file(tmp_path: Path) -> None:
     rows = [{"x": 1, "y": [1, 2]}, {"x": None, "z": "word"}]
     (table,) = collect([written(tmp_path / "sigma.jsonl", *rows)]).tables
-    assert table.name == "sigma"
-    assert table.columns == ("x", "y", "z")
-    assert table.rows == ((1, "[1, 2]", None), (None, None, "word"))
+    assert table["name"] == "sigma"
+    assert table["columns"] == ["x", "y", "z"]
+    assert table["rows"] == [[1, "[1, 2]", None], [None, None, "word"]]
 
 
 def test_an_audit_tells_claimed_and_shown_and_a_verdict_that_follows(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.accounting.pld import SMALLEST_SIGMA
 from adadpigu.errors import BudgetError, InputError
 
-_WINDOW = 0.01
-_RELATIVE_WINDOW = 0.005
 _LARGEST_SIGMA = 2.0**40
 
 Cost = Callable[[float], float]
@@ -57,9 +55,7 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
     def rough(sigma: float) -> float:
         return accountants.rdp_epsilon(spending_of(plan_at(sigma).event()), delta, accountants.WHOLE_ORDERS)[0]
 
-    start = _upper_sigma(rough, epsilon)
-    if start is None:
-        start = _upper_sigma(quick, epsilon)
+    start = _upper_sigma(rough, epsilon) or _upper_sigma(quick, epsilon)
     if start is None:
         raise BudgetError(f"epsilon={epsilon}, delta={delta}: no noise multiplier below {_LARGEST_SIGMA:g} meets it")
     near = _solve(quick, epsilon, 0.8 * start, start)
@@ -69,7 +65,6 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
 
 def affordable_prefix(plan: Plan, *, epsilon: float, delta: float) -> int:
     """How many steps from the start of this plan, across its stages, the budget pays for; its noise stays as it is."""
-    Budget(epsilon=epsilon, delta=delta)
 
     def quick(steps: int) -> float:
         return accountants.quick_epsilon(plan.prefix(steps).event(), delta)
@@ -131,7 +126,8 @@ def _upper_sigma(cost: Cost, epsilon: float) -> float | None:
 
 
 def _window(epsilon: float) -> float:
-    return min(_WINDOW, _RELATIVE_WINDOW * epsilon)
+    """How far below a budget its σ may stay."""
+    return min(0.01, 0.005 * epsilon)
 
 
 def _in_window(cost: float, epsilon: float) -> bool:

@@ -1,23 +1,19 @@
 """Closed forms of the Gaussian mechanism, and the paper's asymptotic σ, each with what it claims and where it holds.
 
-What a run claims comes from `accountants`. Noise multipliers σ are relative to the
-sensitivity unless a function takes the sensitivity; neighbours differ by adding or removing one record.
+What a run claims comes from `accountants`. σ is relative to the sensitivity; neighbours differ by one record.
 """
 
 from __future__ import annotations
 
 import math
 
-from adadpigu.accounting.events import check_noise_multiplier, check_sample_rate
-from adadpigu.accounting.plan import check_delta, check_epsilon
+from adadpigu.accounting.events import check_noise_multiplier
+from adadpigu.accounting.plan import check_delta
 from adadpigu.errors import check
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """The exact δ of one Gaussian release at ε: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) (Balle and Wang, 2018).
-
-    Holds with equality for every ε ≥ 0 and σ > 0. The paper has no counterpart.
-    """
+    """The exact δ of one Gaussian release at ε ≥ 0: Φ(1/2σ − εσ) − e^ε Φ(−1/2σ − εσ) (Balle and Wang, 2018)."""
     check("epsilon", epsilon, epsilon >= 0, "must be 0 or more")
     check_noise_multiplier(noise_multiplier)
     if noise_multiplier == 0:
@@ -36,7 +32,6 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     from scipy.optimize import brentq
 
     check_delta(delta)
-    check_noise_multiplier(noise_multiplier)
     if noise_multiplier == 0:
         return math.inf
     if math.isinf(noise_multiplier) or gaussian_delta(noise_multiplier, 0.0) <= delta:
@@ -61,9 +56,6 @@ def dpsgd_theorem_sigma(*, sample_rate: float, steps: int, epsilon: float, delta
     >>> round(dpsgd_theorem_sigma(sample_rate=1 / 60, steps=12_000, epsilon=4.0, delta=1e-5), 4)
     3.0974
     """
-    check_sample_rate(sample_rate)
-    check_epsilon(epsilon)
-    check_delta(delta)
     return 2 * sample_rate * math.sqrt(steps * math.log(1 / delta)) / epsilon
 
 

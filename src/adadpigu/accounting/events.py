@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def check_sample_rate(value: float) -> None:
-    """Refuse a sampling rate that is no probability."""
     check("sample_rate", value, 0 <= value <= 1, "must lie in [0, 1]")
 
 
@@ -38,8 +37,6 @@ def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     check("noise_multipliers", noise_multipliers, len(noise_multipliers) > 0, "a draw makes at least one release")
     for value in noise_multipliers:
         check_noise_multiplier(value)
-    if len(noise_multipliers) == 1:
-        return float(noise_multipliers[0])
     least = min(noise_multipliers)
     if least == 0 or math.isinf(least):
         return float(least)

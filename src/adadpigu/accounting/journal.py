@@ -32,23 +32,17 @@ from typing import Any
 from adadpigu.durable import sync_folder
 from adadpigu.errors import LedgerError, LedgerInUseError
 
-START = "0" * 64
-"""the digest before the first record"""
+START = "0" * 64  # the digest before the first record
 _PLACES = (0, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """What a journal holds."""
-
     bodies: tuple[dict[str, Any], ...]
     digests: tuple[str, ...]
-    end: int
-    """bytes of the whole records"""
-    torn: int
-    """bytes after them, of a record that was never finished"""
-    damage: str
-    """why the journal cannot be trusted; empty where it can"""
+    end: int  # bytes of the whole records
+    torn: int  # bytes after them, of a record that was never finished
+    damage: str  # why the journal cannot be trusted; empty where it can
 
     @property
     def digest(self) -> str:
@@ -57,7 +51,6 @@ class Chain:
 
 
 def now() -> str:
-    """The time, as records have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

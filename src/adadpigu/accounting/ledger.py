@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
-from adadpigu.accounting.journal import Journal, now
+from adadpigu.accounting.journal import Journal, now, strict_json
 from adadpigu.accounting.ledger_reading import (
     FORMAT,
     MOST_RESERVED,
@@ -86,15 +86,16 @@ class Ledger:
     @classmethod
     def resume(cls, path: Path) -> Self:
         """Goes on with the ledger of a run whose process has ended; refuses one that is damaged or in use."""
-        with contextlib.ExitStack() as after_errors:
-            journal = Journal(path, new=False)
-            after_errors.callback(journal.close)
+        journal = Journal(path, new=False)
+        try:
             record = record_of(journal.chain, path)
             ledger = cls.__new__(cls)
             ledger._begin(record, journal)
             if record.torn:
                 ledger._charge_unfinished(record)
-            after_errors.pop_all()
+        except BaseException:
+            journal.close()
+            raise
         return ledger
 
     def _begin(self, record: LedgerRecord, journal: Journal | None) -> None:
@@ -142,7 +143,6 @@ class Ledger:
 
     @property
     def record(self) -> LedgerRecord:
-        """What stands on it by now."""
         return LedgerRecord(header=self._header, lines=tuple(self._lines))
 
     def sessions(self) -> tuple[LedgerSession, ...]:
@@ -177,13 +177,11 @@ class Ledger:
             if reserved is not None:
                 del self._reserved[key]
                 if news:
-                    self._write({"releases": [_public(release) for release in news]})
+                    self._write({"releases": news})
                 return
             self._charged[planned] += 1
             place = {"charge": self.count - 1, "stage": stage, "step": step, "draw": draw}
-            self._write(
-                {**place, "event": _event_to_json(planned), "releases": [_public(release) for release in releases]}
-            )
+            self._write({**place, "event": _event_to_json(planned), "releases": list(releases)})
 
     def cover(self, stage: str, step: int, draws: Mapping[str, DpEvent], *, left: int) -> None:
         """Called before each step, with what it will draw; `left` such steps the stage has, this one included.
@@ -229,7 +227,7 @@ class Ledger:
             self._write({"closing": dict(files)})
 
     def close(self) -> None:
-        """Ends the record: nothing can be charged afterwards."""
+        """Nothing can be charged afterwards."""
         with self._lock:
             try:
                 if not self._refusal and os.getpid() == self._owner:
@@ -305,7 +303,7 @@ class Ledger:
         self._lines.append(line)
         try:
             if self._journal is not None:
-                self._journal.append(line)
+                self._journal.append(strict_json(line))
         except BaseException:
             self._refusal = "a line could not be written"
             raise
@@ -340,10 +338,3 @@ def _number(release: Mapping[str, object], key: str) -> float:
     """A release's number; null, as the file has it, is infinite."""
     value = release[key]
     return math.inf if value is None else float(str(value))
-
-
-def _public(release: Mapping[str, object]) -> dict[str, object]:
-    """A release's public facts; an infinite number becomes null, since the file is strict JSON."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in release.items()
-    }

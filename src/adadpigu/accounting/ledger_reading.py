@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-ledger-3"
-OLDER = "adadpigu-ledger-2"
-"""of runs that began before ledgers had a closing record"""
-NAME = "ledger.log"
-"""of a run's ledger, in its folder"""
-MOST_RESERVED = 4096
-"""steps in one reservation"""
+OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
+NAME = "ledger.log"  # of a run's ledger, in its folder
+MOST_RESERVED = 4096  # steps in one reservation
 Line = dict[str, Any]
 
 
@@ -38,16 +35,11 @@ Line = dict[str, Any]
 class LedgerSession:
     """One process that worked on a run."""
 
-    first_step: int
-    """the step it began with, of the whole run"""
-    steps: int
-    """steps it charged"""
-    end: str
-    """finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so"""
-    randomness: str
-    """what drew its coins and noise"""
-    secret: bool
-    """whether nobody could repeat them"""
+    first_step: int  # the step it began with, of the whole run
+    steps: int  # steps it charged
+    end: str  # finished, interrupted, failed, exhausted, or crashed: the process ended and could not say so
+    randomness: str  # what drew its coins and noise
+    secret: bool  # whether nobody could repeat them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +57,10 @@ class LedgerRecord:
     """A ledger as it was written."""
 
     header: Mapping[str, Any]
-    lines: tuple[Line, ...]
-    """all after the header, in order"""
-    torn: int = 0
-    """bytes of a record that was never finished"""
-    damage: str = ""
-    """why it cannot be trusted; empty where it can"""
-    digest: str = ""
-    """of the last record"""
+    lines: tuple[Line, ...]  # all after the header, in order
+    torn: int = 0  # bytes of a record that was never finished
+    damage: str = ""  # why it cannot be trusted; empty where it can
+    digest: str = ""  # of the last record
 
     @property
     def plan(self) -> Plan:
@@ -144,10 +132,7 @@ class LedgerRecord:
         return dp_events.compose(self.spent())
 
     def epsilon(self) -> float:
-        """ε of what was charged, by PLD at the run's δ; of a damaged ledger, that of the whole plan.
-
-        Infinite where a process drew noise that can be repeated.
-        """
+        """PLD ε of what was charged, of a damaged ledger that of the plan; infinite where noise can be repeated."""
         if not all(session.secret for session in self.sessions()):
             return math.inf
         return epsilon(self.plan.event() if self.damage else self.events(), self.delta)
@@ -215,7 +200,7 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
     record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)
     try:
         _check(record)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
         raise LedgerError(f"ledger={str(path)!r} holds lines that no run has written") from None
     return record
 

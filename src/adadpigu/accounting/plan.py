@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from adadpigu.accounting import events
 from adadpigu.errors import InputError, check, require
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 
 def check_epsilon(value: float) -> None:
-    """Refuse a privacy budget that is no positive number."""
     check("epsilon", value, math.isfinite(value) and value > 0, "must be a finite number above 0")
 
 
 def check_delta(value: float) -> None:
-    """Refuse a failure probability outside the open interval (0, 1)."""
     check("delta", value, 0 < value < 1, "must lie strictly between 0 and 1 (usual: 1e-5, and below 1/records)")
 
 
@@ -40,10 +41,6 @@ class Budget:
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
         check_delta(self.delta)
-
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +131,6 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """The inverse of `to_json`."""
         try:
             drawn = [(stage, tuple(PlannedDraw(**draw) for draw in stage["draws"])) for stage in data["stages"]]
             stages = tuple(PlannedStage(**{**stage, "draws": draws}) for stage, draws in drawn)

@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from adadpigu.accounting.ledger import Ledger
 
 FORMAT = "adadpigu-shared-ledger-1"
-_PATIENCE = 10.0
-"""seconds that a run waits for another one to have written its line"""
+_PATIENCE = 10.0  # seconds that a run waits for another one to have written its line
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTotal:
     """What all runs on a shared ledger may have spent together."""
 
-    epsilon: float
-    """of all runs, at the ledger's order"""
+    epsilon: float  # of all runs, at the ledger's order
     budget: float
     delta: float
     order: float
@@ -48,14 +46,11 @@ class SharedTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRecord:
-    """A shared ledger as it was written."""
-
     budget: Budget
     order: float
     dataset: str
     records: int
-    runs: Mapping[str, Mapping[str, Any]]
-    """the latest line of each run"""
+    runs: Mapping[str, Mapping[str, Any]]  # the latest line of each run
     damage: str = ""
 
     @property
@@ -64,11 +59,9 @@ class SharedRecord:
 
     def total(self) -> SharedTotal:
         """What they amount to; of a damaged ledger, its whole budget at least."""
-        budget, spent = self.budget, self.epsilon(self.rdp)
-        spent = max(spent, budget.epsilon) if self.damage else spent
-        return SharedTotal(
-            epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=self.order, runs=len(self.runs)
-        )
+        budget, order = self.budget, self.order
+        spent = max(self.epsilon(self.rdp), budget.epsilon if self.damage else 0.0)
+        return SharedTotal(epsilon=spent, budget=budget.epsilon, delta=budget.delta, order=order, runs=len(self.runs))
 
     def epsilon(self, rdp: float) -> float:
         """ε of so much, at the ledger's order."""
@@ -147,16 +140,12 @@ class SharedLedger:
             check(key, repr(here), here == there, other)
 
     def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
-        """Reserves what a run's whole plan costs, or says how much is left.
-
-        A run that goes on has to be there already, with the ledger that it goes on with.
-        """
+        """Reserves what a run's whole plan costs; a run that goes on has to be there, with this ledger."""
         with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
             journal.append(self._line(self._cost(record, event), ledger.opened_at, method, "reserved"))
 
     def total(self) -> SharedTotal:
-        """What all runs may have spent by now."""
         return read_shared(self._path).total()
 
     def _refuse_foreign(self, record: SharedRecord, ledger: Ledger) -> None:

@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class StageSteps:
-    """How far a stage got."""
-
     name: str
     planned: int
     done: int
@@ -113,19 +111,18 @@ class PrivacyReport:
         """The inverse of `to_json`; null in a number becomes infinity again."""
         if data.get("format") != FORMAT:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
-        fields = {key: value for key, value in data.items() if key not in ("format", "steps_charged")}
+        fields: dict[str, Any] = {k: v for k, v in data.items() if k not in ("format", "steps_charged")}
+        kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": LedgerSession}
         try:
-            kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": LedgerSession}
             for name, kind in kinds.items():
-                fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))  # type: ignore[attr-defined]
+                fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))
             if fields.get("shared") is not None:
-                fields["shared"] = _record(SharedTotal, fields["shared"])  # type: ignore[arg-type]
+                fields["shared"] = _record(SharedTotal, fields["shared"])
             for name in ("not_covered", "warnings"):
-                fields[name] = tuple(fields[name])  # type: ignore[arg-type]
-            report: PrivacyReport = _record(cls, fields)
+                fields[name] = tuple(fields[name])
+            return _record(cls, fields)
         except (KeyError, TypeError) as error:
             raise InputError(f"not a privacy report: {error}") from error
-        return report
 
 
 def privacy_report(
@@ -174,18 +171,16 @@ def privacy_report(
     )
 
 
+@functools.cache
 def library_versions() -> dict[str, str]:
     """The versions that a reader would need to repeat the accounting."""
-    packages = ("adadpigu", "torch", "numpy", "dp-accounting")
-    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
-
-
-@functools.cache
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed as a package"
+    found = {"python": platform.python_version()}
+    for package in ("adadpigu", "torch", "numpy", "dp-accounting"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
 
 
 _NOT_COVERED = (

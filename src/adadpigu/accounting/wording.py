@@ -25,14 +25,17 @@ _ENDS = {
 
 
 def render(report: PrivacyReport) -> str:
-    """The whole statement; each paragraph wrapped at 100 columns, the items of a list indented."""
+    """The whole statement, wrapped at 100 columns."""
+    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in paragraphs(report))
+
+
+def paragraphs(report: PrivacyReport) -> list[list[str]]:
+    """The whole statement; the items of a list are lines that begin with two spaces."""
     history = [_history(report)] if len(report.lives) > 1 else []
     warned = [[f"Warning: {warning}."] for warning in report.warnings]
     if report.private:
-        parts = [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
-    else:
-        parts = [*_not_private(report), *history, *warned]
-    return "\n\n".join("\n".join(row for line in part for row in _wrapped(line)) for part in parts)
+        return [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
+    return [*_not_private(report), *history, *warned]
 
 
 def _wrapped(line: str) -> list[str]:
@@ -55,20 +58,32 @@ def _not_private(report: PrivacyReport) -> Iterator[list[str]]:
     yield [*([] if finite else [unbounded]), *([] if report.randomness_private else [repeated])]
 
 
+def owner_unit(cap: int) -> str:
+    """The unit of privacy of a run whose records have owners."""
+    return f"one owner with up to {cap} records"
+
+
+def _unit(report: PrivacyReport) -> str:
+    """What is protected, in a word."""
+    return "record" if report.unit_of_privacy == "one record" else "owner"
+
+
 def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     """What is protected, and how much."""
-    epsilon, delta = report.epsilon_pld, report.delta
+    epsilon, delta, unit = report.epsilon_pld, report.delta, _unit(report)
+    one = "a record" if unit == "record" else "an owner"
+    again = " A record there k times counts k times." if unit == "record" else ""
     exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
     yield [f"PRIVATE: epsilon = {number(epsilon)} at delta = {delta:g}{exposed}"]
     yield [
         f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
         f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
-        "same had that record been left out, or had one more been put in. A record there k times counts k times."
+        f"same had that {unit} been left out, or had one more been put in.{again}"
     ]
     target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
     weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
     yield [
-        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about a record being used, "
+        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about {one} being used, "
         f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
         f"toss, they end up at most {percent(1 / (1 + math.exp(-epsilon)))} sure. This may fail with a probability of "
         f"about delta = {delta:g}, 1 in {1 / delta:,.0f}.{weak}"
@@ -118,10 +133,12 @@ def _besides(report: PrivacyReport) -> Iterator[list[str]]:
 def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     """Under which assumptions, what is not covered, and how to check it."""
     steps = ", ".join(f"{stage.name} {stage.planned}" for stage in report.stages)
-    clip = "" if report.clip_norm is None else f", each record's part of a gradient sum bounded by {report.clip_norm:g}"
+    unit, clip = _unit(report), ""
+    if report.clip_norm is not None:
+        clip = f", each {unit}'s part of a gradient sum bounded by {report.clip_norm:g}"
     yield [
-        f"Under which assumptions: two data sets are neighbours when they differ by one record ({report.relation}); "
-        f"every draw takes each record independently ({report.sampler} sampling){clip}, with Gaussian noise. Draws: "
+        f"Under which assumptions: two data sets are neighbours when they differ by one {unit} ({report.relation}); "
+        f"every draw takes each {unit} independently ({report.sampler} sampling){clip}, with Gaussian noise. Draws: "
         f"{'; '.join(_draw(group) for group in report.events)}. Steps: {steps}. "
         f"Noise and sampling: {report.randomness}."
     ]
@@ -143,8 +160,8 @@ def _draw(group: EventCount) -> str:
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
-def number(value: float) -> str:
-    """An ε for people: four digits, rounded up, so that what is read is never below what is spent.
+def number(value: float, digits: int = 4) -> str:
+    """An ε for people, rounded up, so that what is read is never below what is spent.
 
     >>> number(3.99412), number(math.inf), number(0.0)
     ('3.995', 'infinite', '0')
@@ -153,8 +170,8 @@ def number(value: float) -> str:
         return "infinite"
     if value <= 0:
         return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.4g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.{digits}g}"
 
 
 def odds(epsilon: float) -> str:

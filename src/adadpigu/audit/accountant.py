@@ -24,7 +24,7 @@ from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.audit.watching import Followed, SpiedSampler, run_length, so_many_records
-from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sampling import Sampler
 from adadpigu.training.preparation import Preparation
 
 Kind = tuple[float, float]
@@ -114,7 +114,7 @@ class _Counted(Watcher):
         self.told = 0.0
         """ε that the run says it has spent"""
 
-    def spied(self, stage: int, name: str, sampler: PoissonSampler, sigma: float) -> SpiedSampler:
+    def spied(self, stage: int, name: str, sampler: Sampler, sigma: float) -> SpiedSampler:
         """Counts its tosses on the device: a recorded toss counts at every replay."""
         kind = self._kinds[self._stages[stage].name, name] = sampler.sample_rate, sigma
         count = self._tosses.setdefault(kind, torch.zeros((), device=self._device))

@@ -98,7 +98,7 @@ class Parts:
         self.disturbed += int((value[~due] != 0).sum())
         self.bare += int((value[due] == 0).sum())
         self.odd += int((~finite[due]).sum())
-        scale = draw.noise_multiplier / math.sqrt(query.share) * query.clip_norm
+        scale = draw.noise_multiplier / math.sqrt(query.share) * query.sensitivity
         z = torch.where(due & finite, value / scale, 0.0).numpy()
         places = kept if isinstance(kept, np.ndarray) else None
         self.parts.append(Part(draw, query.name, query.share, z[kept], due.numpy()[kept], places))

@@ -24,7 +24,7 @@ from adadpigu.audit.outside import Watcher
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import Coins, PoissonSampler, Population
+from adadpigu.core.sampling import Coins, PoissonSampler, Population, Sampler
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
@@ -44,7 +44,7 @@ _LABELS = 2**32
 class SpiedSampler(PoissonSampler):
     """A run's own sampler, which tells when its event is asked for, and when it tosses."""
 
-    own: PoissonSampler
+    own: Sampler
     """whose answers these are: what is audited"""
     asked: Callable[[], object] = lambda: None
     tossed: Callable[[], object] = lambda: None
@@ -57,15 +57,19 @@ class SpiedSampler(PoissonSampler):
         self.tossed()
         return self.own.toss(population, randomness)
 
+    @property
+    def per_owner(self) -> int:
+        return self.own.per_owner
+
 
 @dataclass(frozen=True, kw_only=True)
 class Followed(Preparation):
     """A run whose samplers an auditor spies on."""
 
-    spied: Callable[[int, str, PoissonSampler, float], SpiedSampler]
+    spied: Callable[[int, str, Sampler, float], SpiedSampler]
     """(stage, draw, the run's own sampler, σ): the same one, spied on"""
 
-    def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
+    def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
         own = super().samplers(stage)
         return {name: (self.spied(stage, name, sampler, sigma), sigma) for name, (sampler, sigma) in own.items()}
 
@@ -193,7 +197,7 @@ def watch(
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}
 
-    def announcing(stage: int, name: str, sampler: PoissonSampler, _: float) -> SpiedSampler:
+    def announcing(stage: int, name: str, sampler: Sampler, _: float) -> SpiedSampler:
         claimed = next(draw for draw in subject.plan.stages[stage].draws if draw.name == name)
         before = count()  # the loop asks for the price once, before a stage's first step
         return SpiedSampler(

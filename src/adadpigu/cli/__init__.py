@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the program and exits."""
     try:
         from adadpigu.cli.app import run  # the command line's own imports stay out of `import adadpigu`
 

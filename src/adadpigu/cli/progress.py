@@ -6,6 +6,7 @@ All that is shown is public: counts of steps, rounds, runs and bytes, never how 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,12 +16,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-_WIDE = 100
-"""columns from which there is room for more than what matters most"""
-_BETWEEN_LINES = 10.0
-"""seconds between two lines where nothing can move"""
-_MEMORY = 900.0
-"""seconds over which speed is averaged: a single run of `reproduce` may take minutes"""
+_WIDE = 100  # columns from which there is room for more than what matters most
+_BETWEEN_LINES = 10.0  # seconds between two lines where nothing can move
+_MEMORY = 900.0  # seconds over which speed is averaged: a single run of `reproduce` may take minutes
 
 
 def can_redraw(console: Console) -> bool:
@@ -47,9 +45,6 @@ def clock(seconds: float) -> str:
 class TimeLeft(ProgressColumn):
     """The time left, or where that cannot be told, the time that has passed."""
 
-    def __init__(self) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-
     def render(self, task: Task) -> Text:
         left = None if task.finished else task.time_remaining
         return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
@@ -61,7 +56,7 @@ def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> R
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24 if wide(console) else None),  # None: as much as the rest leaves
         *columns,
-        TimeLeft(),
+        TimeLeft(Column(no_wrap=True)),
         console=console,
         transient=transient,
         speed_estimate_period=_MEMORY,
@@ -70,10 +65,7 @@ def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> R
 
 @contextlib.contextmanager
 def features_progress(console: Console) -> Iterator[Callable[[float | None], None]]:
-    """A bar for the features of a data set, which are computed once; it appears with the first report.
-
-    It shows a share, or for private records, whose number is nobody's business, only that work goes on.
-    """
+    """A bar that appears with the first report: a share done, or None for private records, whose number is secret."""
     shown = bar(console)
     task = shown.add_task("features, computed once", total=None)
     words = ["computing features of all records, once; this may take a few minutes"]
@@ -103,7 +95,6 @@ class Counter:
         self._last = time.monotonic()
 
     def name(self, what: str) -> None:
-        """What is done from here on."""
         self._what = what
         if self._moving is not None and self._task is not None:
             self._moving.update(self._task, description=what)
@@ -137,22 +128,14 @@ def count_progress(console: Console, what: str) -> Iterator[Counter]:
     if not can_redraw(console):
         yield Counter(console, what, None)
         return
-    moving = bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True)))
-    with moving:
+    with bar(console, MofNCompleteColumn(table_column=Column(no_wrap=True))) as moving:
         yield Counter(console, what, moving)
 
 
 @contextlib.contextmanager
 def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
     """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    begun, last = -1, -_BETWEEN_LINES
-    moving = bar(console)
-    task = moving.add_task(what, total=stages)
-
-    def redraw(text: str) -> None:
-        nonlocal begun
-        begun += 1  # a stage that begins ends the one before
-        moving.update(task, description=text, completed=begun)
+    last = -_BETWEEN_LINES
 
     def print_now_and_then(text: str) -> None:
         nonlocal last
@@ -163,15 +146,12 @@ def stage_progress(console: Console, what: str, stages: int | None = None) -> It
     if not can_redraw(console):
         yield print_now_and_then
         return
-    with moving:
-        yield redraw
+    ended = itertools.count()  # a stage that begins ends the one before
+    with bar(console) as moving:
+        task = moving.add_task(what, total=stages)
+        yield lambda text: moving.update(task, description=text, completed=next(ended))
 
 
-@contextlib.contextmanager
-def search_progress(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+def search_progress(console: Console, what: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
     """Says on a terminal what is being tried, and for how long; nobody knows how many tries are left."""
-    if not can_redraw(console):
-        yield lambda _: None
-        return
-    with stage_progress(console, what) as report_stage:
-        yield report_stage
+    return stage_progress(console, what) if can_redraw(console) else contextlib.nullcontext(lambda _: None)

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from adadpigu.cli.output import Json, notes, print_json, print_line
 from adadpigu.errors import check
-
-if TYPE_CHECKING:
-    from adadpigu.report.collecting import Collection
+from adadpigu.report.collecting import Collection, collect
+from adadpigu.report.embedding import listed, visible
+from adadpigu.report.page import FILE, check_out, write_page
+from adadpigu.report.run_reading import is_run_folder
+from adadpigu.report.watching import ReportServer, Watched
 
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN", help="Run folders, folders that hold some, results/, audits.", show_default=False
-        ),
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, folders that hold some, results/, audits.")
     ],
     out: Annotated[
         Path | None,
@@ -32,17 +31,14 @@ def report(
     port: Annotated[int | None, typer.Option(help="With --watch: where it is served. [any that is free]")] = None,
     as_json: Json = False,
 ) -> int:
-    """Shows runs on one HTML page that opens from disk and makes no request. Exits 1 where something was left out."""
-    from adadpigu.report.embedding import visible
-    from adadpigu.report.page import FILE, check_out, write_page
-    from adadpigu.report.run_reading import is_run_folder
+    """Shows runs, results and audits on one HTML page. Exits 1 where something was left out.
 
+    The page opens from disk and makes no request.
+    """
     if watch:
         check("out", repr(str(out)), out is None, "a page that --watch serves is not written; give one of them")
         return _serve(runs, port, as_json)
     check("port", port, port is None, "does nothing without --watch")
-    from adadpigu.report.collecting import collect
-
     place = out or (runs[0] / FILE if len(runs) == 1 and is_run_folder(runs[0]) else Path(FILE))
     check_out(place)
     found = collect(runs)
@@ -63,8 +59,6 @@ def _counts(found: Collection) -> dict[str, int]:
 
 
 def _print_missing(found: Collection) -> None:
-    from adadpigu.report.embedding import listed, visible
-
     for line in listed(found.left_out, visible):
         print_line(f"left out: {line}", notes())
     if found.passed_over:
@@ -73,8 +67,6 @@ def _print_missing(found: Collection) -> None:
 
 
 def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
-    from adadpigu.report.watching import ReportServer, Watched
-
     check("port", port, 0 <= (port or 0) <= 65535, "allowed: 0 to 65535, 0 for any that is free")
     watched = Watched(runs)
     with ReportServer(watched, port or 0) as server:

@@ -31,7 +31,7 @@ from adadpigu.config import GROUPS, RunConfig, merge
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
 from adadpigu.data.description import DESCRIPTION
-from adadpigu.errors import check, require
+from adadpigu.errors import InputError, check
 from adadpigu.loggers import make_logger
 from adadpigu.runs.loading import described, refuse_code
 from adadpigu.runs.run import Observer, Run, check_free
@@ -47,11 +47,9 @@ class PlannedRun:
 
     settings: RunConfig
     prepared: Preparation
-    folder: Path | None
-    """None: a new one, named after the run"""
+    folder: Path | None  # None: a new one, named after the run
     resuming: bool = False
-    preset: str | None = None
-    """the one that was taken without being asked for"""
+    preset: str | None = None  # the one that was taken without being asked for
 
 
 def plan_run(
@@ -87,7 +85,6 @@ def plan_run(
 
 
 def _prepare(settings: RunConfig) -> Preparation:
-    """Loads, checks and calibrates; nothing is written."""
     if can_redraw(notes()):
         notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
     with features_progress(notes()) as progress:
@@ -125,7 +122,7 @@ def train(
     as_json: Json = False,
     **settings: object,
 ) -> int:
-    """Trains a model under a privacy budget and writes a run folder. Without flags: AdaDPIGU on the embedded digits.
+    """Trains a model under a privacy budget, into a run folder. Without flags: AdaDPIGU on the embedded digits.
 
     Every option of the method is a flag too, such as --mean-decay 0.9; `adadpigu methods` lists them. The word off
     switches off what a preset or a config switched on: --ema off, --copies off, --normalisation off.
@@ -200,6 +197,6 @@ def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
         return cast("Tier | None", settings.randomness)
     alone = settings.randomness is None
     check("randomness", settings.randomness, alone, "with reproducible_noise: give one of them, not both")
-    require(settings.seed is not None, "reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
-    assert settings.seed is not None
+    if settings.seed is None:
+        raise InputError("reproducible_noise without a seed; allowed: with --seed, which fixes the noise")
     return ReproducibleRandomness(settings.seed)

@@ -21,11 +21,6 @@ from adadpigu.runs.run import Facts, Metrics, Run
 
 
 class _Rate(ProgressColumn):
-    """Steps a second."""
-
-    def __init__(self) -> None:
-        super().__init__(table_column=Column(no_wrap=True))
-
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text("" if speed is None else f"{speed:.0f} steps/s")
@@ -50,7 +45,7 @@ class Progress:
                 MofNCompleteColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[epsilon]}"),
                 TextColumn("{task.fields[accuracy]}"),
-                *([_Rate()] if wide(self._console) else []),
+                *([_Rate(Column(no_wrap=True))] if wide(self._console) else []),
             ]
             self._bar = bar(self._console, *columns, transient=False)
             done = facts.steps_done

@@ -5,7 +5,6 @@ Flags that nothing would look at are refused: someone expects an effect. Setting
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -78,7 +77,6 @@ _NO_MOMENTUM = ("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "
 
 
 def has_momentum(optimizer: str) -> bool:
-    """Whether an optimiser has a momentum to be chosen."""
     return optimizer.lower() not in _NO_MOMENTUM
 
 
@@ -104,11 +102,9 @@ _NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:
     """Defaults, preset, config file, flags, later ones winning. The preset of data and method is the default one."""
     file = {} if config is None else read_config(config)
-    base: dict[str, object] = {}
     if preset is None and config is None:
         preset = default_preset(merge(flags))
-    if preset not in (None, "none"):  # none: start from the defaults of the classes
-        base = _preset(preset)
+    base = {} if preset in (None, "none") else read_preset(preset)  # none: start from the defaults of the classes
     settings = merge(base, file, flags)
     if settings.ledger is not None:
         settings = replace(settings, ledger=str(Path(settings.ledger).resolve()))
@@ -117,15 +113,6 @@ def configure(flags: dict[str, object], *, preset: str | None, config: Path | No
     found = None if settings.describe is None else str(Path(settings.describe).resolve())
     # absolute, so that the run can be used from anywhere
     return replace(settings, dataset=str(Path(settings.dataset).resolve()), describe=found)
-
-
-def _preset(name: str) -> dict[str, object]:
-    """The keys of a preset; of a name that none has, the nearest are told, and where all of them are listed."""
-    if name in all_presets():
-        return read_preset(name)
-    near = difflib.get_close_matches(name.lower(), all_presets(), n=3, cutoff=0.5)
-    meant = f" did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise InputError(f"unknown preset {name!r};{meant} `adadpigu presets` lists all {len(all_presets())}")
 
 
 def default_preset(asked: RunConfig) -> str | None:

@@ -17,9 +17,7 @@ from adadpigu.runs.verifying import verify
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.evaluation import predict as outputs
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.", show_default=False)
-]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that `adadpigu train` wrote.")]
 
 Trust = Annotated[
     bool,
@@ -55,15 +53,12 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
 def predict(
     run: Folder,
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.", show_default=False
-        ),
+        Path, typer.Argument(metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.")
     ],
     trust_model_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Predicts a class for each record of a file: .npy, .npz, or .csv, .parquet or a folder as in training."""
+    """Predicts a class for each record of a file. Takes .npy, .npz, or .csv, .parquet or a folder as in training."""
     loaded = load_run(run, trust_code=trust_model_code)
     declared = loaded.description
     found = read_inputs(file, declared)
@@ -105,7 +100,7 @@ def export(
     trust_model_code: Trust = False,
     as_json: Json = False,
 ) -> None:
-    """Writes a run's model to a file with its privacy statement inside, checked to predict the same; or its card."""
+    """Writes a run's model for other programs, or its card. The privacy statement is inside; outputs are compared."""
     from adadpigu.export import export_onnx, export_program, facts_of_run, subject_of, write_card
     from adadpigu.export.subject import is_unbound, statement_of
 

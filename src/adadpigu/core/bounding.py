@@ -43,7 +43,7 @@ class BoundedSum(Sensitive[Tensor]):
 
     @property
     def sensitivity(self) -> float:
-        return self.query.clip_norm
+        return self.query.sensitivity
 
 
 @final
@@ -64,6 +64,8 @@ class GradientSum:
     stability: float | None = None
     """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
     share: float = 1.0
+    per_owner: int = 1
+    """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
     trained: frozenset[int] | None = None
     """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
     kept: Tensor | None = None
@@ -82,6 +84,11 @@ class GradientSum:
                 f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
                 "above 0 and finite"
             )
+
+    @property
+    def sensitivity(self) -> float:
+        """What adding or removing one unit of privacy changes in the sum, at most (L2)."""
+        return self.clip_norm * self.per_owner
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
@@ -122,6 +129,7 @@ class RecordSum:
     losses_at: tuple[Tensor, ...] = ()
     needs: frozenset[Part] = frozenset({"gradient", "loss"})
     share: float = 1.0
+    per_owner: int = 1
     active: ClassVar[None] = None
     """all entries are released"""
 
@@ -130,6 +138,11 @@ class RecordSum:
         odd = self.needs - frozenset(get_args(Part))
         if odd:
             raise InputError(f"needs={sorted(odd)} of {self.name!r}: allowed are {', '.join(get_args(Part))}")
+
+    @property
+    def sensitivity(self) -> float:
+        """As of a `GradientSum`."""
+        return self.clip_norm * self.per_owner
 
 
 Query = GradientSum | RecordSum

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -21,13 +21,12 @@ from torch import Tensor
 from adadpigu.core.bounding import BoundedSum, GradientSum, Query, RecordSum
 from adadpigu.core.processes import Alone, Processes
 from adadpigu.core.randomness import Randomness
+from adadpigu.core.sampling import Sampler
 from adadpigu.core.sensitive import Sensitive, unseal
 from adadpigu.core.standardising import where_or_zero
 from adadpigu.errors import PrivacyLineError
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
     from adadpigu.accounting.ledger import Ledger
 
 _MINT = object()
@@ -115,12 +114,6 @@ def _held_by(function: Callable[..., Tensor]) -> list[Release]:
     return [item for item in items if type(item) is Release]
 
 
-class EventSource(Protocol):
-    """Whoever drew the batch says what releasing from it costs."""
-
-    def event(self, noise_multipliers: list[float]) -> DpEvent: ...
-
-
 class Receipt:
     """Proof that one draw was charged: what may be released from it, with how much noise, once."""
 
@@ -175,7 +168,7 @@ class GaussianMechanism:
         self,
         queries: Sequence[Query],
         *,
-        source: EventSource,
+        source: Sampler,
         noise_multiplier: float,
         size: int,
         stage: str,
@@ -184,11 +177,13 @@ class GaussianMechanism:
     ) -> Receipt:
         """Charges one event for all queries of a draw; `size` is d, the length of a gradient."""
         multipliers = _multipliers(queries, noise_multiplier)
+        if any(query.per_owner != source.per_owner for query in queries):
+            raise PrivacyLineError(f"a draw of up to {source.per_owner} records an owner: the queries say otherwise")
         releases = [
             {
                 "name": query.name,
                 "size": size if isinstance(query, GradientSum) else None,
-                "sensitivity": query.clip_norm,
+                "sensitivity": query.sensitivity,
                 "noise_multiplier": multiplier,
             }
             for query, multiplier in zip(queries, multipliers, strict=True)

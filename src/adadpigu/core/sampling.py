@@ -1,14 +1,15 @@
-"""Poisson batches: every record is taken independently with probability q, in every draw.
+"""Samplers: each draws a batch *and* names the event that the draw is charged as, so the two cannot disagree.
 
-One object says both how records are drawn and what event a draw is, so the sampler and the accountant cannot disagree.
-Which records were drawn, and how many, is sensitive.
+`PoissonSampler` takes every record independently with probability q. `OwnerSampler` takes every owner so, with all
+records of theirs. Which records were drawn, how many, and whose they are is sensitive.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sensitive import Presence, Records, Sensitive, unseal
 from adadpigu.core.trees import Tree, count_rows
-from adadpigu.errors import InputError, PrivacyLineError, check_range
+from adadpigu.errors import InputError, PrivacyLineError, check_range, require
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -84,6 +85,28 @@ class Coins(Sensitive[Tensor]):
         return Coins(processes.share_coins(unseal(self)))
 
 
+class Sampler(Protocol):
+    """Draws batches of private records, and says what a draw costs."""
+
+    @property
+    def sample_rate(self) -> float:
+        """q, the probability of a unit of privacy to be drawn."""
+        ...
+
+    @property
+    def per_owner(self) -> int:
+        """How many records of one unit of privacy a draw may hold."""
+        ...
+
+    def toss(self, population: Population, randomness: Randomness) -> Coins:
+        """Which records one draw takes."""
+        ...
+
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
+        """What one draw costs, whatever number of noisy sums is released from it."""
+        ...
+
+
 class FixedBatch:
     """A draw of fixed shape and place in memory, for steps that a device has recorded.
 
@@ -101,11 +124,12 @@ class FixedBatch:
         self._stream, self._taken_over = _stream_and_event(device)
 
     @staticmethod
-    def size_for(batch_size: float, sample_rate: float) -> int:
+    def size_for(batch_size: float, sampler: Sampler) -> int:
         """B plus three standard deviations, from public numbers: about one draw in 700 does not fit."""
-        return math.ceil((batch_size + 3 * math.sqrt(batch_size * (1 - sample_rate))) / 32) * 32
+        deviation = math.sqrt(batch_size * sampler.per_owner * (1 - sampler.sample_rate))
+        return math.ceil((batch_size + 3 * deviation) / 32) * 32
 
-    def toss(self, sampler: PoissonSampler, population: Population, randomness: Randomness) -> Coins:
+    def toss(self, sampler: Sampler, population: Population, randomness: Randomness) -> Coins:
         """Tosses one coin a record and puts those that were taken into shape; `load` takes them over."""
         with torch.cuda.stream(self._stream):  # None: no other stream
             if self._taken_over is not None:
@@ -186,6 +210,10 @@ class PoissonSampler:
 
     sample_rate: float
 
+    @property
+    def per_owner(self) -> int:
+        return 1
+
     def __post_init__(self) -> None:
         check_range("sample_rate", self.sample_rate, "in (0, 1]")
 
@@ -202,6 +230,71 @@ class PoissonSampler:
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
+        return _event(self.sample_rate, tuple(noise_multipliers))
+
+
+class Owners(Sensitive[Tensor]):
+    """Whose each record is: the owner's number, [n], and −1 for records beyond the declared `cap` of their owner.
+
+    An owner keeps the first `cap` records in the order of the data; no other owner decides about it.
+
+    >>> unseal(Owners.of(["ann", "bob", "ann", "ann"], cap=2)).tolist()
+    [0, 1, 0, -1]
+    """
+
+    __slots__ = ("cap",)
+
+    def __init__(self, numbers: Tensor, cap: int) -> None:
+        """`cap` is public: how many records of one owner may be trained on."""
+        self._content, self.cap = numbers, cap
+
+    @classmethod
+    def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> Owners:
+        """From one name or number a record."""
+        check_range("owner_cap", cap, "at least 1")
+        listed = names.tolist() if isinstance(names, Tensor) else list(names)
+        missing = any(name is None or name != name for name in listed)
+        require(not missing, "owners: a record has none; allowed: a name or a number for each record")
+        known: dict[Hashable, int] = {}
+        held: Counter[Hashable] = Counter()
+        numbers = []
+        for name in listed:
+            held[name] += 1
+            numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
+        return cls(torch.tensor(numbers, dtype=torch.long), cap)
+
+    def check(self, records: int) -> None:
+        """Refuses owners of another number of records."""
+        held = len(self._content)
+        require(held == records, f"owners: {held} of them for {records} records; allowed: one owner a record")
+
+    def to(self, device: torch.device) -> Owners:
+        return Owners(self._content.to(device), self.cap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerSampler:
+    """Takes each *owner* with probability `sample_rate`, with all of the records that they keep.
+
+    Formal guarantee: one owner more or less adds or removes at most `cap` records, each of which moves a sum by at most
+    C, so by at most cap·C in all; and that owner takes part with probability q. So a draw is the event of a Poisson
+    sample with noise σ·cap·C, under adding or removing one owner.
+    """
+
+    sample_rate: float
+    owners: Owners
+
+    @property
+    def per_owner(self) -> int:
+        return self.owners.cap
+
+    def toss(self, population: Population, randomness: Randomness) -> Coins:
+        """A coin an owner, of as many as there are records; the owner's number is the coin's."""
+        coins = randomness.uniform(len(population)) < self.sample_rate
+        numbers = unseal(self.owners).to(coins.device)
+        return Coins(coins[numbers] & (numbers >= 0))
+
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 

@@ -6,7 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sized
+from collections.abc import Hashable, Iterable, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from adadpigu.core.sampling import Population
+from adadpigu.core.sampling import Owners, Population
 from adadpigu.core.trees import Tree, check_tree, count_rows, select, to_device
 from adadpigu.errors import InputError, first_line, require
 
@@ -179,9 +179,13 @@ class DataSet:
     shape: tuple[int, ...] | None = None
     public: tuple[str, ...] = ()
     """constants declared public, for the statement"""
+    owners: Owners | None = None
+    """whose each training record is, where the unit of privacy is a person with several; None: one record"""
 
     def __post_init__(self) -> None:
         require(self.records >= 1, f"records={self.records} is not at least 1")
+        if self.owners is not None:
+            self.owners.check(len(self.train))
 
 
 Source = DataSet | Dataset[Any] | Tree
@@ -189,13 +193,23 @@ Source = DataSet | Dataset[Any] | Tree
 
 
 def declare(
-    source: Source, *, records: int | None = None, test: Source | None = None, name: str = "own data"
+    source: Source,
+    *,
+    records: int | None = None,
+    test: Source | None = None,
+    owners: Iterable[Hashable] | Tensor | None = None,
+    owner_cap: int | None = None,
+    name: str = "own data",
 ) -> DataSet:
     """A data set from two tensors or a `torch.utils.data.Dataset`, with its record count declared public.
 
     A `DataSet` is taken as it is. `test` gives test records to one that has none; one that has its own keeps them, and
     another `test` is refused rather than chosen between: `dataclasses.replace(data, test=None)` drops the first.
+    `owners` names the owner of each record, and `owner_cap` says publicly how many records of one are trained on.
     """
+    if owners is not None or owner_cap is not None:
+        data = declare(source, records=records, test=test, name=name)
+        return _with_owners(data, owners, owner_cap)
     measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
         agrees = records in (None, source.records)
@@ -216,6 +230,15 @@ def declare(
     return _with_test(DataSet(name=name, train=train, records=records), measured)
 
 
+def _with_owners(data: DataSet, owners: Iterable[Hashable] | Tensor | None, cap: int | None) -> DataSet:
+    given = owners is not None and cap is not None
+    require(given, f"owner_cap={cap} and owners {'given' if owners is not None else 'not given'}; allowed: both")
+    assert owners is not None
+    assert cap is not None
+    public = (*data.public, f"at most {cap} records of one owner are trained on")
+    return replace(data, owners=Owners.of(owners, cap=cap), public=public)
+
+
 def _with_test(data: DataSet, test: Population | None) -> DataSet:
     require(test is None or len(test), f"{data.name}: there is no test record; allowed: at least 1, or test=None")
     return data if test is data.test else replace(data, test=test)
@@ -230,6 +253,9 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
+    require(
+        data.owners is None, f"{data.name}: records with owners cannot be split; allowed: two data sets of your own"
+    )
     require(0 < held_out < data.records, f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
     require(0 <= seed < 2**32, f"seed={seed} is not from 0 to {2**32 - 1}")
     kept = _lots(data.train, seed) >= held_out / data.records

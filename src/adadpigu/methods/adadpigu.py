@@ -262,7 +262,7 @@ class _State(MethodState):
     @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        noise = self._setting.noise_multiplier * self._bound.value
+        noise = self._setting.noise_multiplier * (self._bound.value * self._setting.per_owner)
         return noise / math.sqrt(1 - self._bound.share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:

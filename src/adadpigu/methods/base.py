@@ -56,6 +56,8 @@ class RunContext:
     """N, the declared record count"""
     noise_multiplier: float
     """σ of the run"""
+    per_owner: int = 1
+    """the noise on a sum is σ·C times this: records of one unit of privacy in a draw, at most"""
     weights: Tensor
     """θ at the start: random, or brought along, in either case public"""
     seed: int

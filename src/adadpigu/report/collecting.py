@@ -11,41 +11,32 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from adadpigu.errors import InputError, require
 from adadpigu.report.audits import StoredAudit, audit_of, is_audit
 from adadpigu.report.embedding import listed
-from adadpigu.report.results import MOST_RESULTS, OtherTable, is_own, read_results, refuse_unnoised, table_of
+from adadpigu.report.results import MOST_RESULTS, is_own, read_results, refuse_unnoised, table_of
 from adadpigu.report.run_reading import DIAGNOSTICS, is_run_folder, read_run
 from adadpigu.report.shown_run import ShownRun
 from adadpigu.runs.reading import Fields, fields_of, text_of
 
-MOST_RUNS = 5000
-"""on one page"""
-DEEPEST = 4
-"""folders within a folder that is searched"""
-MOST_POINTS = 200_000
-"""of all lines on one page, which keeps it under 5 MB"""
-FEWEST, ENOUGH = 24, 2000
-"""points of one line: at least, and at most"""
+MOST_RUNS = 5000  # on one page
+DEEPEST = 4  # folders within a folder that is searched
+MOST_POINTS = 200_000  # of all lines on one page, which keeps it under 5 MB
+FEWEST, ENOUGH = 24, 2000  # points of one line: at least, and at most
 
 
 @dataclass
 class Collection:
-    """What a page shows."""
-
     runs: list[ShownRun] = field(default_factory=list)
-    audits: list[StoredAudit] = field(default_factory=list)
-    """that belong to no run folder"""
-    tables: list[OtherTable] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    """a line for each thing that cannot be shown"""
-    passed_over: int = 0
-    """files in the folders that were searched, of no known kind"""
+    audits: list[StoredAudit] = field(default_factory=list)  # that belong to no run folder
+    tables: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # a line for each thing that cannot be shown
+    passed_over: int = 0  # files in the folders that were searched, of no known kind
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
         return not (self.runs or self.audits or self.tables)
 
     def to_json(self) -> dict[str, object]:
@@ -55,7 +46,7 @@ class Collection:
         return {
             "runs": [run.to_json(most) for run in self.runs],
             "audits": [audit.to_json() for audit in self.audits],
-            "tables": [table.to_json() for table in self.tables],
+            "tables": self.tables,
             "left_out": listed(self.left_out),
         }
 
@@ -95,9 +86,8 @@ def entries(paths: Sequence[Path]) -> list[Path]:
 
 def _entries(path: Path) -> Iterator[Path]:
     """The run folders and files at or below a path, in order of name."""
-    if path.is_file() or is_run_folder(path):
+    if path.is_file():
         yield path
-        return
     for place, folders, files in os.walk(path):
         here = Path(place)
         if is_run_folder(here):

@@ -7,24 +7,27 @@ may end amid a line, which is then left for the next look.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
+from adadpigu.accounting.wording import number
 from adadpigu.errors import InputError
 from adadpigu.report.embedding import MOST_LISTED, name
 from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
 from adadpigu.runs.run import MODEL
 from adadpigu.tensors import read_tensors
 
-DIGITS = 5
-"""significant ones of a value that is drawn"""
-
-LEAST = 1e-12
-"""to which a smaller ε above 0 is rounded up"""
-
+METRICS = "metrics.jsonl"
+MOST_METRICS = 1 << 27  # bytes of it
+MOST_LAYERS = 512  # whose curves are shown
+SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
+"""what is recorded once a line: as what, and at most"""
+BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
+"""what is recorded for each layer, and within which bounds"""
+DIGITS = 5  # significant ones of a value that is drawn
+LEAST = 1e-12  # to which a smaller ε above 0 is rounded up
 Point = tuple[int, float]
 
 
@@ -45,8 +48,8 @@ def downsample(points: Sequence[Point], most: int) -> Sequence[Point]:
         return points
     inner, stretches = points[1:-1], max(1, (most - 2) // 2)
     kept: list[Point] = [points[0]]
-    for number in range(stretches):
-        part = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+    for place in range(stretches):
+        part = inner[place * len(inner) // stretches : (place + 1) * len(inner) // stretches]
         lowest = min(part, key=lambda point: point[1])
         highest = max(part, key=lambda point: point[1])
         kept += sorted({lowest, highest})
@@ -68,57 +71,34 @@ def round_up(value: float) -> float:
     >>> round_up(1.000001), round_up(0.0), round_up(2.5)
     (1.0001, 0.0, 2.5)
     """
-    if value <= 0:
-        return 0.0
-    value = max(value, LEAST)
-    unit = 10.0 ** (math.floor(math.log10(value)) - DIGITS + 1)
-    return float(f"{math.ceil(value / unit - 1e-9) * unit:.{DIGITS}g}")
-
-
-METRICS = "metrics.jsonl"
-MOST_METRICS = 1 << 27
-"""bytes of it"""
-MOST_LAYERS = 512
-"""whose curves are shown"""
-SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
-"""what is recorded once a line: as what, and at most"""
-BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
-"""what is recorded for each layer, and within which bounds"""
+    return float(number(max(value, LEAST), DIGITS)) if value > 0 else 0.0
 
 
 @dataclass(kw_only=True)
 class Curves:
-    """Lines of one run; each may be empty."""
-
     single: dict[str, list[Point]] = field(default_factory=lambda: {key: [] for key in SINGLE})
     """accuracy, epsilon, active"""
     layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
     """of what `BY_LAYER` names, a line for each layer"""
-    layer_names: Mapping[str, str] = field(default_factory=dict)
-    """layer -> how people call it"""
+    layer_names: Mapping[str, str] = field(default_factory=dict)  # layer -> how people call it
     stages: list[tuple[int, str]] = field(default_factory=list)
     """each stage with the first step that was recorded in it"""
-    step: int = -1
-    """the last that was recorded"""
+    step: int = -1  # the last that was recorded
     planned: int | None = None
 
     @property
     def last_step(self) -> int:
-        """How far the lines go."""
         return max(self.step, 0)
 
     @property
     def count(self) -> int:
-        """How many lines there are."""
         return sum(map(bool, self.single.values())) + sum(len(lines) for lines in self.layered.values())
 
     def last(self, key: str) -> float | None:
-        """Where a single line stands now."""
         points = self.single.get(key)
         return points[-1][1] if points else None
 
     def to_json(self, most: int) -> dict[str, object]:
-        """At most so many points a line."""
         drawn: dict[str, object] = {
             key: line_json(points, most, round_up if key == "epsilon" else round_to_nearest)
             for key, points in self.single.items()
@@ -161,9 +141,9 @@ def read_curves(folder: Path) -> tuple[Curves, str]:
     """The curves of a run folder, until the first line that cannot be read, and why that one cannot."""
     lines = text_of(folder, METRICS, MOST_METRICS).split("\n")
     found, odd = Curves(), ""
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line's end is not yet whole
+    for count, line in enumerate(lines[:-1], start=1):  # what follows the last line's end is not yet whole
         try:
-            found.add(fields_of(line, f"run={str(folder)!r}: {METRICS}, line {number}"))
+            found.add(fields_of(line, f"run={str(folder)!r}: {METRICS}, line {count}"))
         except InputError as error:
             odd = f"{error} (curves end before it)"
             break

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-LONGEST_NAME = 200
-"""characters of a name that are shown"""
-LONGEST_SENTENCE = 1000
-"""characters of a caution or a refusal that are shown"""
-MOST_LISTED = 100
-"""entries of a list that are shown"""
+LONGEST_NAME = 200  # characters of a name that are shown
+LONGEST_SENTENCE = 1000  # characters of a caution or a refusal that are shown
+MOST_LISTED = 100  # entries of a list that are shown
 
 
 def visible(text: str, kept: str = "") -> str:
@@ -30,22 +28,16 @@ def _spelled(code: int) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def name(text: str) -> str:
+def name(text: str, most: int = LONGEST_NAME) -> str:
     """A name for one line: visible, and shortened where it is very long.
 
     >>> name("run"), name("x" * 300)[-19:]
     ('run', 'x… (300 characters)')
     """
-    return _shortened(text, LONGEST_NAME)
-
-
-def sentence(text: str) -> str:
-    """What is said of a run: visible, and shortened where the names in it make it longer than anybody reads."""
-    return _shortened(text, LONGEST_SENTENCE)
-
-
-def _shortened(text: str, most: int) -> str:
     return visible(text) if len(text) <= most else f"{visible(text[:most])}… ({len(text)} characters)"
+
+
+sentence = partial(name, most=LONGEST_SENTENCE)
 
 
 def listed(lines: Sequence[str], shown: Callable[[str], str] = sentence) -> list[str]:

@@ -64,6 +64,8 @@ def _mask(run: Run, path: Path) -> Path:
     last = run.metrics[-1]
     first = next((m for m in run.metrics if m.stage == last.stage), last)
     layers = list(last.mask)
+    trained = run.model.body if isinstance(run.model, Fronted) else run.model
+    kinds = {layer: type(module).__name__ for layer, module in [*trained.named_modules(), ("model", trained)]}
     figure = Figure(figsize=(7, 1.1 + 0.36 * len(layers)), layout="constrained")
     axes = figure.subplots()
     places = range(len(layers))
@@ -74,17 +76,10 @@ def _mask(run: Run, path: Path) -> Path:
     for place, layer in zip(places, layers, strict=True):
         text = f"{first.mask[layer]:.0%} → {last.mask[layer]:.0%}" if moved else f"{last.mask[layer]:.0%}"
         axes.annotate(text, (100 * last.mask[layer], place), (4, -3), textcoords="offset points", fontsize=8)
-    axes.set_yticks(list(places), [_layer_label(run, layer) for layer in layers])
+    axes.set_yticks(list(places), [f"{layer}  {kinds[layer]}" for layer in layers])
     axes.invert_yaxis()
     axes.set_xlim(0, 122)
     axes.set_xticks(range(0, 101, 20))
     tick = " (tick: when training began)" if moved else ""
     axes.set_xlabel(f"weights that may change, % of the layer{tick}")
     return _save(figure, run, f"the mask by layer ({last.active:.0%} of all)", path)
-
-
-def _layer_label(run: Run, layer: str) -> str:
-    """A layer's dotted path and type."""
-    trained = run.model.body if isinstance(run.model, Fronted) else run.model
-    module = trained if layer == "model" else trained.get_submodule(layer)
-    return f"{layer}  {type(module).__name__}"

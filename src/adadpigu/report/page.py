@@ -18,10 +18,8 @@ from adadpigu.durable import check_place, write_text, writing
 from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import script_json
 
-FILE = "report.html"
-"""of a run folder"""
-MARK = "<!doctype html>\n<!-- adadpigu report -->\n"
-"""with which every page begins"""
+FILE = "report.html"  # of a run folder
+MARK = "<!doctype html>\n<!-- adadpigu report -->\n"  # with which every page begins
 
 
 def policy(*, live: bool) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from adadpigu.config import to_toml
 from adadpigu.errors import InputError
@@ -18,8 +18,7 @@ from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import EXPOSED, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs.reading import Fields, fields_of, text_of
 
-MOST_COLUMNS, MOST_ROWS = 24, 5000
-"""of a table"""
+MOST_COLUMNS, MOST_ROWS = 24, 5000  # of a table
 UNNOISED = {"batch_size", "loss_mean", "norm_median", "norm_max", "non_finite"}
 """keys of which any is enough to know a row of Diagnostics by, under whatever name its file was put away"""
 OWN: tuple[frozenset[str], ...] = (
@@ -32,19 +31,6 @@ OWN: tuple[frozenset[str], ...] = (
     frozenset({"score", "normalisation", "noise_multiplier", "percent"}),
 )
 """columns by which a table of benchmarks, of the paper's figures or of a search for settings is known"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherTable:
-    """Rows that are no runs."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[object, ...], ...]
-
-    def to_json(self) -> dict[str, object]:
-        """For the page."""
-        return {"name": name(self.name), "columns": [name(c) for c in self.columns], "rows": [*map(list, self.rows)]}
 
 
 def is_own(row: Fields) -> bool:
@@ -64,13 +50,13 @@ def refuse_unnoised(row: Fields, setting: str = "") -> None:
         )
 
 
-def table_of(stem: str, rows: Sequence[Fields]) -> OtherTable:
-    """Rows of any kind as a table, in the order of their keys, as far as there is room."""
-    columns = tuple(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
+def table_of(stem: str, rows: Sequence[Fields]) -> dict[str, Any]:
+    """Rows of any kind as a table for the page, in the order of their keys, as far as there is room."""
+    columns = list(dict.fromkeys(key for row in rows for key in row.values))[:MOST_COLUMNS]
     shown = rows[:MOST_ROWS]
-    cells = tuple(tuple(_cell(row.values.get(column)) for column in columns) for row in shown)
+    cells = [[_cell(row.values.get(column)) for column in columns] for row in shown]
     cut = f" (the first {len(shown):,} of {len(rows):,} rows)" if len(rows) > len(shown) else ""
-    return OtherTable(name=f"{stem}{cut}", columns=columns, rows=cells)
+    return {"name": name(f"{stem}{cut}"), "columns": [*map(name, columns)], "rows": cells}
 
 
 def _cell(value: object) -> object:
@@ -82,13 +68,14 @@ def _cell(value: object) -> object:
     return name(value if isinstance(value, str) else json.dumps(value))
 
 
-MOST_RESULTS = 1 << 25
-"""bytes of a file"""
+MOST_RESULTS = 1 << 25  # bytes of a file
 _EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
 """flags by which a row, or its settings, tells that Diagnostics were on"""
 
 
-def read_results(path: Path, *, named: bool, most: int) -> tuple[list[ShownRun], OtherTable | None, list[str]] | None:
+def read_results(
+    path: Path, *, named: bool, most: int
+) -> tuple[list[ShownRun], dict[str, Any] | None, list[str]] | None:
     """At most so many runs, a table of rows of ours, and a line for each thing that cannot be shown.
 
     Rows of another kind are shown only of a file that was `named`. None where nothing in it is of a known kind: then it
@@ -123,38 +110,35 @@ def read_results(path: Path, *, named: bool, most: int) -> tuple[list[ShownRun],
 
 
 def _is_run(row: Fields) -> bool:
-    config = row.values.get("config")
-    return ("method" in row.values or isinstance(config, dict)) and (
-        "accuracy" in row.values or "test_accuracy" in row.values
-    )
+    told = "method" in row.values or isinstance(row.values.get("config"), dict)
+    return told and not row.values.keys().isdisjoint({"accuracy", "test_accuracy"})
 
 
 def _run(row: Fields, path: Path, number: int) -> ShownRun:
     stored = row.values.get("config")
     config = Fields(stored if isinstance(stored, dict) else {}, f"{row.where}: config")
-    holder = row if "method" in row.values else config
-    method = holder.text("method") if "method" in holder.values else "adadpigu"
+    both = Fields({**config.values, **row.values}, row.where)
+    method = both.text("method", "adadpigu")
     refuse_unnoised(row, setting="batch_size")
     epsilon = row.number("epsilon", 0, 1e30)
     private = epsilon is not None and not unprotected(method) and not _says_no(row) and not _says_no(config)
     exposed = any(fields.flag(key) for fields in (row, config) for key in _EXPOSED)
+    again = ("adadpigu train --config FILE", "with the settings above in FILE; spends as much again")
     return ShownRun(
         name=row.text("name" if "name" in row.values else "run"),
         where=f"{path}, line {number}",
         method=method,
-        dataset=(row if "dataset" in row.values else config).text("dataset"),
+        dataset=both.text("dataset"),
         state="result",
         config=_toml(config),
-        rerun=(("adadpigu train --config FILE", "with the settings above in FILE; spends as much again"),)
-        if config.values
-        else (),
+        rerun=(again,) if config.values else (),
         curves=_curves(row),
         accuracy=row.number("accuracy" if "accuracy" in row.values else "test_accuracy", 0, 1),
-        score=row.text("score") if "score" in row.values else "test",
+        score=row.text("score", "test"),
         epsilon=None if epsilon is None or not private else round_up(epsilon),
-        delta=row.number("delta", 0, 1) if "delta" in row.values else config.number("delta", 0, 1),
+        delta=both.number("delta", 0, 1),
         noise_multiplier=row.number("noise_multiplier", 0, 1e30),
-        steps=whole_number(row.values.get("steps", config.values.get("steps"))),
+        steps=whole_number(both.values.get("steps")),
         seconds=row.number("seconds", 0, 1e12),
         private=private,
         seed=whole_number(row.values.get("seed")),

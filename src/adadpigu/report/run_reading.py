@@ -37,8 +37,7 @@ from adadpigu.runs.reading import (
 from adadpigu.runs.run import MODEL, SUMMARY
 from adadpigu.runs.verifying import Binding, compare, verify
 
-MOST_CONFIG = 1 << 14
-"""bytes of a config that is shown"""
+MOST_CONFIG = 1 << 14  # bytes of a config that is shown
 DIAGNOSTICS = "diagnostics.jsonl"
 LEFT = (CONFIG, METRICS, LEDGER, PRIVACY, SUMMARY, "statement.txt", FACTS, MODEL)
 """what a run leaves in its folder; two of them are enough to know one by"""
@@ -77,15 +76,11 @@ class _Parts:
     settings: Mapping[str, object] = field(default_factory=dict)
     summary: Summary | None = None
     curves: Curves = field(default_factory=Curves)
-    stated: Mapping[str, object] = field(default_factory=dict)
-    """what `privacy.json` says, trusted or not"""
-    privacy: PrivacyReport | None = None
-    """what of it may be shown"""
+    stated: Mapping[str, object] = field(default_factory=dict)  # what `privacy.json` says, trusted or not
+    privacy: PrivacyReport | None = None  # what of it may be shown
     record: LedgerRecord | None = None
-    spent: float | None = None
-    """ε by the ledger, where nothing is claimed"""
-    binding: Binding | None = None
-    """of a claim to the ledger"""
+    spent: float | None = None  # ε by the ledger, where nothing is claimed
+    binding: Binding | None = None  # of a claim to the ledger
     missing: list[str] = field(default_factory=list)
 
     def read_or(self, read: Callable[[Path], T], otherwise: T) -> T:
@@ -268,10 +263,7 @@ def _word(value: object) -> str:
 def _against(
     found: _Parts, state: str, audits: Sequence[StoredAudit], *, incomplete: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a reader must see before a run's numbers: in sentences, and in two or three words each for its row.
-
-    Any file is enough to speak against a run.
-    """
+    """What speaks against a run, by any of its files: in sentences, and in two or three words each for its row."""
     privacy, record, binding = found.privacy, found.record, found.binding
     untrusted = binding is not None and not binding.unclosed and privacy is None
     unbound = binding is not None and binding.unclosed

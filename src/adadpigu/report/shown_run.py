@@ -14,14 +14,14 @@ from hashlib import sha256
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import LedgerRecord
 from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import paragraphs
 from adadpigu.methods import all_methods
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves
 from adadpigu.report.embedding import MOST_LISTED, block, listed, name, visible
 from adadpigu.runs.reading import ledger_facts
 
-OPEN = "open"
-"""the state of a run without an end: it trains, or its process ended without notice"""
+OPEN = "open"  # the state of a run without an end: it trains, or its process ended without notice
 EXPOSED = (
     "Diagnostics were on: somebody could look at un-noised losses, norms and batch sizes. These are outside the "
     "guarantee, and so is everything decided because of them. They are not shown on this page."
@@ -53,19 +53,15 @@ class ShownRun:
     """One row of the page's table, and what stands behind it."""
 
     name: str
-    where: str
-    """path of its folder or file, as it was asked for"""
+    where: str  # path of its folder or file, as it was asked for
     method: str
     dataset: str
     state: str
-    config: str
-    """as TOML"""
-    rerun: tuple[tuple[str, str], ...]
-    """commands, each with what it does"""
+    config: str  # as TOML
+    rerun: tuple[tuple[str, str], ...]  # commands, each with what it does
     curves: Curves
     accuracy: float | None = None
-    score: str = "test"
-    """which records accuracy was measured on"""
+    score: str = "test"  # which records accuracy was measured on
     epsilon: float | None = None
     """that is claimed, or charged while `private` is None; None where there is no guarantee or none is told"""
     delta: float | None = None
@@ -73,34 +69,28 @@ class ShownRun:
     steps: int | None = None
     steps_done: int | None = None
     seconds: float | None = None
-    private: bool | None = None
-    """None while nothing is claimed yet"""
+    private: bool | None = None  # None while nothing is claimed yet
     seed: int | None = None
     privacy: PrivacyReport | None = None
     ledger: LedgerRecord | None = None
     audits: tuple[StoredAudit, ...] = ()
     warnings: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    """a line for each part that cannot be shown"""
-    marks: tuple[str, ...] = ()
-    """in two or three words each, why its row is not to be trusted or not whole"""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """what else is worth a line"""
+    missing: tuple[str, ...] = ()  # a line for each part that cannot be shown
+    marks: tuple[str, ...] = ()  # in two or three words each, why its row is not to be trusted or not whole
+    facts: Mapping[str, str] = field(default_factory=dict)  # what else is worth a line
 
     def to_json(self, most: int) -> dict[str, object]:
         """For the page, with at most so many points a line."""
         words = ("name", "where", "method", "dataset", "score")
-        plain = ("state", "accuracy", "epsilon", "delta", "noise_multiplier", "steps", "steps_done", "seconds", "seed")
+        plain = ("state", "private", "accuracy", "epsilon", "delta", "noise_multiplier", "seconds", "seed", "marks")
         return {
             "id": sha256(self.where.encode("utf-8", "surrogateescape")).hexdigest()[:16],
             **{key: name(getattr(self, key)) for key in words},
-            **{key: getattr(self, key) for key in plain},
-            "private": self.private,
+            **{key: getattr(self, key) for key in (*plain, "steps", "steps_done")},
             "epsilon_text": self._epsilon_text(),
             "warnings": listed(self.warnings),
             "missing": listed(self.missing),
-            "marks": self.marks,
-            "statement": None if self.privacy is None else paragraphs(self.privacy),
+            "statement": None if self.privacy is None else [*map(_paragraph, paragraphs(self.privacy))],
             "curves": self.curves.to_json(most),
             "ledger": None if self.ledger is None else timeline(self.ledger, over=self.state != OPEN),
             "audits": [audit.to_json() for audit in self.audits],
@@ -130,12 +120,11 @@ def timeline(record: LedgerRecord, *, over: bool) -> dict[str, object]:
     sessions, rows = record.sessions(), []
     for number, session in enumerate(sessions[:MOST_LISTED]):
         unsaid = number == len(sessions) - 1 and not over and session.end == "crashed"
+        end = "still at work, or ended without notice" if unsaid else _ENDS.get(session.end, name(session.end))
         rows.append(
             {
                 **vars(session),
-                "end": "still at work, or ended without notice"
-                if unsaid
-                else _ENDS.get(session.end, name(session.end)),
+                "end": end,
                 "short": OPEN if unsaid else name(session.end),
                 "bad": session.end in ("crashed", "failed") and not unsaid,
                 "began": _moment(began[number]),
@@ -160,23 +149,11 @@ def _moment(stored: object) -> str:
         return name(text)
 
 
-def paragraphs(report: PrivacyReport) -> list[list[str]]:
-    """Each paragraph's words, followed by the entries of its list, if it has one."""
-    parts = (_joined(part.split("\n")) for part in block(report.statement()).split("\n\n"))
-    return [[words, *listed(entries)] for words, *entries in parts]
+def _paragraph(lines: list[str]) -> list[str]:
+    """A paragraph's words, followed by the entries of its list, if it has one.
 
-
-def _joined(lines: list[str]) -> list[str]:
-    """Lines joined to one text, and those behind two spaces to the entries of a list.
-
-    >>> _joined(["Not covered:", "  - the choice of", "    parameters", "  1. began"])
+    >>> _paragraph(["Not covered:", "  - the choice of parameters", "  1. began"])
     ['Not covered:', 'the choice of parameters', '1. began']
     """
-    found = [""]
-    for line in lines:
-        words = line.strip()
-        if line.startswith("  ") and not line.startswith("    "):
-            found.append(words.removeprefix("- "))
-        else:
-            found[-1] = f"{found[-1]} {words}".strip()
-    return found
+    entries = [line.strip().removeprefix("- ") for line in lines if line.startswith("  ")]
+    return [visible(" ".join(line for line in lines if not line.startswith("  "))), *listed(entries)]

@@ -68,8 +68,6 @@ def fingerprint(places: Sequence[Path]) -> str:
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves one page on loopback."""
-
     daemon_threads = True
 
     def __init__(self, watched: Watched, port: int = 0) -> None:
@@ -87,24 +85,16 @@ class ReportServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What a browser on this machine calls the server."""
-        return f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
-    timeout = (
-        30  # a request that never comes to its end; each has a connection of its own, so that none outlives the server
-    )
+    timeout = 30  # of a request that never ends; each has a connection of its own, so that none outlives the server
     server_version, sys_version = "adadpigu", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.names:
+        if self.headers.get("Host") not in [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]:
             self._answer(421, b"wrong host\n", "text/plain")
             return
         token, slash, rest = self.path.removeprefix("/").partition("/")

@@ -20,7 +20,7 @@ from adadpigu.data.own import find_description
 from adadpigu.errors import InputError, first_line
 from adadpigu.features.front import Front, Fronted, make_front
 from adadpigu.models import make_model
-from adadpigu.runs.reading import CONFIG, Facts, facts_of, file_of, stored_facts, text_of
+from adadpigu.runs.reading import CONFIG, Facts, facts_of, file_of, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
 from adadpigu.tensors import read_tensors
 
@@ -33,8 +33,7 @@ class LoadedRun:
     config: RunConfig
     model: nn.Module
     facts: Facts
-    description: Description | None
-    """of own data: how records are encoded"""
+    description: Description | None  # of own data: how records are encoded
 
     def data(self) -> DataSet:
         """The data set, from where it was; refused where its description is not the one of the run."""
@@ -49,13 +48,10 @@ class LoadedRun:
 
 
 def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
-    """Reads a run folder; the message of a refusal says what is missing or odd.
-
-    A model that the config calls `package.module:function` is code, which only `trust_code` lets run.
-    """
+    """Reads a run folder. A model called `package.module:function` is code, which only `trust_code` lets run."""
     text, facts = text_of(folder, CONFIG), facts_of(folder)
     path = file_of(folder, MODEL)
-    config = _with_model(merge(parse(text, str(folder / CONFIG))), folder)
+    config = _with_model(merge(parse(text, str(folder / CONFIG))), facts, folder)
     if not trust_code:
         refuse_code(config, folder)
     description = _description(folder, facts)
@@ -70,9 +66,9 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
 
 
 def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
-    """Gives a model of the caller's own the weights of a run that was trained with such a one, and returns it.
+    """Gives a model of your own the weights of a run that trained such a model, and returns it.
 
-    The run may be of a Hugging Face trainer, whose model it is then.
+    The run may be one of the Hugging Face trainer.
     """
     folder = Path(folder)
     stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
@@ -82,16 +78,14 @@ def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
     return model
 
 
-def _with_model(config: RunConfig, folder: Path) -> RunConfig:
+def _with_model(config: RunConfig, facts: Facts, folder: Path) -> RunConfig:
     """A config that names no model is of a run from Python: data.json says how its model is built, or whose it is."""
     if config.model is not None:
         return config
-    built = stored_facts(folder).get("built")
-    built = built if isinstance(built, dict) else {}
-    name, activation = built.get("model"), built.get("activation")
+    name, activation = facts.built.get("model"), facts.built.get("activation")
     if isinstance(name, str) and isinstance(activation, str | None):
         return replace(config, model=name, activation=activation)
-    kind = str(built.get("class", "another class"))
+    kind = str(facts.built.get("class", "another class"))
     shown = kind if len(kind) <= 100 and kind.isprintable() else "another class"
     raise InputError(
         f"run={str(folder)!r} was made in Python, with a model of your own ({shown}), which only your code can build; "
@@ -172,7 +166,6 @@ def _fill(model: nn.Module, stored: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def load_data(config: RunConfig) -> DataSet:
-    """The data set that a config names."""
     describe = None if config.describe is None else Path(config.describe)
     return load_dataset(config.dataset, records=config.records, classes=config.classes, describe=describe)
 

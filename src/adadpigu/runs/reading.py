@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,8 @@ from adadpigu.errors import AdaDPIGUError, InputError, first_line, require
 from adadpigu.runs.run import SUMMARY
 
 CONFIG, PRIVACY, FACTS = "config.toml", "privacy.json", "data.json"
-MOST_TEXT, MOST_LEDGER = 1 << 22, 1 << 27
-"""bytes of a file of TOML or JSON, and of a ledger"""
-MOST_VALUES, MOST_DIMENSIONS = 1 << 26, 8
-"""numbers in one record, and its dimensions"""
+MOST_TEXT, MOST_LEDGER = 1 << 22, 1 << 27  # bytes of a file of TOML or JSON, and of a ledger
+MOST_VALUES, MOST_DIMENSIONS = 1 << 26, 8  # numbers in one record, and its dimensions
 MALFORMED = (RecursionError, ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 """what values of wrong types can raise"""
 _LARGEST = 1e308
@@ -53,9 +51,8 @@ class Fields:
         self.check(type(value) is int and 0 <= value < 2**53, key, "a whole number of at least 0")
         return value
 
-    def text(self, key: str) -> str:
-        """Words."""
-        value: str = self.values.get(key)  # type: ignore[assignment]
+    def text(self, key: str, default: str | None = None) -> str:
+        value: str = self.values.get(key, default)
         self.check(isinstance(value, str), key, "a text")
         return value
 
@@ -97,8 +94,8 @@ def fields_of(text: str, where: str) -> Fields:
     return Fields(found, where)
 
 
-def file_of(folder: Path, name: str) -> Path:
-    """A file of the folder; one that a link leads out of it is refused."""
+def file_of(folder: Path, name: str, most: int | None = None) -> Path:
+    """A file of the folder, of at most so many bytes; one that a link leads out of it is refused."""
     path = folder / name
     try:
         outside = not path.resolve().is_relative_to(folder.resolve())
@@ -107,23 +104,17 @@ def file_of(folder: Path, name: str) -> Path:
         outside, there = False, False
     require(not outside, f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
     require(there, f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
+    size = path.stat().st_size
+    require(most is None or size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
     return path
 
 
 def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
     """A text file of the folder, of at most so many bytes."""
-    path = file_of(folder, name)
-    _check_size(path, folder, most)
-    return read_text(path, f"run={str(folder)!r}: {name}")
-
-
-def _check_size(path: Path, folder: Path, most: int) -> None:
-    size = path.stat().st_size
-    require(size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
+    return read_text(file_of(folder, name, most), f"run={str(folder)!r}: {name}")
 
 
 def json_of(folder: Path, name: str) -> Fields:
-    """A JSON object in a file of the folder."""
     return fields_of(text_of(folder, name), f"run={str(folder)!r}: {name}")
 
 
@@ -142,26 +133,19 @@ class Facts:
 
     shape: tuple[int, ...] | None
     classes: int | None
+    built: Mapping[str, Any] = field(default_factory=dict)  # of a run made in Python: how its model is built
 
 
 def facts_of(folder: Path) -> Facts:
-    """The public facts in a run's data.json."""
-    stored = stored_facts(folder)
-    fields = Fields(stored, f"run={str(folder)!r}: {FACTS}")
-    shape, classes = stored["shape"], stored["classes"]
+    fields = json_of(folder, FACTS)
+    there = fields.values.keys() >= {"shape", "classes"}
+    require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
+    shape, classes, built = fields.values["shape"], fields.values["classes"], fields.values.get("built")
     allowed = f"null, or 1 to {MOST_DIMENSIONS} whole numbers of at least 1 whose product is at most {MOST_VALUES}"
     fields.check(shape is None or _is_shape(shape), "shape", allowed)
     known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
     fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
-    return Facts(None if shape is None else tuple(shape), classes)
-
-
-def stored_facts(folder: Path) -> dict[str, Any]:
-    """What a run's data.json holds, not yet checked but for shape and classes being there."""
-    fields = json_of(folder, FACTS)
-    there = fields.values.keys() >= {"shape", "classes"}
-    require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
-    return dict(fields.values)
+    return Facts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
 
 
 def _is_shape(value: object) -> bool:
@@ -177,7 +161,6 @@ class Summary:
     method: str
     dataset: str
     accuracy: float | None
-    noise_multiplier: float | None
     steps: int
     done: int
     seconds: float | None
@@ -186,18 +169,16 @@ class Summary:
 
 
 def summary_of(folder: Path) -> Summary:
-    """The run's summary.json."""
     fields = json_of(folder, SUMMARY)
     return Summary(
         method=fields.text("method"),
         dataset=fields.text("dataset"),
         accuracy=fields.number("test_accuracy", 0, 1),
-        noise_multiplier=fields.number("noise_multiplier", 0, 1e30),
         steps=fields.count("steps"),
         done=fields.count("steps_done"),
         seconds=fields.number("seconds", 0, 1e12),
         interrupted=fields.flag("interrupted"),
-        execution=fields.text("execution") if "execution" in fields.values else "",
+        execution=fields.text("execution", ""),
     )
 
 
@@ -214,17 +195,10 @@ def privacy_of(folder: Path) -> PrivacyReport:
 
 def ledger_of(folder: Path) -> LedgerRecord:
     """The run's ledger, damaged or not; a `LedgerError` where not even its header can be read."""
-    path = file_of(folder, LEDGER)
+    path = file_of(folder, LEDGER, MOST_LEDGER)
     if head_path(path).exists():
         file_of(folder, head_path(path).name)
-    _check_size(path, folder, MOST_LEDGER)
-    try:
-        return inspect_ledger(path)
-    except InputError:
-        raise
-    except MALFORMED as error:
-        name = type(error).__name__
-        raise InputError(f"run={str(folder)!r}: {LEDGER} holds lines that no run has written: {name}") from None
+    return inspect_ledger(path)
 
 
 def ledger_facts(record: LedgerRecord) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from adadpigu.tensors import digest, write_tensors
 MODEL, SUMMARY = "model.safetensors", "summary.json"
 TEXTS = ("config.toml", "privacy.json", "statement.txt")
 """that every run leaves, and the ledger's closing record names, beside the model"""
-RUN = "run"
-"""metadata of a stored model: which run it is of, as the ledger's header names it"""
+RUN = "run"  # metadata of a stored model: which run it is of, as the ledger's header names it
 
 OUTPUTS = "importance.safetensors"
 """what the method found out besides the weights: for AdaDPIGU, importance s and mask m"""
@@ -189,7 +188,6 @@ class RunFolder:
             self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write_text(self, name: str, text: str) -> None:
-        """Writes a whole file or none of it."""
         with writing(self.path):
             write_text(self.path / name, text)
 
@@ -293,8 +291,7 @@ _READ: dict[str, Callable[[str], object]] = {
     ".json": partial(json.loads, object_pairs_hook=_once),
     ".txt": str.split,
 }
-_MOST = 1 << 24
-"""bytes of a text that is read; of anything else its bytes count"""
+_MOST = 1 << 24  # bytes of a text that is read; of anything else its bytes count
 
 
 def text_digest(name: str, content: bytes) -> str:
@@ -314,7 +311,6 @@ def text_digest(name: str, content: bytes) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """`text_digest` of a file."""
     if path.suffix in _READ and path.stat().st_size <= _MOST:
         return text_digest(path.name, path.read_bytes())
     return bytes_digest(path)

@@ -41,12 +41,9 @@ class Binding:
     """How the files of a folder stand to its ledger."""
 
     state: State
-    file: str = ""
-    """which one differs, or has nothing to be compared with"""
-    why: str = ""
-    """and what to do, in one line"""
-    files: tuple[str, ...] = ()
-    """that were compared, where all are as the run left them"""
+    file: str = ""  # which one differs, or has nothing to be compared with
+    why: str = ""  # and what to do, in one line
+    files: tuple[str, ...] = ()  # that were compared, where all are as the run left them
 
     @property
     def bound(self) -> bool:
@@ -64,7 +61,6 @@ class Binding:
         return self.state in ("open", "older")
 
     def to_json(self) -> dict[str, object]:
-        """For `--json`."""
         return {"bound": self.bound, "differs": self.file or None, "why": self.why or None}
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.core.bounding import GradientSum
@@ -155,6 +155,8 @@ class PrivateLoop:
         *,
         records: int | None = None,
         test: Source | None = None,
+        owners: Iterable[Hashable] | Tensor | None = None,
+        owner_cap: int | None = None,
         method: Method | str | None = None,
         privacy: Budget | None = None,
         delta: float = 1e-5,
@@ -182,6 +184,8 @@ class PrivateLoop:
             dataset,
             records=records,
             test=test,
+            owners=owners,
+            owner_cap=owner_cap,
             method=method,
             privacy=privacy,
             delta=delta,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -29,7 +29,7 @@ from adadpigu.core.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.core.gradients.losses import Losses
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import SystemRandomness, isolated
-from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sampling import OwnerSampler, PoissonSampler, Sampler
 from adadpigu.core.trees import Tree, describe_tree, select
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.checking import check_data
@@ -104,6 +104,7 @@ class Preparation:
             batch_size=self.options.batch_size,
             records=self.data.records,
             noise_multiplier=self.noise_multiplier,
+            per_owner=self.per_owner,
             weights=layout.read(self.model),
             seed=self.seed,
             device=self.device,
@@ -124,10 +125,20 @@ class Preparation:
         """The model as it takes the user's records: what is kept."""
         return self.model if self.front is None else Fronted(self.front, self.model)
 
-    def samplers(self, stage: int) -> dict[str, tuple[PoissonSampler, float]]:
+    @property
+    def per_owner(self) -> int:
+        """How many records of one unit of privacy a draw may hold."""
+        return 1 if self.data.owners is None else self.data.owners.cap
+
+    def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
         """For each draw of a stage's step, the sampler and σ: from the same plan that was accounted."""
         draws = self.plan.stages[stage].draws
-        return {d.name: (PoissonSampler(sample_rate=d.sample_rate), d.noise_multiplier) for d in draws}
+        return {d.name: (self._sampler(d.sample_rate), d.noise_multiplier) for d in draws}
+
+    def _sampler(self, sample_rate: float) -> Sampler:
+        if self.data.owners is None:
+            return PoissonSampler(sample_rate=sample_rate)
+        return OwnerSampler(sample_rate=sample_rate, owners=self.data.owners)
 
 
 def prepare(
@@ -181,6 +192,8 @@ def prepare(
         cost = f"noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
         warned = (*warned, f"no budget was set: {cost}")
     placed, view = settle(task.data, front, device, augmentation=options.augmentation(), progress=progress)
+    if placed.owners is not None:
+        placed = replace(placed, owners=placed.owners.to(device))
     ready = Preparation(
         model=model,
         data=placed,

@@ -20,7 +20,7 @@ import torch
 from adadpigu.core.bounding import BoundedSum, Query
 from adadpigu.core.mechanism import Recorded, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness, SystemRandomness, default_generator, fill, isolated
-from adadpigu.core.sampling import Coins, FixedBatch, PoissonSampler, Recorder, Recording
+from adadpigu.core.sampling import Coins, FixedBatch, Recorder, Recording, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.methods.base import MethodState
@@ -95,7 +95,7 @@ class ReplayedDraws(Draws):
         """From here on a draw is processed in a shape that does not depend on it, where the queries allow it."""
         if self._fixed is None and len(self._population) > 0:
             sampler, _ = next(iter(self._planned.values()))
-            size = FixedBatch.size_for(self._batch_size, sampler.sample_rate)
+            size = FixedBatch.size_for(self._batch_size, sampler)
             self._fixed = FixedBatch(size, self._view.device, recorder.apart())
 
     @contextmanager
@@ -135,7 +135,7 @@ class ReplayedDraws(Draws):
         self._made.append(RecordedDraw(draw, recorded, self._engine.replay_memory()))
         return recorded.releases
 
-    def _toss(self, sampler: PoissonSampler) -> Coins:
+    def _toss(self, sampler: Sampler) -> Coins:
         if self._fixed is None:
             return super()._toss(sampler)
         return self._fixed.toss(sampler, self._population, self._randomness)

@@ -6,6 +6,7 @@ import math
 
 from adadpigu.accounting import Ledger, PrivacyReport, privacy_report
 from adadpigu.accounting.shared import SharedTotal
+from adadpigu.accounting.wording import owner_unit
 from adadpigu.core.randomness import Randomness
 from adadpigu.training.preparation import Preparation
 
@@ -51,6 +52,7 @@ def report_on(
             *ledger.record.caveats,
             *declared_by(prepared),
         ],
+        **({} if prepared.data.owners is None else {"unit_of_privacy": owner_unit(prepared.per_owner)}),
         warnings=[*ledger.record.warnings, *prepared.warnings],
     )
 

@@ -52,6 +52,7 @@ def settings_of(prepared: Preparation) -> dict[str, object]:
     settings = {
         "dataset": prepared.data.name,
         "records": prepared.data.records,
+        **({} if prepared.data.owners is None else {"owner_cap": prepared.per_owner}),
         "model": f"{prepared.engine.layout.size} parameters, {sha256(repr(slots).encode()).hexdigest()[:16]}",
         "epsilon": None if prepared.budget is None else prepared.budget.epsilon,
         "delta": prepared.delta,

@@ -27,7 +27,7 @@ from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
-from adadpigu.core.sampling import Coins, PoissonSampler, gather
+from adadpigu.core.sampling import Coins, Sampler, gather
 from adadpigu.core.sensitive import Records
 from adadpigu.core.side_stream import join
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
@@ -146,15 +146,16 @@ class Draws:
         self._population, self._view, self._engine = prepared.data.train, prepared.view, prepared.engine
         self._mechanism, self._randomness = mechanism, randomness
         self._batch_size, self._stability = prepared.options.batch_size, prepared.options.stability
+        self._per_owner = prepared.per_owner
         self._diagnostics, self._watch = diagnostics, watch
         self.micro_batches = MicroBatches(prepared, randomness, diagnostics=diagnostics, processes=processes)
         self._failed = False
-        self._planned: dict[str, tuple[PoissonSampler, float]] = {}
+        self._planned: dict[str, tuple[Sampler, float]] = {}
         self._stage, self._step = "", -1
         self._ahead = False
         self._pending: Paid | None = None
 
-    def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[PoissonSampler, float]]) -> None:
+    def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[Sampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
         self._stage, self._step, self._planned = stage, step, dict(planned)
         self._pending, self._ahead, self.micro_batches.population = None, False, self._population
@@ -202,7 +203,7 @@ class Draws:
         )
         return Paid(receipt, self._toss(sampler))
 
-    def _toss(self, sampler: PoissonSampler) -> Coins:
+    def _toss(self, sampler: Sampler) -> Coins:
         """One coin for each record; several processes go by the first one's, each for the records that live there."""
         coins = sampler.toss(self._population, self._randomness)
         return coins if self._processes.size == 1 else coins.shared_by(self._processes)
@@ -246,9 +247,11 @@ class Draws:
         return records
 
     def _as_clipped(self, queries: tuple[Query, ...]) -> tuple[Query, ...]:
-        """The queries under the run's way of clipping, whatever the method."""
+        """The queries under the run's way of clipping and unit of privacy, whatever the method."""
         if not queries:
             raise PrivacyLineError("a draw needs at least one query")
+        if self._per_owner > 1:
+            queries = tuple(replace(query, per_owner=self._per_owner) for query in queries)
         if self._stability is None:
             return queries
         return tuple(replace(q, stability=self._stability) if isinstance(q, GradientSum) else q for q in queries)

@@ -7,12 +7,12 @@ import json
 import math
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
@@ -47,6 +47,8 @@ def train(
     *,
     records: int | None = None,
     test: Source | None = None,
+    owners: Iterable[Hashable] | Tensor | None = None,
+    owner_cap: int | None = None,
     method: Method | str | None = None,
     privacy: Budget | None = None,
     delta: float = 1e-5,
@@ -65,24 +67,29 @@ def train(
 
     `dataset` is a `DataSet`, a map-style `torch.utils.data.Dataset`, a list of records, or tensors or arrays (inputs,
     targets); records may also be tuples or dicts of tensors. Own data needs `records`, its *public* record count N.
-    `test` gives test records to data that has none. `method` defaults to AdaDPIGU, `privacy` to
-    `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields of `TrainingOptions`:
-    batch_size, steps or epochs, lr, momentum, … The loss is `loss(outputs, targets)`, cross entropy by default, with
-    `model(*inputs)` or `model(**inputs)` where inputs are several; or `losses(model, batch)`, one loss a record, [n].
+    `test` gives test records to data that has none. `owners`, one name or number a record, protects a person with up
+    to `owner_cap` records instead of single records; further records of theirs are left out. `method` defaults to
+    AdaDPIGU, `privacy` to `Budget(epsilon=4, delta=1e-5)` unless `noise_multiplier` is given. `options` are the fields
+    of `TrainingOptions`: batch_size, steps or epochs, lr, momentum, … The loss is `loss(outputs, targets)`, cross
+    entropy by default, with `model(*inputs)` or `model(**inputs)` where inputs are several; or
+    `losses(model, batch)`, one loss a record, [n].
     `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
     tests, a source of one's own. `ledger` is a file that several runs on one data set share (`create_shared`).
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
-    (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, as `run.privacy` states,
-    provided `dataset`'s declared facts are public and the method's code asks for releases only through the frame.
+    (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, or one owner, as
+    `run.privacy` states, provided `dataset`'s declared facts are public and the method's code asks for releases only
+    through the frame.
     """
     prepared = prepared_for(
         model,
         dataset,
         records=records,
         test=test,
+        owners=owners,
+        owner_cap=owner_cap,
         method=method,
         privacy=privacy,
         delta=delta,
@@ -116,6 +123,8 @@ def prepared_for(
     *,
     records: int | None = None,
     test: Source | None = None,
+    owners: Iterable[Hashable] | Tensor | None = None,
+    owner_cap: int | None = None,
     method: Method | str | None = None,
     privacy: Budget | None = None,
     delta: float = 1e-5,
@@ -127,7 +136,7 @@ def prepared_for(
     task = {name: given.pop(name, None) for name in ("loss", "losses", "front", "seed")}
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
-    data = declare(dataset, records=records, test=test)
+    data = declare(dataset, records=records, test=test, owners=owners, owner_cap=owner_cap)
     if isinstance(method, str):
         method = make_method(method)
     check_names("train", given)
@@ -234,6 +243,8 @@ def opened(
     """
     exposed = "diagnostics=True" if prepared.options.diagnostics else "" if source.private else "reproducible noise"
     folder, common = (None if path is None else Path(path) for path in (out, shared))
+    unit = f"owner_cap={prepared.per_owner}" if prepared.data.owners is not None else ""
+    require(not (shared and unit), f"{unit} with ledger: a shared ledger adds up single records; allowed: without it")
     require(not (shared and exposed), f"{exposed} on a shared ledger: no total could cover it; allowed: without it")
     processes = current()
     prepared = check_ranks_agree(prepared, processes, source)
