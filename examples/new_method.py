@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import adadpigu as ad
 from adadpigu.core.mechanism import require_release
 from adadpigu.core.state import State, number
-from adadpigu.methods.base import Batches, MethodState, RunContext, Stage, check_positive, mean_gradient, register
+from adadpigu.methods.base import Batches, MethodState, Positive, RunContext, Stage, mean_gradient, register
 
 
 @register
@@ -33,15 +33,10 @@ class LowPass(ad.Method):
     adds: ClassVar[str] = "an average over the last releases, in the place of the last one"
     costs: ClassVar[str] = "one event a step; the filter is free"
 
-    clip_norm: float = 0.5
+    clip_norm: Positive = 0.5
     """C"""
-    memory: float = 0.5
+    memory: Annotated[float, "in [0, 1)"] = 0.5
     """a, the share of the average that a step keeps"""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "clip_norm")
-        if not 0 <= self.memory < 1:
-            raise ad.InputError(f"memory={self.memory} is not in [0, 1)")
 
     def begin(self, setting: RunContext) -> MethodState:
         return _State(self, setting)

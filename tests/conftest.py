@@ -15,10 +15,10 @@ from torch import Tensor
 from adadpigu.accounting import Ledger, Plan, PlannedDraw, PlannedStage
 from adadpigu.accounting.accountants import quick_epsilon
 from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum
-from adadpigu.core.gradients import GradientBatch, PerSampleGradients
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sensitive import GradientBatch, PerSampleGradients
 from adadpigu.training.earlier import earlier_runs
 
 Call = tuple[int, str, str]

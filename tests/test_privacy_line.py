@@ -27,7 +27,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "adadpigu"
 PRELUDE = """
 import torch
 from adadpigu.core.bounding import BoundedSum
-from adadpigu.core.gradients import PerSampleGradients
+from adadpigu.core.sensitive import PerSampleGradients
 from adadpigu.methods.importance import Importance, LayerPower
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.methods.statistics import Statistics

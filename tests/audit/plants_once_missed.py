@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adadpigu.accounting import calibration, pld
 from adadpigu.core import bounding
-from adadpigu.core.bounding import BoundedSum, ClippedSum, GradientSum
+from adadpigu.core.bounding import BoundedSum, GradientSum
 from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import Randomness
@@ -61,7 +61,7 @@ def copies_clipped_apart() -> Iterator[None]:
     """The engine takes the copies of a record for records, each of which is clipped to C."""
     genuine = GradientEngine.clipped_sum
 
-    def clipped_sum(self: GradientEngine, records: Records, query: GradientSum) -> ClippedSum:
+    def clipped_sum(self: GradientEngine, records: Records, query: GradientSum) -> BoundedSum:
         inputs, targets = unseal(records)
         present, copies = records.present, records.copies
         if present is not None:

@@ -21,7 +21,7 @@ import adadpigu as ad
 from adadpigu.accounting import read_ledger
 from adadpigu.cli.app import run as command
 from adadpigu.config import read_config
-from adadpigu.core.bounding import ClippedSum, GradientSum
+from adadpigu.core.bounding import BoundedSum, GradientSum
 from adadpigu.core.gradients import GradientEngine
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -91,7 +91,7 @@ class Cramped:
         self._room_for(records)
         return result
 
-    def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
+    def clipped_sum(self, records: Records, query: GradientSum) -> BoundedSum:
         result = self._engine.clipped_sum(records, query)
         self._room_for(records)
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adadpigu.core.bounding import ClippedSum, GradientSum
+from adadpigu.core.bounding import BoundedSum, GradientSum
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.core.sampling import Drawn
 from adadpigu.core.sensitive import Records, unseal
@@ -24,7 +24,7 @@ def test_parts_have_one_shape_every_record_is_in_one_with_its_copies_and_an_empt
     present: list[torch.Tensor] = []
     genuine = prepared.engine.clipped_sum
 
-    def watched(records: Records, query: GradientSum) -> ClippedSum:
+    def watched(records: Records, query: GradientSum) -> BoundedSum:
         seen.append(unseal(records))
         everyone = torch.ones(len(seen[-1][1]), dtype=torch.bool)
         present.append(everyone if records.present is None else unseal(records.present))
@@ -48,7 +48,7 @@ def test_memory_that_can_be_done_without_is_freed_before_parts_get_smaller(monke
     sizes: list[int] = []
     genuine, room = prepared.engine.clipped_sum, [False]
 
-    def cramped(records: Records, query: GradientSum) -> ClippedSum:
+    def cramped(records: Records, query: GradientSum) -> BoundedSum:
         sizes.append(len(unseal(records)[1]))
         if not room[0]:
             raise torch.cuda.OutOfMemoryError("full")

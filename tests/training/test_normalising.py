@@ -13,7 +13,7 @@ from adadpigu.accounting import epsilon
 from adadpigu.accounting.events import compose, draw_event
 from adadpigu.audit.coins import RecordedCoins
 from adadpigu.audit.tapes import Recorder
-from adadpigu.core.bounding import ClippedSum, GradientSum, RecordSum
+from adadpigu.core.bounding import BoundedSum, GradientSum, RecordSum
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.core.sensitive import Records
 from adadpigu.data import DataSet, TensorRecords
@@ -162,7 +162,7 @@ def test_a_query_for_inputs_costs_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     batches: list[int] = []
     genuine = ready.engine.clipped_sum
 
-    def counted(records: Records, query: GradientSum) -> ClippedSum:
+    def counted(records: Records, query: GradientSum) -> BoundedSum:
         batches.append(1)
         return genuine(records, query)
 

@@ -119,9 +119,8 @@ class Record:
 class RecordSum:
     """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
 
-    `of` is run by `torch.func.vmap` on one record at a time, so it cannot look at two records at once. `losses_at`
-    names parameter vectors (public ones) at which the record's loss is wanted; `needs` says what else `of` looks at,
-    so that an engine does no work for nothing.
+    `torch.func.vmap` runs `of` on one record at a time. `losses_at` are public parameter vectors at which the record's
+    loss is wanted; `needs` says what else `of` looks at, so that an engine computes nothing else.
     """
 
     name: str
@@ -181,15 +180,11 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None
 
 
 def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tensor | None, *, length: int) -> Tensor:
-    """What each record's gradient is multiplied with, [b]: zero for rows that are no records.
-
-    `squares` add up to the squared norms; each is [b], or [parts, b] whose parts add up to that.
-    """
+    """What each record's gradient is multiplied with, [b], by squared norms in parts, each [b] or [parts, b]."""
     if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
         from adadpigu.core.kernels.factors import record_factors as at_once
 
-        made: Tensor = at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
-        return made
+        return at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
     norms = functools.reduce(torch.add, [part if part.dim() == 1 else part.sum(dim=0) for part in squares]).sqrt()
     factors = clip_factors(norms, query.clip_norm, query.stability, length=length)
     return factors if present is None else where_or_zero(present, factors)
@@ -203,15 +198,6 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
     """
     norms = torch.linalg.vector_norm(z, dim=1)
     return weighted_total(z, clip_factors(norms, clip_norm, stability, length=z.shape[1]))
-
-
-class ClippedSum(Sensitive[Tensor]):
-    """Σ clip(z_i) of one micro-batch, as an engine computed it for one query: float64, zero where frozen."""
-
-    __slots__ = ("dtype", "query")
-
-    def __init__(self, total: Tensor, query: GradientSum, dtype: torch.dtype) -> None:
-        self._content, self.query, self.dtype = total, query, dtype
 
 
 class Bounder:
@@ -230,10 +216,10 @@ class Bounder:
         z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
         self._keep(clipped_total(z, self._query.clip_norm, self._query.stability), rows.dtype)
 
-    def add_clipped(self, total: ClippedSum) -> None:
+    def add_clipped(self, total: BoundedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
-        if not isinstance(total, ClippedSum) or total.query is not self._query:
-            raise PrivacyLineError(f"expected an engine's ClippedSum for {self._query.name!r}")
+        if not isinstance(total, BoundedSum) or total.query is not self._query:
+            raise PrivacyLineError(f"expected an engine's BoundedSum for {self._query.name!r}")
         self._keep(unseal(total), total.dtype)
 
     def add_records(

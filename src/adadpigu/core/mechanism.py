@@ -75,10 +75,8 @@ class Release:
     def map(self, function: Callable[..., Tensor], *others: Release) -> Release:
         """Post-processing: a function of releases and of public values is a release at no further cost.
 
-        `function` is given this value and those of `others`. The result is active where any of them is, and so is what
-        the function holds of further releases: per-layer queries that are added up train all their layers.
-        It must not look at anything sensitive. A method's code is trusted not to smuggle values out on purpose;
-        what is refused here is the accident: a sensitive box in the function's closure, defaults or result.
+        `function` takes this value and those of `others`. The result is active where any release it takes or holds is,
+        so that added per-layer queries train all their layers. It may hold no sensitive box.
         """
         held = _held_by(function)
         result = function(self._value.clone(), *[require_release(other).value for other in others])
@@ -202,10 +200,7 @@ class GaussianMechanism:
         return {total.query.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
 
     def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
-        """What `release` does, for a device that records it without running it: nothing is released by this.
-
-        Each replay needs a receipt of its own, for the same releases with the same noise.
-        """
+        """What `release` does, for a device that records it without running it; each replay needs its own receipt."""
         if self._processes.size > 1:
             raise PrivacyLineError("sums of several processes are added up at every step: none is recorded")
         if not capturing():

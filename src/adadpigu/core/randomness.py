@@ -24,7 +24,7 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from adadpigu.errors import unknown
+from adadpigu.errors import check_known
 
 Tier = Literal["secure", "fast"]
 """what a user may choose; `reproducible` is not private, so it is not among them"""
@@ -132,12 +132,10 @@ class SystemRandomness(_SystemKeyed):
 
 
 class DeviceRandomness(_SystemKeyed):
-    """Coins and noise drawn where they are used, by torch's own generators for the device; words by ChaCha20.
+    """Coins and noise drawn on the device by torch's own generators; words by ChaCha20.
 
-    A device's generator (Philox) takes a key of 64 bits, which is all that torch lets it have; a CPU's (Mersenne
-    Twister) has its whole state filled. Neither is made to withstand an attacker. Coins have a generator of their own,
-    because a device tosses them while the step before still draws its noise, and a generator's position is kept in one
-    place on the device for all recordings that use it.
+    Philox on a GPU takes a key of 64 bits; the Mersenne Twister on a CPU has its whole state filled. Neither withstands
+    an attacker. Coins have their own generator: a GPU tosses them while the step before still draws its noise.
     """
 
     tier: Tier = "fast"
@@ -187,8 +185,7 @@ def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
     """
     if tier is None:
         tier = "fast" if device.type == "cuda" else "secure"
-    if tier not in get_args(Tier):
-        raise unknown("tier of randomness", tier, get_args(Tier))
+    check_known("tier of randomness", tier, get_args(Tier))
     return SystemRandomness() if tier == "secure" else DeviceRandomness(device)
 
 
@@ -199,12 +196,10 @@ _one_at_a_time = threading.RLock()
 def isolated(randomness: Randomness, device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Within, global generators (torch, the device's, numpy, Python) run on the privacy generator; after, as before.
 
-    Dropout and augmentation draw from them. If a user's seed reached them, one record could shift what every later
-    record draws in a way that others can repeat; and their position afterwards would tell how many records there were.
-
-    Without `host` the device's alone, for work that was recorded and runs nothing on the CPU.
+    Dropout and augmentation draw from them. Under a user's seed, others could repeat how one record shifts what later
+    ones draw, and the position afterwards would tell how many records there were. Without `host` only the device's
+    generator is replaced, for recorded work that runs nothing on the CPU.
     """
-    cuda = device.type == "cuda"
     if not host:
         generator = default_generator(device)
         with _one_at_a_time:
@@ -221,7 +216,7 @@ def isolated(randomness: Randomness, device: torch.device, *, host: bool = True)
         fill(torch.default_generator, words)
         random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
         np.random.seed(randomness.words(MT19937_WORDS).numpy())
-        if cuda:
+        if device.type == "cuda":
             fill(default_generator(device), randomness.words(2))
         yield
 

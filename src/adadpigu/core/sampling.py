@@ -108,12 +108,10 @@ class Sampler(Protocol):
 
 
 class FixedBatch:
-    """A draw in a shape and place that do not depend on it, for steps that a device has recorded.
+    """A draw of fixed shape and place in memory, for steps that a device has recorded.
 
-    `size` positions, of which the last ones are −1 where fewer records were drawn. A draw of more records does not fit:
-    it is then processed as it is, in as many batches as it takes. None is dropped. On a GPU, coins are tossed and put
-    into shape on a stream of their own, while the step before still runs; all that the CPU waits for is whether they
-    fit.
+    `size` positions, the last ones −1 where fewer records were drawn. A larger draw is processed in several batches;
+    no record is dropped. A GPU tosses coins on a stream of its own, while the step before still runs.
     """
 
     def __init__(self, size: int, device: torch.device, recorder: Recorder) -> None:
@@ -227,7 +225,7 @@ class PoissonSampler:
         return cls(sample_rate=batch_size / records)
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
-        """One coin a record, wherever the generator lives; nobody waits for their number. An empty draw is legal."""
+        """Tosses one coin a record, on the generator's device. A draw of no records is legal."""
         return Coins(randomness.uniform(len(population)) < self.sample_rate)
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:

@@ -56,10 +56,7 @@ class Sensitive(Generic[T]):
 
 
 def unseal(box: Sensitive[T], kind: type[Sensitive[T]] | None = None) -> T:
-    """The content of a box, of this kind where one is named.
-
-    Only modules that stand on the privacy line may import this; a test holds them to it.
-    """
+    """The content of a box, of this kind where one is named. Only modules on the privacy line may import this."""
     if not isinstance(box, kind or Sensitive):
         raise PrivacyLineError(f"expected {(kind or Sensitive).__name__}, got {type(box).__name__}")
     return box._content
@@ -72,19 +69,14 @@ class Presence(Sensitive[Tensor]):
 class Records(Sensitive[tuple[Tree, Tensor]]):
     """Inputs [b·k, ...] (a tensor, or a tree of tensors) and targets [b, ...] of one Poisson draw; b is sensitive.
 
-    Where the loss is a function of the whole record, inputs hold all of it, and targets are [b, 0].
-
-    k, the number of (augmented) copies of each record, is public. Copies of one record follow each other; its loss is
-    their mean, so that however many there are, a record has one gradient and is clipped once.
+    With `losses(model, batch)`, inputs are the whole record and targets are [b, 0]. k, the number of (augmented) copies
+    of a record, is public. Copies follow each other; a record's loss is their mean, so it is clipped once.
     """
 
     __slots__ = ("copies", "present")
 
     def __init__(self, content: tuple[Tree, Tensor], *, copies: int = 1, present: Presence | None = None) -> None:
-        """`present` marks the rows that are records; the others fill a batch of fixed size and must count for nothing.
-
-        None: all of them.
-        """
+        """`present` marks the rows that are records (None: all); the others only fill a batch of fixed size."""
         inputs, targets = content
         if (len(inputs) if isinstance(inputs, Tensor) else count_rows(inputs)) != copies * len(targets):
             raise PrivacyLineError(f"{copies} inputs a record are needed, or a record could be clipped as several")

@@ -38,15 +38,11 @@ _SAMPLED = 29
 class Standardiser:
     """z = m ⊙ (g − α) / scale, widened to float64, for some or all coordinates of a gradient.
 
-    Frozen coordinates become zero in place, so that rows keep their length; a record whose gradient is not finite
-    there has no finite norm and is dropped like any other such record.
+    Frozen coordinates become zero; a record that is not finite there is dropped like any other such record.
     """
 
     def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
-        """`columns` are the positions in a gradient of length `size` that rows will hold; None: all of them.
-
-        With top-k they hold every active coordinate: the largest entries of a record are found in its whole gradient.
-        """
+        """Rows will hold these `columns` of a gradient of length `size` (None: all); with top-k, every active one."""
         if device.type == "cuda":
             join(device)  # a query's vectors may be in the making
         self._device = device
@@ -148,14 +144,12 @@ class _Fused(Standardised):
             return self._squares
         from adadpigu.core.kernels.rows import squared_norms
 
-        found: Tensor = squared_norms(self._rows, self._center, self._weight)
-        return found
+        return squared_norms(self._rows, self._center, self._weight)
 
     def total(self, factors: Tensor) -> Tensor:
         from adadpigu.core.kernels.rows import weighted_sum
 
-        added: Tensor = weighted_sum(self._rows, factors, self._center, self._weight)
-        return added
+        return weighted_sum(self._rows, factors, self._center, self._weight)
 
 
 def _kept(query: GradientSum, size: int) -> int:
@@ -216,10 +210,7 @@ def largest(z: Tensor, count: int) -> Tensor:
 def largest_standardised(
     rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, made: Tensor
 ) -> Tensor:
-    """Writes `largest` of z = (g − α) · w to `made`, for rows g of float32 or float64 on a CPU. Returns `made`.
-
-    z has the dtype of the rows; `made` has either, and may be the rows themselves.
-    """
+    """Writes `largest` of z = (g − α) · w to `made`, which may be the rows g, of float32 or float64 on a CPU."""
     threads = max(1, min(torch.get_num_threads(), len(rows)))
     alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))
     if threads == 1:

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 
-from adadpigu.errors import first_line, unknown
+from adadpigu.errors import check_known, first_line
 from adadpigu.methods.adaclip import AdaCliP
-from adadpigu.methods.adadpigu import AdaDPIGU
-from adadpigu.methods.base import Batches, Draw, Method, MethodState, RunContext, Stage, register, registered
+from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
+from adadpigu.methods.base import Method, register, registered
 from adadpigu.methods.dpsgd import DPSGD
 from adadpigu.methods.dpsur import DPSUR
 from adadpigu.methods.parameter_freezing import ParameterFreezing
-from adadpigu.methods.parts import Layers, Masked
 from adadpigu.methods.quantile import QuantileClipping
 from adadpigu.methods.random_freeze import RandomFreeze
 from adadpigu.methods.sgd import SGD
@@ -30,20 +29,14 @@ __all__ = [
     "SGD",
     "AdaCliP",
     "AdaDPIGU",
-    "Batches",
-    "Draw",
     "Layers",
     "Masked",
     "Method",
-    "MethodState",
     "ParameterFreezing",
     "QuantileClipping",
     "RandomFreeze",
-    "RunContext",
-    "Stage",
     "all_methods",
     "make_method",
-    "register",
 ]
 
 
@@ -78,6 +71,5 @@ def make_method(name: str, options: Mapping[str, object] | None = None) -> Metho
     DPSGD(clip_norm=0.5)
     """
     methods = all_methods()
-    if name not in methods:
-        raise unknown("method", name, methods)
+    check_known("method", name, methods)
     return methods[name].from_options(options or {})

@@ -27,14 +27,13 @@ from adadpigu.methods.statistics import Statistics, StatisticsOptions
 class AdaCliP(Method):
     """AdaCliP (Pichapati et al. 2019), its statistics learned from releases alone.
 
-    Restoring multiplies the noise of coordinate j by b_j, so the update carries noise of total variance ∝ Σ b_j². What
-    holds b up is the clip: a record's w should have an expected squared norm of at most 1, Σ s_j²/b_j² ≤ 1, where s_j²
-    is the mean square of g_j − a_j. Under that constraint Σ b_j² is least at b_j = √s_j·√(Σ_k s_k): by Cauchy-Schwarz
-    (Σ s_j)² = (Σ (s_j/b_j)·b_j)² ≤ Σ s_j²/b_j² · Σ b_j² ≤ Σ b_j², with equality where b_j² is proportional to s_j.
+    Restoring makes the noise's total variance ∝ Σ b_j²; the clip asks for Σ s_j²/b_j² ≤ 1, an expected squared norm of
+    a record's w of at most 1, where s_j² is the mean square of g_j − a_j. By Cauchy-Schwarz Σ b_j² is then at least
+    (Σ s_j)², and that at b_j = √s_j·√(Σ_k s_k).
 
-    s² starts between its bounds, at (h1·h2), and is learned, as published, from the spread of ĝ, a *mean* over
-    records, which is below that of one record. So it sinks towards h1² as training goes on, and the least clipping
-    bound on the gradient itself is about h1·√d: choose h1 as you would choose C/√d.
+    s² starts at h1·h2 and is learned, as published, from the spread of ĝ, a *mean* over records, which is below that of
+    one record. So it sinks towards h1², and the least clipping bound on the gradient is about h1·√d: choose h1 as you
+    would choose C/√d.
     """
 
     name: ClassVar[str] = "adaclip"

@@ -20,7 +20,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
-from adadpigu.core.state import State, named, number, part
+from adadpigu.core.state import Learned, State, named, number, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
@@ -156,6 +156,35 @@ class AdaDPIGU(Method):
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
 
 
+@register
+@dataclass(frozen=True, kw_only=True)
+class Masked(AdaDPIGU):
+    """AdaDPIGU's mask and unfreezing alone: α = 0 and β = 1 throughout."""
+
+    name: ClassVar[str] = "masked"
+    source: ClassVar[str] = "a part of adadpigu"
+    adds: ClassVar[str] = "a mask by importance and progressive unfreezing"
+
+    mean_decay: float = 1.0
+    variance_decay: float = 1.0
+    offset: float = 0.0
+    floor: float = 0.0
+    ceiling: float = math.inf
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Layers(Masked):
+    """No mask: β per layer from what stage 1 released, then held."""
+
+    name: ClassVar[str] = "layers"
+    source: ClassVar[str] = "a relative of adadpigu"
+    adds: ClassVar[str] = "a clipping scale for each layer, from stage 1"
+
+    retention: float = 1.0
+    variance_start: VarianceStart = "stage-1"
+
+
 class _State(MethodState):
     def __init__(self, options: AdaDPIGU, setting: RunContext) -> None:
         size, device = setting.layout.size, setting.device
@@ -172,11 +201,8 @@ class _State(MethodState):
         self._statistics: Statistics | None = None
         self._moving = False
         self._device = device
-        self._bound: FollowedBound | None = None
-        if (target := options.clip_quantile) is not None:
-            self._bound = FollowedBound(
-                options.clip_norm, setting, target=target, rate=options.clip_rate, count_noise=options.count_noise
-            )
+        target, rate, count_noise = options.clip_quantile, options.clip_rate, options.count_noise
+        self._bound = FollowedBound(options.clip_norm, setting, target=target, rate=rate, count_noise=count_noise)
         self._first: Tensor | None = None
         self._restricts = True
         self._keep_entries(size)
@@ -197,7 +223,7 @@ class _State(MethodState):
         return self._mask.count / self._mask.size
 
     def record(self, stage: Stage) -> Hashable | None:
-        if self._bound is not None:  # C is a number of Python's
+        if self._options.clip_quantile is not None:  # C is a number of Python's
             return None
         return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1
 
@@ -218,15 +244,11 @@ class _State(MethodState):
         if self._moving and (by_optimiser or self._options.mode == "prune"):  # the mask acts before the step begins
             self._move(self._statistics)
             self._moving = False
-        if by_optimiser:
-            self._follow_optimiser(self._statistics)
-
-    def _follow_optimiser(self, statistics: Statistics) -> None:
-        """β from what the optimiser has learned of releases until now."""
-        assert self._setting.second_moment is not None
-        active = self._mask.active
-        noise = statistics.noise_variance(statistics.scale(active), self._noise)
-        statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
+        if by_optimiser:  # β from what the optimiser has learned of releases until now
+            assert self._setting.second_moment is not None
+            active, statistics = self._mask.active, self._statistics
+            noise = statistics.noise_variance(statistics.scale(active), self._noise)
+            statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
 
     def _keep_entries(self, count: int) -> None:
         """How many entries of a record top-k keeps of `count` active ones."""
@@ -238,19 +260,10 @@ class _State(MethodState):
         self._kept.fill_(kept)
 
     @property
-    def _clip_norm(self) -> float:
-        return self._options.clip_norm if self._bound is None else self._bound.value
-
-    @property
-    def _share(self) -> float:
-        """of the event that the gradient has"""
-        return 1.0 if self._bound is None else 1 - self._bound.share
-
-    @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        sensitivity = self._clip_norm * self._setting.per_owner
-        return self._setting.noise_multiplier * sensitivity / math.sqrt(self._share) / self._setting.batch_size
+        noise = self._setting.noise_multiplier * (self._bound.value * self._setting.per_owner)
+        return noise / math.sqrt(1 - self._bound.share) / self._setting.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -295,12 +308,19 @@ class _State(MethodState):
             return {}
         return {"importance": self._importance.scores.float(), "mask": self._first}
 
-    def state(self) -> State:
-        found = named("importance", self._importance.state()) | named("power", self._power.state())
+    def _learners(self) -> dict[str, Learned | FollowedBound]:
+        """What learns in both stages, by its name in a checkpoint."""
+        found: dict[str, Learned | FollowedBound] = {"importance": self._importance, "power": self._power}
         if self._halves is not None:
-            found |= named("halves", self._halves.state())
-        if self._bound is not None:
-            found |= named("bound", self._bound.state())
+            found["halves"] = self._halves
+        if self._options.clip_quantile is not None:
+            found["bound"] = self._bound
+        return found
+
+    def state(self) -> State:
+        found: State = {}
+        for name, learner in self._learners().items():
+            found |= named(name, learner.state())
         if self._statistics is not None:
             found |= {"mask.count": number(self._mask.count), "mask.restricts": number(self._restricts)}
             found |= named("statistics", self._statistics.state())
@@ -308,18 +328,14 @@ class _State(MethodState):
 
     def load(self, state: State) -> None:
         """The ranking follows from the scores, so that it is not kept."""
-        self._importance.load(part("importance", state))
-        self._power.load(part("power", state))
-        if self._halves is not None:
-            self._halves.load(part("halves", state))
+        for name, learner in self._learners().items():
+            learner.load(part(name, state))
         if "mask.count" in state:
             self._statistics = self._begin_training(bool(state["mask.restricts"]))
             self._statistics.load(part("statistics", state))
             self._mask.aim(int(state["mask.count"]))
             self._mask.move()
             self._keep_entries(self._mask.count)
-        if self._bound is not None:
-            self._bound.load(part("bound", state))
 
     def effective(self, parameters: Tensor) -> Tensor:
         active = self._mask.active
@@ -331,18 +347,16 @@ class _State(MethodState):
         return self._train(batches) if self._statistics is not None else self._rank(batches)
 
     def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, float]:
-        """ĝ, and the deviation of its noise before it was restored; counts for C where that follows a quantile."""
-        if self._bound is None:
-            total = batches.release(query)[query.name]
-        else:
-            total = self._bound.release(batches, query, int(self._kept) if query.top_k < 1 else None)
+        """ĝ, and the deviation of its noise before it was restored."""
+        follows = self._options.clip_quantile is not None
+        total = self._bound.release(batches, query) if follows else batches.release(query)[query.name]
         batch_size = self._setting.batch_size
         restored = total.map(lambda value: query.restore(value, batch_size))
         return restored, (total.noise_stddev or 0.0) / batch_size
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
-        restored, noise = self._release(batches, GradientSum(clip_norm=self._clip_norm, share=self._share))
+        restored, noise = self._release(batches, GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share))
         self._importance.update(restored)
         self._power.update(restored, noise_variance=noise**2)
         if self._halves is not None:
@@ -359,12 +373,12 @@ class _State(MethodState):
             active = self._mask.snapshot()
             scale = None if statistics.plain else statistics.scale(active)
             query = GradientSum(
-                clip_norm=self._clip_norm,
+                clip_norm=self._bound.value,
                 active=active,
                 center=None if statistics.mean_held else statistics.mean.clone(),
                 scale=scale,
                 top_k=self._share_kept,
-                share=self._share,
+                share=1 - self._bound.share,
                 trained=self._mask.trained,
                 kept=self._kept,
             )

@@ -24,7 +24,7 @@ from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
-from adadpigu.errors import InputError, check_range, unknown
+from adadpigu.errors import InputError, check_known, check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,9 @@ class MethodState(ABC):
         return True
 
     def state(self) -> State:
-        """What it has learned, for a checkpoint; nothing for a method that keeps nothing from step to step.
+        """What it has learned, for a checkpoint.
 
-        A method that holds tensors has to answer this itself (with nothing, where they follow from public facts): else
-        its runs have no checkpoints, and say so.
+        A method that holds tensors must override this (empty where they follow from public facts), or it gets none.
         """
         return {}
 
@@ -151,10 +150,9 @@ class MethodState(ABC):
     def record(self, stage: Stage) -> Hashable | None:
         """What `step` depends on besides tensors that stay in their place; None: everything, so it runs every time.
 
-        A GPU records such a step once and replays it as long as this stays equal; the method's Python code is then not
-        run. So a method that answers must keep in tensors, changed in place, whatever `step` changes or reads (not its
-        `index`, not a mask that is replaced by another), and leave to `begin_step`, which is always run, what has to
-        happen in Python. It makes one draw a step, with one sum of gradients.
+        A GPU records such a step once and replays it, without its Python code, as long as this stays equal. So `step`
+        must make one draw with one sum of gradients, and read and change nothing but tensors, in place. What has to
+        happen in Python belongs into `begin_step`, which always runs.
         """
         return None
 
@@ -220,23 +218,14 @@ class Method(ABC):
     @classmethod
     def option(cls, key: str, value: object) -> object:
         """One option's value in its field's type; a string (from the command line) is read as that type."""
-        hints = get_type_hints(cls)
-        fields = [field.name for field in dataclasses.fields(cls)]
-        if key not in fields:
-            raise unknown(f"option of method {cls.name}", key, fields)
+        check_known(f"option of method {cls.name}", key, [field.name for field in dataclasses.fields(cls)])
         if value == "off" and key in cls.off:
             return cls.off[key]
-        return _coerce(f"option {key}={value!r} of method {cls.name}", value, hints[key])
+        return _coerce(f"option {key}={value!r} of method {cls.name}", value, get_type_hints(cls)[key])
 
     def options(self) -> dict[str, object]:
         """The options as plain values (those that are not None), for a config file."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
-
-
-def check_positive(method: Method, *names: str) -> None:
-    """Refuses options that are not finite numbers above 0."""
-    for name in names:
-        check_range(name, getattr(method, name), "a finite number above 0")
 
 
 def check_options(options: object) -> None:

@@ -14,19 +14,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import GradientSum, Record, RecordSum
+from adadpigu.core.bounding import GradientSum, RecordSum
 from adadpigu.core.mechanism import require_release
-from adadpigu.methods.base import (
-    Batches,
-    Draw,
-    GradientState,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Stage,
-    register,
-)
+from adadpigu.methods.base import Batches, Draw, GradientState, Method, Positive, RunContext, Stage, register
 
 
 @register
@@ -73,13 +63,8 @@ class DPSUR(Method):
         test = Draw(name="test", batch_size=self.test_batch_size, noise_multiplier=self.test_noise_multiplier)
         return (Stage(name="training", steps=steps, draws=(Draw(), test)),)
 
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, setting: RunContext) -> GradientState:
         return _State(self, setting.batch_size)
-
-
-def _change(record: Record) -> Tensor:
-    change: Tensor = torch.diff(record.losses_at)
-    return change
 
 
 class _State(GradientState):
@@ -90,7 +75,7 @@ class _State(GradientState):
     def accept(self, batches: Batches, stage: Stage, before: Tensor, after: Tensor) -> bool:
         query = RecordSum(
             name="loss change",
-            of=_change,
+            of=lambda record: torch.diff(record.losses_at),
             clip_norm=self._options.test_clip,
             losses_at=(before, after),
             needs=frozenset(),

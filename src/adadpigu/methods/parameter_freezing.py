@@ -8,7 +8,6 @@ are functions of releases. None of these looks at a record, so the mask is free.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from adadpigu.core.state import State
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen, rank
+from adadpigu.methods.statistics import MaskSchedule
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
@@ -65,9 +65,7 @@ class ParameterFreezing(Method):
         return () if self.public_model is None else (chosen,)
 
     def begin(self, setting: RunContext) -> MethodState:
-        count = math.floor(self.retention * setting.layout.size + 1e-9)
-        require(count >= 1, f"retention={self.retention} keeps none of {setting.layout.size} parameters")
-        return _State(self, setting, count)
+        return _State(self, setting, MaskSchedule(retention=self.retention).count(setting.layout.size, 0, 1))
 
 
 class _State(GradientState):

@@ -40,25 +40,17 @@ class FollowedBound:
     """C at work: counts, in the same draw as a sum of gradients, who is within it, and moves."""
 
     def __init__(
-        self, clip_norm: float, setting: RunContext, *, target: float, rate: float, count_noise: float | None
+        self, clip_norm: float, setting: RunContext, *, target: float | None, rate: float, count_noise: float | None
     ) -> None:
-        """`target` is γ, the share of records that shall be within C, `rate` η, `count_noise` σ_b."""
-        sigma, batch_size = setting.noise_multiplier, setting.batch_size
-        noise = batch_size / 20 if count_noise is None else count_noise
-        if not sigma < 2 * noise:
-            raise InputError(
-                f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
-                f"count_noise above {sigma / 2:g}, half the noise multiplier"
-            )
-        self.share = (sigma / (2 * noise)) ** 2
-        """of the event that the count takes"""
-        if not 0 < self.share < 1:
-            raise InputError(f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
+        """`target` is γ, the share of records that shall be within C (None: C stays), `rate` η, `count_noise` σ_b."""
         self.value = clip_norm
-        self._target, self._rate, self._batch_size = target, rate, batch_size
+        self._target, self._rate, self._batch_size = target, rate, setting.batch_size
+        self.share = 0.0 if target is None else _share_of_count(count_noise, setting)
+        """of the event that the count takes"""
 
-    def count(self, gradient: GradientSum, kept: int | None = None) -> RecordSum:
-        """Who is within the bound of this sum, after its mask, centre, scale and top-k of `kept` entries."""
+    def count(self, gradient: GradientSum) -> RecordSum:
+        """Who is within the bound of this sum, after its mask, centre, scale and top-k."""
+        kept = None if gradient.kept is None or gradient.top_k == 1 else int(gradient.kept)
         bound, active, center, scale = gradient.clip_norm, gradient.active, gradient.center, gradient.scale
 
         def centred(record: Record) -> Tensor:
@@ -71,15 +63,16 @@ class FollowedBound:
 
         return RecordSum(name="within", of=centred, clip_norm=0.5, needs=frozenset({"gradient"}), share=self.share)
 
-    def release(self, batches: Batches, gradient: GradientSum, kept: int | None = None) -> Release:
+    def release(self, batches: Batches, gradient: GradientSum) -> Release:
         """The noisy sum of gradients; a count from the same draw moves C."""
-        count = self.count(gradient, kept)
+        count = self.count(gradient)
         made = batches.release(gradient, count)
         self.follow(made[count.name])
         return made[gradient.name]
 
     def follow(self, count: Release) -> None:
         """Moves C towards the quantile."""
+        assert self._target is not None
         within = float(require_release(count).value) / self._batch_size + 0.5
         wanted = math.log(self.value) - self._rate * (within - self._target)
         self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
@@ -89,6 +82,20 @@ class FollowedBound:
 
     def load(self, state: State) -> None:
         self.value = float(state["clip_norm"])
+
+
+def _share_of_count(count_noise: float | None, setting: RunContext) -> float:
+    """(σ/(2σ_b))², the share of an event that a count with noise σ_b takes."""
+    sigma = setting.noise_multiplier
+    noise = setting.batch_size / 20 if count_noise is None else count_noise
+    if not sigma < 2 * noise:
+        raise InputError(
+            f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
+            f"count_noise above {sigma / 2:g}, half the noise multiplier"
+        )
+    share = (sigma / (2 * noise)) ** 2
+    require(0 < share < 1, f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
+    return share
 
 
 @register

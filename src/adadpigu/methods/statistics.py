@@ -46,9 +46,8 @@ class StatisticsOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.blocks < 0 or (self.blocks and self.per_layer):
-            given = f"blocks={self.blocks} with per_layer={self.per_layer}"
-            raise InputError(f"{given}; allowed: 0 or more, one of the two")
+        fits = self.blocks == 0 or (self.blocks > 0 and not self.per_layer)
+        require(fits, f"blocks={self.blocks} with per_layer={self.per_layer}; allowed: 0 or more, one of the two")
         bounds = f"floor={self.floor} and ceiling={self.ceiling}"
         require(0 <= self.floor <= self.ceiling, f"{bounds} do not satisfy 0 ≤ floor ≤ ceiling")
         above_zero = self.floor > 0 or self.offset > 0 or not self.moves_variance
@@ -58,11 +57,6 @@ class StatisticsOptions:
     def moves_variance(self) -> bool:
         """Whether β changes after the start."""
         return self.variance_from == "optimiser" or self.variance_decay < 1
-
-    @property
-    def knows_noise(self) -> bool:
-        """Whether β makes use of the known noise variance."""
-        return self.debias or self.noise_floor > 0
 
     @property
     def shares(self) -> bool:
@@ -102,7 +96,7 @@ class Statistics(Learned):
 
     def noise_variance(self, scale: Tensor | None, stddev: float) -> Tensor | None:
         """The variance in ĝ of noise of this size in the standardised mean, where β makes use of it."""
-        if not self._options.knows_noise or self.variance_held:
+        if self.variance_held or not (self._options.debias or self._options.noise_floor > 0):
             return None
         return (torch.ones_like(self.variance) if scale is None else scale).mul(stddev).square()
 
@@ -138,8 +132,7 @@ class Statistics(Learned):
     def welcome(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
 
-        Both are masks. Where β is held or shared by a group, a coordinate has no β of its own to start afresh: it takes
-        its group's. The optimiser keeps a second moment of every coordinate.
+        Both are masks. A shared β is the group's; one that is held, or is the optimiser's, stays.
         """
         self.mean.masked_fill_(returned, 0.0)
         if self.variance_held or self._options.variance_from == "optimiser":
@@ -151,12 +144,17 @@ class Statistics(Learned):
         _set(self.variance, returned, start)
 
 
+def risen(step: int, steps: int, *, by: float, kind: str) -> float:
+    """How far a rise from 0 to 1 is at step 0 … steps − 1: linear or `cosine`, done after a share `by` of them."""
+    progress = min(step / max(by * (steps - 1), 1e-9), 1.0)
+    return (1 - math.cos(math.pi * progress)) / 2 if kind == "cosine" else progress
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskSchedule:
     """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
 
-    `constant` stays at r. `linear` and `cosine` grow smoothly and reach 1 at `unfreeze_by`, a share of the steps;
-    `steps` grows in `stairs` equal stairs over the same span.
+    `constant` stays at r. The others reach 1 at `unfreeze_by`, a share of the steps; `steps` in `stairs` equal stairs.
 
     >>> schedule = MaskSchedule(retention=0.5, kind="linear", unfreeze_by=1.0)
     >>> [schedule.ratio(t, 5) for t in range(5)]
@@ -173,13 +171,8 @@ class MaskSchedule:
 
     def ratio(self, step: int, steps: int) -> float:
         """r_t for step t = 0 … steps − 1 of the stage."""
-        span = max(self.unfreeze_by * (steps - 1), 1e-9)
-        progress = min(step / span, 1.0)
-        if self.kind == "constant":
-            progress = 0.0
-        elif self.kind == "cosine":
-            progress = (1 - math.cos(math.pi * progress)) / 2
-        elif self.kind == "steps":
+        progress = 0.0 if self.kind == "constant" else risen(step, steps, by=self.unfreeze_by, kind=self.kind)
+        if self.kind == "steps":
             progress = math.floor(progress * self.stairs) / self.stairs
         return self.retention + (1 - self.retention) * progress
 
@@ -192,10 +185,7 @@ class MaskSchedule:
 
 
 class GrowingMask:
-    """The mask of the first coordinates of a ranking, and who is in it: kept in one place while it grows.
-
-    Its numbers (`count`, `trained`) are known without looking at the mask, for which a GPU would have to wait.
-    """
+    """The mask of the first coordinates of a ranking, changed in place; `count` and `trained` need no look at it."""
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.size = self.count = layout.size

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from adadpigu.core.gradients import GradientEngine, PerSampleGradients
-from adadpigu.core.sensitive import Records, unseal
+from adadpigu.core.gradients import GradientEngine
+from adadpigu.core.sensitive import PerSampleGradients, Records, unseal
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor]

@@ -14,18 +14,13 @@ from gradient_oracle import oracle
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.core.bounding import Bounder, ClippedSum, GradientSum
-from adadpigu.core.gradients import (
-    ENGINES,
-    FunctionalEngine,
-    GhostEngine,
-    LoopEngine,
-    RuleEngine,
-    choose_engine,
-)
+from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum
+from adadpigu.core.gradients import ENGINES, choose_engine
 from adadpigu.core.gradients import rule_engine as rule_engine_module
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
+from adadpigu.core.gradients.ghost import GhostEngine
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.errors import ModelError, PrivacyLineError
 from trials import mask_of
@@ -221,10 +216,10 @@ def test_an_empty_batch_has_an_empty_sum(kind: type[GradientEngine]) -> None:
 def test_a_bounder_takes_only_what_was_clipped_for_its_query() -> None:
     mine, same = GradientSum(clip_norm=1.0), GradientSum(clip_norm=1.0)
     bounder = Bounder(mine, 3)
-    for wrong in (ClippedSum(torch.zeros(3), same, torch.float32), torch.zeros(3), None):
-        with pytest.raises(PrivacyLineError, match="ClippedSum for 'gradient'"):
+    for wrong in (BoundedSum(torch.zeros(3), same, size=3, dtype=torch.float32), torch.zeros(3), None):
+        with pytest.raises(PrivacyLineError, match="BoundedSum for 'gradient'"):
             bounder.add_clipped(wrong)  # type: ignore[arg-type]
-    bounder.add_clipped(ClippedSum(torch.ones(3).double(), mine, torch.float32))
+    bounder.add_clipped(BoundedSum(torch.ones(3).double(), mine, size=3, dtype=torch.float32))
     assert unseal(bounder.result()).tolist() == [1.0] * 3
 
 

@@ -8,9 +8,9 @@ from gradient_oracle import oracle
 from torch import nn
 from torch.nn import functional as F
 
-from adadpigu.core.gradients import FunctionalEngine, LoopEngine, RuleEngine
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.sensitive import Records, unseal
 
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from gradient_oracle import Loss, assert_matches_oracle
 from torch import Tensor, nn
 
-from adadpigu.core.gradients import RULES, Destination, choose_engine, rule
+from adadpigu.core.gradients import choose_engine
+from adadpigu.core.gradients.rules import RULES, Destination, rule
 from adadpigu.core.sensitive import Records, unseal
 
 

@@ -7,16 +7,11 @@ import torch
 from gradient_oracle import assert_matches_oracle, flat
 from torch import Tensor, nn
 
-from adadpigu.core.gradients import (
-    FunctionalEngine,
-    LoopEngine,
-    PerSampleGradients,
-    RuleEngine,
-    choose_engine,
-)
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients import choose_engine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
 from adadpigu.core.gradients.losses import RecordLoss
-from adadpigu.core.sensitive import PerRecordLosses, Records, unseal
+from adadpigu.core.gradients.rule_engine import RuleEngine
+from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, unseal
 from adadpigu.errors import ModelError, PrivacyLineError
 
 ENGINES: tuple[type[GradientEngine], ...] = (RuleEngine, FunctionalEngine, LoopEngine)

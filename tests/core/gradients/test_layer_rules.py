@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from adadpigu.core.gradients import FunctionalEngine, LoopEngine, RuleEngine
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 
 ENGINES: tuple[type[GradientEngine], ...] = (RuleEngine, FunctionalEngine, LoopEngine)
 thorough = settings(max_examples=40, deadline=None, derandomize=True, database=None)

@@ -14,9 +14,11 @@ from layer_cases import CASES, NETS
 from torch import Tensor, nn
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import FunctionalEngine, GhostEngine, LoopEngine, RuleEngine, choose_engine
-from adadpigu.core.gradients.engine import GradientEngine
+from adadpigu.core.gradients import choose_engine
+from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
+from adadpigu.core.gradients.ghost import GhostEngine
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.sensitive import Records, unseal
 
 LOSS = nn.MSELoss()

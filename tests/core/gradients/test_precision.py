@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import GhostEngine, Precision, RuleEngine, choose_engine
+from adadpigu.core.gradients import Precision, choose_engine
+from adadpigu.core.gradients.ghost import GhostEngine
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.errors import ModelError
 

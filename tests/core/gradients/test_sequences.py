@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import GhostEngine, RuleEngine, ghost, rule_engine
-from adadpigu.core.gradients.ghost import SequenceLayer
+from adadpigu.core.gradients import ghost, rule_engine
+from adadpigu.core.gradients.ghost import GhostEngine, SequenceLayer
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.layout import Slot
 from adadpigu.core.sensitive import Presence, Records, unseal
 

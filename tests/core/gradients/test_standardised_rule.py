@@ -11,9 +11,10 @@ from test_layer_rules import batches, check_engines, dtypes, reductions, seeds, 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.core.gradients import RULES, RuleEngine, choose_engine
+from adadpigu.core.gradients import choose_engine
 from adadpigu.core.gradients.losses import RecordLoss
-from adadpigu.core.gradients.rule_engine import ruled
+from adadpigu.core.gradients.rule_engine import RuleEngine, ruled
+from adadpigu.core.gradients.rules import RULES
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.models import StandardisedConv2d, make_model
 from adadpigu.models.wide_resnet import wide_resnet

@@ -13,10 +13,12 @@ from gradient_oracle import assert_matches_oracle, flat
 from layer_cases import ATTENTION, CASES, NETS, RANDOM, RECURRENT, SIMPLE, Applied, Case
 from torch import Tensor, nn
 
-from adadpigu.core.gradients import RULES, UNFOLDINGS, RuleEngine, choose_engine
+from adadpigu.core.gradients import choose_engine
 from adadpigu.core.gradients.engine import flat_gradient
 from adadpigu.core.gradients.losses import RecordLoss
-from adadpigu.core.gradients.rule_engine import Call, captured
+from adadpigu.core.gradients.rule_engine import Call, RuleEngine, captured
+from adadpigu.core.gradients.rules import RULES
+from adadpigu.core.gradients.unfolding import UNFOLDINGS
 from adadpigu.core.sensitive import Records
 from adadpigu.errors import ModelError
 

@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adadpigu.core.bounding import GradientSum, clip_factors
+from adadpigu.core.gradients import choose_engine
 from adadpigu.core.kernels.outer import Blocks, partial_norms, weighted_sum
+from adadpigu.core.sensitive import Records, unseal
 from adadpigu.core.standardising import Standardiser, weighted_total
 from adadpigu.errors import InputError
 
@@ -197,6 +199,17 @@ def test_nothing_adds_up_to_zero(b: int, m: int, n: int) -> None:
     left, right, ones = torch.empty(b, m), torch.empty(b, n), torch.ones(b, dtype=torch.float64)
     assert torch.equal(partial_norms(left, right, None, None), torch.zeros(1, b, dtype=torch.float64))
     assert torch.equal(weighted_sum(left, right, ones, None, None), torch.zeros(m * n, dtype=torch.float64))
+
+
+def test_a_layer_whose_outputs_are_summed_at_once_is_clipped() -> None:
+    """autograd gives such a layer a dℓ/dy that is one number expanded, which the kernels cannot read as rows."""
+    inputs, targets = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(6, 0)
+    model = nn.Linear(4, 5)
+    engine = choose_engine(model, None, (inputs, targets), losses=lambda m, batch: m(batch).sum(1), engine="ghost")
+    found = unseal(engine.clipped_sum(Records((inputs, targets)), GradientSum(clip_norm=1.0)))
+    rows = torch.cat([inputs.repeat(1, 5), torch.ones(6, 5)], dim=1).double()
+    expected = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)).sum(0)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_would_be_misread_is_refused() -> None:

@@ -30,10 +30,12 @@ from transformers import (
 
 import adadpigu as ad
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import GhostEngine, RuleEngine, ghost
+from adadpigu.core.gradients import ghost
 from adadpigu.core.gradients.choice import choose_engine
 from adadpigu.core.gradients.engine import GradientEngine, flat_gradient
+from adadpigu.core.gradients.ghost import GhostEngine
 from adadpigu.core.gradients.losses import GivenLosses, Objective
+from adadpigu.core.gradients.rule_engine import RuleEngine
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.core.sensitive import Records, unseal

@@ -19,10 +19,10 @@ from adadpigu.audit.subject import subject_of
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core.bounding import Bounder, GradientSum
-from adadpigu.core.gradients import GradientBatch, PerSampleGradients
 from adadpigu.core.mechanism import GaussianMechanism
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.core.sampling import PoissonSampler
+from adadpigu.core.sensitive import GradientBatch, PerSampleGradients
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.runs.run import Facts, Metrics
 from adadpigu.training.distributed import alone

@@ -6,34 +6,10 @@ fastest engine that is right; engines seal what they compute: records → g_i = 
 
 from __future__ import annotations
 
+from adadpigu.core.gradients import rules_attention, rules_recurrent  # noqa: F401  (their layers are registered)
 from adadpigu.core.gradients.choice import ENGINES, choose_engine
-from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine
-from adadpigu.core.gradients.ghost import GhostEngine
+from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.gradients.losses import Loss, Losses
-from adadpigu.core.gradients.rule_engine import Precision, RuleEngine
-from adadpigu.core.gradients.rules import RULES, Destination, rule
-from adadpigu.core.gradients.rules_attention import attention
-from adadpigu.core.gradients.rules_recurrent import recurrent
-from adadpigu.core.gradients.unfolding import UNFOLDINGS
-from adadpigu.core.sensitive import GradientBatch, PerSampleGradients
+from adadpigu.core.gradients.rule_engine import Precision
 
-__all__ = [
-    "ENGINES",
-    "RULES",
-    "UNFOLDINGS",
-    "Destination",
-    "FunctionalEngine",
-    "GhostEngine",
-    "GradientBatch",
-    "GradientEngine",
-    "LoopEngine",
-    "Loss",
-    "Losses",
-    "PerSampleGradients",
-    "Precision",
-    "RuleEngine",
-    "attention",
-    "choose_engine",
-    "recurrent",
-    "rule",
-]
+__all__ = ["ENGINES", "GradientEngine", "Loss", "Losses", "Precision", "choose_engine"]

@@ -79,10 +79,7 @@ def choose_engine(
 
 
 def inspect_again(engine: GradientEngine, inputs: Tree, targets: Tensor) -> None:
-    """Raises `ModelError` where a model that was changed after the choice can no longer be trained by this engine.
-
-    Three or more synthetic records; leaves the model and torch's seed as they were.
-    """
+    """Raises `ModelError` where a model that was changed after the choice can no longer be trained by this engine."""
     net = engine.net
     refuse_by_type(engine.model)
     with untouched(net), exact_products(), torch.enable_grad():
@@ -134,10 +131,8 @@ def _computes_rows_alike(engine: GradientEngine, inputs: Tree, targets: Tensor, 
 
 
 def _shorten(engine: GradientEngine, inputs: Tree, targets: Tensor) -> None:
-    """Has the net's products computed in bf16, if model and device can do that.
-
-    Not on a CPU: some claim to have such products and end the process when one is asked for.
-    """
+    """Has the net's products computed in bf16, if model and device can do that."""
+    # some CPUs claim to have such products and end the process when one is asked for
     if targets.device.type == "cpu":
         raise ModelError("<model>: precision='bf16' needs a GPU; allowed here: float32")
     if not isinstance(engine, RuleEngine):
@@ -193,11 +188,7 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
 
 
 def _against_rules(trial: _Trial, *, channels_last: bool = True) -> str | None:
-    """Why the layer rules cannot be used, or None.
-
-    Same batch, same seed, so dropout agrees; compared record by record, so that a layer which sees the batch in another
-    dimension is found even where the sum over records is right.
-    """
+    """Why the layer rules cannot be used, or None; compared with autograd on the same batch with the same seed."""
     model = trial.model
     for path, module in ruled(model):
         if not has_rule(module):
@@ -218,10 +209,9 @@ def _against_rules(trial: _Trial, *, channels_last: bool = True) -> str | None:
 
 
 def _against_functional(trial: _Trial) -> str | None:
-    """Why torch.func cannot be used, or None.
+    """Why torch.func cannot be used, or None: vmap refuses, or a forward reaches weights that torch.func does not see.
 
-    Compared where the model draws no randomness, since vmap draws its own; this finds weights that a forward reaches by
-    other ways than its attributes, which torch.func does not see.
+    Compared where the model draws no randomness, since vmap draws its own.
     """
     try:
         trial.gradients(FunctionalEngine)

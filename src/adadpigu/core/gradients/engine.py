@@ -1,8 +1,7 @@
 """What a per-sample gradient engine is: records in, one sealed gradient g_i = ∇ℓ(θ; record i) a record out.
 
-What an engine returns is sensitive, so it is sealed before it leaves this package. Two engines are for models without a
-rule for every layer: vmap over records, and where vmap refuses, one record at a time. Both compute
-g_i = ∇_θ ℓ(model(x_i as a batch of one), y_i) by definition, so records cannot mix.
+What an engine returns is sensitive and sealed. Two engines are for models without a rule for every layer: vmap over
+records, and where vmap refuses, one record at a time. Both run the model on a batch of one, so records cannot mix.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import ClippedSum, GradientSum, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, record_factors
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
@@ -68,10 +67,7 @@ class GradientEngine(ABC):
 
     @abstractmethod
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:
-        """The unsealed gradients of a batch of at least one record; only for this package.
-
-        `inputs` holds `copies` rows a record, one after the other; a record's loss is the mean over its rows.
-        """
+        """The unsealed gradients of at least one record; its loss is the mean over its `copies` rows of `inputs`."""
 
     def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
         """The unsealed losses of at least one input, one each; only for this package."""
@@ -88,24 +84,22 @@ class GradientEngine(ABC):
         present = None if records.present is None else unseal(records.present)
         return PerSampleGradients(replace(batch, present=present))
 
-    def clipped_sum(self, records: Records, query: GradientSum) -> ClippedSum:
-        """Σ clip(g_i) as the query asks for it."""
+    def clipped_sum(self, records: Records, query: GradientSum) -> BoundedSum:
+        """Σ clip(g_i) of one micro-batch as the query asks for it: in float64, zero where frozen."""
         inputs, targets = unseal(records, Records)
         dtype, device = self._kind()
         if len(targets) == 0:
-            return ClippedSum(torch.zeros(self.layout.size, dtype=torch.float64, device=device), query, dtype)
-        present = None if records.present is None else unseal(records.present)
-        with nullcontext() if self._watched else self.watched(), torch.enable_grad():
-            total = self.clipped(inputs, targets, records.copies, query, present)
-        return ClippedSum(total.detach(), query, dtype)
+            total = torch.zeros(self.layout.size, dtype=torch.float64, device=device)
+        else:
+            present = None if records.present is None else unseal(records.present)
+            with nullcontext() if self._watched else self.watched(), torch.enable_grad():
+                total = self.clipped(inputs, targets, records.copies, query, present).detach()
+        return BoundedSum(total, query, size=self.layout.size, dtype=dtype)
 
     def clipped(
         self, inputs: Tree, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:
-        """The unsealed sum for a batch of at least one record, [d] in float64, zero where frozen.
-
-        Rows that are not `present` (None: all are) are no records and add nothing.
-        """
+        """The unsealed sum over the rows that are `present` (None: all), [d] in float64, zero where frozen."""
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))

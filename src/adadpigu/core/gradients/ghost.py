@@ -36,10 +36,7 @@ FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: lambda x, dy: (dy, x)}
 
 
 class GhostEngine(RuleEngine):
-    """Linear layers are bounded without their gradients in memory; all others as in the materialised engine.
-
-    Finding the largest entries of a record needs its whole gradient, so such a query is answered with all layers built.
-    """
+    """Bounds linear layers without their gradients in memory; all others, and all for top-k, as in `RuleEngine`."""
 
     name: ClassVar[str] = "ghost"
 
@@ -61,6 +58,7 @@ class GhostEngine(RuleEngine):
                         left, right = (t.reshape(len(t) // copies, -1, t.shape[-1]) for t in (left, right))
                         found.append(SequenceLayer(slot, left, right, w, alpha))
                 elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
+                    left, right = (t if t.stride(1) == 1 else t.contiguous() for t in (left, right))  # expanded ones
                     found.append(TiledOuterLayer(slot, left, right, w, alpha, copies))
                 elif copies == 1:
                     found.append(OuterLayer(slot, left, right, w, alpha))
@@ -132,14 +130,12 @@ class SequenceLayer(OuterLayer):
     """The same at many positions: left factors a [b, p, m] and right factors b [b, p, n]."""
 
     def squares(self) -> Tensor:
-        """The squared norm of each record's part in this layer, [b], raised by what rounding can have hidden."""
         positions, (rows, columns) = self.left.shape[1], self.slot.shape
         if self.weight is None and self.center is None and positions * (rows + columns) < rows * columns:
             return self._by_products()
         return self._by_parts()
 
     def total(self, factors: Tensor) -> Tensor:
-        """Σ_i factor_i z_i, flat; a record whose factor is zero is left out, whatever it holds."""
         total = torch.zeros(self.slot.shape, dtype=torch.float64, device=factors.device)
         for part in self._slices(8 * (self.left[0].numel() + self.right[0].numel())):
             dropped = (factors[part] == 0)[:, None, None]
@@ -194,8 +190,7 @@ def _squares(rows: Tensor, center: Tensor | None, weight: Tensor | None) -> Tens
     if kernels.usable(rows):
         from adadpigu.core.kernels.rows import squared_norms
 
-        found: Tensor = squared_norms(rows, center, weight)
-        return found
+        return squared_norms(rows, center, weight)
     if center is not None:
         rows -= center
     if weight is not None:

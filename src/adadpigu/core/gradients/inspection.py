@@ -88,9 +88,7 @@ def refuse_by_behaviour(model: nn.Module, inputs: Tree) -> None:
 def _objection(module: nn.Module) -> str | None:
     if (found := objection_to_norm(module)) is not None:
         return found
-    if any(
-        is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None
-    ):
+    if any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
         return "has uninitialised parameters; run one forward on a synthetic example first"
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         return "stores extra state of its own beside its parameters, which could hold data; remove get_extra_state"

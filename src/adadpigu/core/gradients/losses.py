@@ -82,9 +82,8 @@ class RecordLoss:
         except Exception as refusal:
             return cls(loss, first_line(refusal))
         close = torch.allclose(found, expected, rtol=1e-3, atol=1e-6, equal_nan=True)
-        return (
-            vmapped if close else cls(loss, "its values under vmap differ (it draws randomness, or depends on state)")
-        )
+        differs = "its values under vmap differ (it draws randomness, or depends on state)"
+        return vmapped if close else cls(loss, differs)
 
     def one(self, output: Tree, target: Tree) -> Tensor:
         """The loss of a batch of one, summed to a scalar."""
@@ -142,10 +141,10 @@ def _as_batch(row: Tree) -> Tree:
 
 
 def multiplying_weights(loss: Loss, targets: Tree) -> Loss:
-    """Cross entropy (or NLL) with a weight or ignored targets as one that suits a record alone; any other as it is.
+    """Cross entropy (or NLL) with class weights or ignored targets, as the weighted mean over one record's targets.
 
-    That is the mean over its targets, each times its class weight; 0 if all are ignored. torch's own mean divides by
-    the weights of the batch: the weight would cancel, and a record whose targets are all ignored would be 0/0.
+    It is 0 if all are ignored. torch divides by the sum of weights: for one record the weight would cancel, or give
+    0/0. Other losses stay as they are.
     """
     options = label_options(loss)
     if options is None or not isinstance(targets, Tensor) or options.get("reduction", "mean") != "mean":

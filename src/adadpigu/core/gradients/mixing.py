@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,8 @@ _ORDINARY = 3
 """the first alternatives of a record, which every forward has to take"""
 
 
-class Passage(NamedTuple):
-    """What went into and came out of one module call."""
-
-    path: str
-    module: nn.Module
-    entered: list[Tensor]
-    left: list[Tensor]
+Passage = tuple[str, list[Tensor], list[Tensor]]
+"""of one module call: the module's path, what went in and what came out"""
 
 
 def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
@@ -68,9 +63,9 @@ def refuse_mixing(model: nn.Module, inputs: Tree) -> None:
 
 
 def _replace(model: nn.Module, inputs: Tree, changes: list[dict[int, Tree]], number: int = 0) -> None:
-    """Makes records others, in one forward for each of `changes`: the output of those that stay must stay too.
+    """Replaces records, in one forward for each of `changes`: the output of all others must stay.
 
-    All forwards have one seed. The first is then done again: one that gives something else has kept something.
+    All forwards have one seed. The first is repeated at the end: another output means that the model keeps state.
     """
     output, batches, moved = forward(model, inputs, number).detach(), [inputs], []
     everyone = torch.ones(count_rows(inputs), dtype=torch.bool)
@@ -154,7 +149,7 @@ def _traced(model: nn.Module, inputs: Tree, number: int) -> list[Passage]:
         entered.append(_copies((args, kwargs)))
 
     def leaving(path: str) -> Any:
-        return lambda module, _, output: done.append(Passage(path, module, entered.pop(), _copies(output)))
+        return lambda module, _, output: done.append((path, entered.pop(), _copies(output)))
 
     handles = [module.register_forward_pre_hook(entering, with_kwargs=True) for module in model.modules()]
     handles += [module.register_forward_hook(leaving(path)) for path, module in model.named_modules()]
@@ -202,31 +197,27 @@ def _with(inputs: Tree, values: dict[int, Tree]) -> Tree:
 
 
 def _blame(model: nn.Module, batches: list[Tree], rows: Tensor, number: int) -> tuple[str, nn.Module]:
-    """The first module to finish, hence the innermost, that got the same for these records and gave something else.
+    """The innermost module that got the same for these records in the first forward and the last, and gave another.
 
-    Compares the first of these forwards with the last. Only here is every layer's output kept, which takes many times
-    the memory of a forward.
+    Keeps every layer's output, which takes many times the memory of a forward: only called to word a refusal.
     """
     before = _traced(model, batches[0], number)
     for batch in batches[1:-1]:
         forward(model, batch, number)
     after = _traced(model, batches[-1], number)
-    for old, new in zip(before, after, strict=False):
-        if old.path != new.path:
+    for (path, entered, left), (other_path, entered_now, left_now) in zip(before, after, strict=False):
+        if path != other_path:
             break
-        if _same(old.entered, new.entered, rows, whole=True) and not _same(old.left, new.left, rows, whole=False):
-            return describe(old.path, old.module), old.module
+        if _same(entered, entered_now, rows, whole=True) and not _same(left, left_now, rows, whole=False):
+            return describe(path, model.get_submodule(path)), model.get_submodule(path)
     return describe("", model), model
 
 
 def _same(old: list[Tensor], new: list[Tensor], rows: Tensor, *, whole: bool) -> bool:
     """Whether tensors agree in these rows; those without a row a record count `whole`, or not at all."""
-    for pair in zip(old, new, strict=False):
-        a, b = (tensor[rows] if tensor.dim() > 0 and len(tensor) == len(rows) else None for tensor in pair)
-        if a is not None and b is not None:
-            if not agree(b, a):
-                return False
-        elif whole and not agree(pair[1], pair[0]):
+    for a, b in zip(old, new, strict=False):
+        by_record = all(tensor.dim() > 0 and len(tensor) == len(rows) for tensor in (a, b))
+        if (by_record or whole) and not agree(*((b[rows], a[rows]) if by_record else (b, a))):
             return False
     return True
 

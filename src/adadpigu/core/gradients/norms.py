@@ -32,10 +32,8 @@ def has_frozen_statistics(module: nn.Module) -> bool:
 def freeze_norms(model: nn.Module) -> int:
     """Notes which norms of a model stay in evaluation mode from here on, and puts them there. Returns their number."""
     for module in model.modules():
-        if has_frozen_statistics(module):
-            _frozen.add(module)
-        else:
-            _frozen.discard(module)
+        note = _frozen.add if has_frozen_statistics(module) else _frozen.discard
+        note(module)
     return keep_norms_frozen(model)
 
 

@@ -5,6 +5,7 @@ Nothing here sees private data. Callers hold the model in `untouched`, so seedin
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -25,10 +26,8 @@ from adadpigu.errors import ModelError, first_line
 def exact_products() -> Iterator[None]:
     """Full float32 products: coarse ones (TF32, bf16) vary with the batch size, so a sound model would look unsound."""
     backends = torch.backends
-    parts = [
-        getattr(kind, part, None) for kind in (backends.mkldnn, backends.cudnn) for part in ("matmul", "conv", "rnn")
-    ]
-    places: list[Any] = [backends.cuda.matmul, *parts]
+    kinds = itertools.product((backends.mkldnn, backends.cudnn), ("matmul", "conv", "rnn"))
+    places: list[Any] = [backends.cuda.matmul, *(getattr(kind, part, None) for kind, part in kinds)]
     before = [(place, place.fp32_precision) for place in places if hasattr(place, "fp32_precision")]
     try:
         for place, _ in before:

@@ -339,11 +339,7 @@ def captured(model: nn.Module, chosen: Selection) -> Iterator[list[Call]]:
 
 
 def ruled(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that own trained parameters, hence need a rule.
-
-    One without a rule, all of whose parameters are also those of layers that have one (a bias that is tied to a
-    layer's, say), is left to these.
-    """
+    """The modules that own trained parameters, so need a rule; not those that share all with layers that have one."""
     kept = {id(p) for module in model.modules() if has_rule(module) for p in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False) if parameter.requires_grad]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -74,10 +73,7 @@ class Destination:
         view.copy_(value) if fresh else view.add_(value)
 
     def add_product(self, name: str, left: Tensor, right: Tensor, order: tuple[int, ...] | None = None) -> None:
-        """Adds the gradient left @ right, [b, m, p] @ [b, p, n], shaped as the parameter.
-
-        With `order` the product has the parameter's dimensions in another order, and is permuted by it.
-        """
+        """Adds left @ right, [b, m, p] @ [b, p, n], shaped as the parameter, or permuted by `order` to be so."""
         if self._copies > 1:  # copies are further positions of the same record
             left = left.reshape(-1, self._copies, *left.shape[1:]).transpose(1, 2).flatten(2)
             right = right.reshape(-1, self._copies * right.shape[1], right.shape[2])
@@ -136,8 +132,8 @@ Rule = Callable[[M, Tensor, Tensor, Destination], None]
 R = TypeVar("R", bound=Callable[..., None])
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
-InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 RULES: dict[type[nn.Module], Rule[Any]] = {}
 
@@ -181,52 +177,32 @@ def convolution(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -
             into.add("weight", _grouped(module, patches(module, x), dy))
 
 
-@rule(nn.LayerNorm)
-def layer_norm(module: nn.LayerNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ ⊙ x̂ + β, x̂ normalised over the last dimensions."""
-    keep = len(module.normalized_shape)
-    normal = partial(F.layer_norm, x, module.normalized_shape, None, None, module.eps)
-    _scale_and_shift(dy, into, normal, lambda values: positions(values, keep).sum(1))
+@rule(nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, *_BATCH_NORMS, *_INSTANCE_NORMS)
+def norm(module: Any, x: Tensor, dy: Tensor, into: Destination) -> None:
+    """y = γ ⊙ x̂ + β, over the last dimensions or channel by channel; summed over all positions of a record."""
 
+    def summed(values: Tensor) -> Tensor:
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            return positions(values, len(module.normalized_shape)).sum(1)
+        return values.reshape(*values.shape[:2], math.prod(values.shape[2:])).sum(2)
 
-@rule(nn.GroupNorm)
-def group_norm(module: nn.GroupNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ_c x̂_c + β_c, x̂ normalised over each group of channels."""
-    _scale_and_shift(dy, into, partial(F.group_norm, x, module.num_groups, None, None, module.eps), _over_positions)
-
-
-@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-def batch_norm(module: BatchNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ_c x̂_c + β_c, x̂ by stored statistics; one in training mode mixes records and was refused before."""
-    normal = partial(F.batch_norm, x, module.running_mean, module.running_var, eps=module.eps)
-    _scale_and_shift(dy, into, normal, _over_positions)
-
-
-@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm(module: InstanceNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ_c x̂_c + β_c, x̂ normalised over each channel of each record."""
-    _scale_and_shift(dy, into, partial(F.instance_norm, x, eps=module.eps), _over_positions)
-
-
-def _over_positions(values: Tensor) -> Tensor:
-    return values.reshape(*values.shape[:2], math.prod(values.shape[2:])).sum(2)
-
-
-@rule(nn.RMSNorm)
-def rms_norm(module: nn.RMSNorm, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = γ ⊙ x̂, x̂ divided by its root mean square over the last dimensions."""
-    normal = F.rms_norm(x, module.normalized_shape, None, module.eps)
-    into.add("weight", positions(dy * normal, len(module.normalized_shape)).sum(1))
-
-
-def _scale_and_shift(
-    dy: Tensor, into: Destination, normal: Callable[[], Tensor], summed: Callable[[Tensor], Tensor]
-) -> None:
-    """The gradients of γ and β, summed over all positions of a record; x̂ is computed where it is needed."""
     if into.wants("weight"):
-        into.add("weight", summed(dy * normal()))
+        into.add("weight", summed(dy * _normalised(module, x)))
     if into.wants("bias"):
         into.add("bias", summed(dy))
+
+
+def _normalised(module: Any, x: Tensor) -> Tensor:
+    """x̂, the output of a norm without its scale and shift."""
+    if isinstance(module, nn.LayerNorm):
+        return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+    if isinstance(module, nn.RMSNorm):
+        return F.rms_norm(x, module.normalized_shape, None, module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(x, module.num_groups, None, None, module.eps)
+    if isinstance(module, _BATCH_NORMS):  # by stored statistics: one in training mode was refused before
+        return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+    return F.instance_norm(x, eps=module.eps)
 
 
 @rule(nn.Embedding)
@@ -265,10 +241,7 @@ def positions(x: Tensor, keep: int) -> Tensor:
 
 
 def patches(module: Convolution, x: Tensor) -> Tensor:
-    """What each kernel entry meets at each output position, as a view of the padded input.
-
-    [b, c, kh, kw, h', w'] for images; as many kernel and output dimensions as the convolution has.
-    """
+    """What each kernel entry meets at each output position, a view of padded input: [b, c, kh, kw, h', w'] in 2D."""
     dimensions, sides = len(module.kernel_size), _sides(module)
     if any(sides):
         x = F.pad(x, sides, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adadpigu.core.gradients.rules import Destination
-from adadpigu.core.gradients.unfolding import Note, NoteOf, Part, affine, unfolding
+from adadpigu.core.gradients.unfolding import Note, Part, affine, unfolding
 from adadpigu.errors import ModelError
 
 Three = tuple[Tensor, Tensor, Tensor]
@@ -33,7 +33,7 @@ def _extra(name: str) -> Part:
 @unfolding(nn.MultiheadAttention)
 def attention(
     module: nn.MultiheadAttention,
-    note_of: NoteOf,
+    note: Note,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -46,10 +46,10 @@ def attention(
     """As the module's forward; the batch is brought to the front inside where the module has it second."""
     if query.dim() != 3 or query.is_nested:
         raise ModelError("MultiheadAttention: takes one record without a batch, or nested; give it [batch, length, e]")
-    q, k, v = _projected(module, note_of(""), _batch_first(module, (query, key, value)))
+    q, k, v = _projected(module, note, _batch_first(module, (query, key, value)))
     hinted = is_causal and key_padding_mask is None and not need_weights
     mask = None if hinted else _merged(module, attn_mask, key_padding_mask, q)
-    k, v, mask = _extended(module, note_of(""), k, v, mask)
+    k, v, mask = _extended(module, note, k, v, mask)
     if need_weights:
         mixed, weights = _weighted(module, q, k, v, mask)
     else:
@@ -59,7 +59,7 @@ def attention(
     mixed = mixed.permute(2, 0, 1, 3).flatten(2)
     # In memory the sequence comes before the batch, as in torch's output: a dropout that follows draws in that order.
     output = F.linear(mixed, module.out_proj.weight, module.out_proj.bias).transpose(0, 1)
-    note_of("out_proj")(mixed.transpose(0, 1), output, affine("weight", "bias"))
+    note(mixed.transpose(0, 1), output, affine("weight", "bias"), "out_proj")
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     return output if module.batch_first else output.transpose(0, 1), weights
@@ -75,37 +75,24 @@ def _batch_first(module: nn.MultiheadAttention, given: Three) -> Three:
 
 
 def _projected(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:
+    """Inputs that are one tensor are projected together; those of different widths have weights of their own."""
     query, key, value = given
-    if not module._qkv_same_embed_dim:
-        return _apart(module, note, given)
-    weight, bias, width = module.in_proj_weight, module.in_proj_bias, module.embed_dim
-    # Inputs that are one tensor are projected together.
-    if query is key and key is value:
+    one_weight, bias, width = module._qkv_same_embed_dim, module.in_proj_bias, module.embed_dim
+    if one_weight and query is key and key is value:
         together = [(query, 3)]
-    elif key is value:
+    elif one_weight and key is value:
         together = [(query, 1), (key, 2)]
     else:
         together = [(query, 1), (key, 1), (value, 1)]
     parts: list[Tensor] = []
     for x, count in together:
         rows = slice(len(parts) * width, (len(parts) + count) * width)
-        y = F.linear(x, weight[rows], None if bias is None else bias[rows])
-        note(x, y, affine("in_proj_weight", None if bias is None else "in_proj_bias", rows.start))
+        name = "in_proj_weight" if one_weight else f"{'qkv'[len(parts)]}_proj_weight"
+        weight = module.get_parameter(name)
+        y = F.linear(x, weight[rows] if one_weight else weight, None if bias is None else bias[rows])
+        start = rows.start if one_weight else 0
+        note(x, y, affine(name, None if bias is None else "in_proj_bias", start, bias_start=rows.start))
         parts += y.chunk(count, dim=-1)
-    return parts[0], parts[1], parts[2]
-
-
-def _apart(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:
-    """Queries, keys and values of different widths have weights of their own; their biases are one parameter."""
-    parts = []
-    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
-    for number, (x, letter, bias) in enumerate(zip(given, "qkv", biases, strict=True)):
-        name = f"{letter}_proj_weight"
-        y = F.linear(x, module.get_parameter(name), bias)
-        note(x, y, affine(name))
-        if bias is not None:
-            note(x, y, affine(None, "in_proj_bias", number * module.embed_dim))
-        parts.append(y)
     return parts[0], parts[1], parts[2]
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adadpigu.core.gradients.unfolding import Note, NoteOf, affine, tapped, unfolding
+from adadpigu.core.gradients.unfolding import Note, affine, tapped, unfolding
 from adadpigu.errors import ModelError
 
 State = tuple[Tensor, ...]
@@ -50,14 +50,13 @@ def _step(module: nn.RNNBase | nn.RNNCellBase) -> Step:
 @unfolding(nn.LSTM, nn.GRU, nn.RNN)
 def recurrent(
     module: nn.RNNBase,
-    note_of: NoteOf,
+    note: Note,
     input: Tensor,  # noqa: A002  torch's own name, by which callers may pass it
     hx: Any = None,
 ) -> tuple[Tensor, Any]:
     """As the module's forward, with dropout drawn in the same order."""
     _refuse_shape(module, input, 3, "[batch, length, features]")
     x = input if module.batch_first else input.transpose(0, 1)
-    note = note_of("")
     directions = 2 if module.bidirectional else 1
     starts = _starts(module, hx, x)
     ends = []
@@ -79,7 +78,7 @@ def recurrent(
 @unfolding(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 def one_step(
     module: nn.RNNCellBase,
-    note_of: NoteOf,
+    note: Note,
     input: Tensor,  # noqa: A002  torch's own name, by which callers may pass it
     hx: Any = None,
 ) -> Any:
@@ -89,7 +88,7 @@ def one_step(
         start = _zeros(module, input, module.hidden_size)
     else:
         start = hx if isinstance(module, nn.LSTMCell) else (hx,)
-    _, end = _along(module, note_of(""), input.unsqueeze(1), start, "", backwards=False)
+    _, end = _along(module, note, input.unsqueeze(1), start, "", backwards=False)
     return end if isinstance(module, nn.LSTMCell) else end[0]
 
 

@@ -92,10 +92,10 @@ def counted_operations(model: nn.Module) -> Iterator[list[float]]:
 
 @contextmanager
 def aligned(model: nn.Module, *, attention: bool) -> Iterator[None]:
-    """Within, narrow linear layers on a CPU take rows that begin where a vector of 16 does, with zeros at their end.
+    """Within, narrow linear layers on a CPU take rows padded with zeros to whole vectors of 16.
 
-    Else a product of few columns rounds a row otherwise at another address, so that a record more moves all others.
-    With `attention` that is made of plain products too.
+    Else a product of few columns rounds a row by its address, so that one more record changes the others. `attention`
+    makes attention of plain products too.
     """
     narrow = [
         module

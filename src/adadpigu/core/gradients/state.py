@@ -79,13 +79,12 @@ def refuse_differences(before: list[Remembered], now: list[Remembered]) -> None:
 
 @contextmanager
 def refuse_changes(model: nn.Module, copied: Callable[[Tensor], bool] | None = None) -> Iterator[None]:
-    """Raises `ModelError` if the body replaced, added or wrote to a buffer or parameter, or wrote to another tensor.
+    """Raises `ModelError` if the body replaced, added or wrote to a buffer, parameter or other tensor of the model.
 
-    Compares identity and version counter: free of data, and cheap enough for every step; and the values of those that
-    are `copied`. Plain attributes are put back as they were, lists and dicts with their content, so that nothing a
-    forward leaves there stays in the model.
+    Compares identity and version counter, which is cheap enough for every step, and the values of those that are
+    `copied`. Puts plain attributes back as they were, lists and dicts with their content.
     """
-    # no other net is under what the user may write to: that is copied
+    # a tensor that the user may write to is compared by value: `Untrained` does not restore it
     before = remember(model, copied or (declared_public.__contains__ if declared_public else None))
     kept = Kept(model)
     try:
@@ -101,10 +100,9 @@ _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, 
 
 
 class Kept:
-    """Everything that a forward (or a loss) could leave in Python objects, and the way back.
+    """Copies of attributes, containers and arrays, a few levels deep, to undo what a forward or a loss leaves there.
 
-    Attributes, containers, objects and arrays are followed a few levels deep; tensors are watched elsewhere. What a
-    module has of its own (its tables of tensors, its training flag) is part of it where `whole`.
+    Tensors are watched elsewhere. `whole` includes what every module has (tables of tensors, the training flag).
     """
 
     def __init__(self, root: object, *, whole: bool = False) -> None:
@@ -154,7 +152,7 @@ def changed(entry: Remembered) -> ModelError:
 class Untrained:
     """A copy of every tensor that training must leave alone: buffers, frozen parameters, plain tensors.
 
-    The last net: a write that leaves no trace in the version counter would otherwise be saved with the model.
+    Finds writes that leave no trace in the version counter before they are saved with the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -194,10 +192,7 @@ def identical(one: Tensor, other: Tensor) -> bool:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Leaves the model and torch's random state bit-identical, whatever the body does to them.
-
-    Covers parameters, buffers, training flags and plain attributes that the forward sets.
-    """
+    """Leaves the model (tensors, training flags, plain attributes) and torch's random state bit-identical."""
     kept, before = Kept(model, whole=True), remember(model, lambda _: True)
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
     devices = range(torch.cuda.device_count()) if cuda else ()

@@ -30,10 +30,8 @@ class Part:
     rule: Rule[Any]
 
 
-Note = Callable[[Tensor, Tensor, Part], None]
-"""notes one part: its input [b, ...], its output [b, ...], its rule"""
-NoteOf = Callable[[str], Note]
-"""the note of a layer's submodule, or of the layer itself for the empty name"""
+Note = Callable[..., None]
+"""notes one part: its input [b, ...], its output [b, ...], its rule, and which submodule's it is if not the layer's"""
 Record = Callable[[str, nn.Module, Tensor, Tensor, Part], None]
 """takes down one part: path and module that own its parameters, input, output, rule"""
 U = TypeVar("U", bound=Callable[..., Any])
@@ -42,7 +40,7 @@ UNFOLDINGS: dict[type[nn.Module], Callable[..., Any]] = {}
 
 
 def unfolding(*kinds: type[nn.Module]) -> Callable[[U], U]:
-    """Registers the unfolding of exactly these module types: `function(module, note_of, *args, **kwargs)`."""
+    """Registers the unfolding of exactly these module types: `function(module, note, *args, **kwargs)`."""
 
     def register(function: U) -> U:
         for kind in kinds:
@@ -63,20 +61,17 @@ def unfolded(model: nn.Module, parameters: set[int], record: Record) -> Abstract
     for path, module in model.named_modules():
         function = UNFOLDINGS.get(type(module))
         if function is not None and any(id(parameter) in parameters for parameter in module.parameters()):
-            note_of = functools.partial(_note, path, module, parameters, record)
-            forwards[module] = functools.partial(function, module, note_of)
+            note = functools.partial(_note, path, module, parameters, record)
+            forwards[module] = functools.partial(function, module, note)
     return other_forwards(forwards)
 
 
-def _note(path: str, layer: nn.Module, parameters: set[int], record: Record, name: str) -> Note:
+def _note(
+    path: str, layer: nn.Module, parameters: set[int], record: Record, x: Tensor, y: Tensor, part: Part, name: str = ""
+) -> None:
     owner = layer.get_submodule(name)
-    where = ".".join(filter(None, (path, name)))
-
-    def note(x: Tensor, y: Tensor, part: Part) -> None:
-        if y.requires_grad and any(id(getattr(owner, each)) in parameters for each in part.parameters):
-            record(where, owner, x, y, part)
-
-    return note
+    if y.requires_grad and any(id(getattr(owner, each)) in parameters for each in part.parameters):
+        record(".".join(filter(None, (path, name))), owner, x, y, part)
 
 
 def tapped(tensor: Tensor) -> Tensor:
@@ -84,29 +79,29 @@ def tapped(tensor: Tensor) -> Tensor:
     return tensor if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-def affine(weight: str | None, bias: str | None = None, start: int = 0) -> Part:
+def affine(weight: str, bias: str | None = None, start: int = 0, bias_start: int = 0) -> Part:
     """y = x Wᵀ + b at every position; W and b may be `len(y)` rows of their parameters, from `start` on."""
 
-    def widened(dy: Tensor, parameter: nn.Parameter) -> Tensor:
+    def widened(dy: Tensor, parameter: nn.Parameter, start: int) -> Tensor:
         """dy with zeros for the rows that this part does not use."""
         after = len(parameter) - start - dy.shape[-1]
         return F.pad(dy, (start, after)) if start or after else dy
 
     def rule(module: nn.Module, x: Tensor, dy: Tensor, into: Destination) -> None:
         dy = positions(dy, keep=1)
-        if weight is not None and into.wants(weight):
-            left = widened(dy, module.get_parameter(weight))
+        if into.wants(weight):
+            left = widened(dy, module.get_parameter(weight), start)
             into.add_product(weight, left.mT, positions(x, keep=1))
         if bias is not None and into.wants(bias):
-            into.add(bias, widened(dy.sum(1), module.get_parameter(bias)))
+            into.add(bias, widened(dy.sum(1), module.get_parameter(bias), bias_start))
 
-    return Part(tuple(name for name in (weight, bias) if name is not None), rule)
+    return Part((weight,) if bias is None else (weight, bias), rule)
 
 
 @unfolding(nn.EmbeddingBag)
 def embedding_bag(
     module: nn.EmbeddingBag,
-    note_of: NoteOf,
+    note: Note,
     input: Tensor,  # noqa: A002  torch's own name, by which callers may pass it
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
@@ -118,7 +113,7 @@ def embedding_bag(
             f"EmbeddingBag: takes ids {tuple(input.shape)} cut up by offsets; give it [batch, ids], one bag a record"
         )
     rows = F.embedding(input, module.weight, module.padding_idx)
-    note_of("")(input, rows, Part(("weight",), embedding))
+    note(input, rows, Part(("weight",), embedding))
     left_out = None if module.padding_idx is None else (input == module.padding_idx).unsqueeze(2)
     if module.mode == "max":
         return _largest(rows, left_out)

@@ -9,7 +9,7 @@ its modules only where a tensor is `usable`.
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import os
 
 from torch import Tensor
@@ -25,8 +25,4 @@ def usable(tensor: Tensor) -> bool:
 
 @functools.cache
 def _installed() -> bool:
-    try:
-        importlib.import_module("triton")
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None

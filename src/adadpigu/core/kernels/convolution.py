@@ -45,13 +45,11 @@ def weight_gradients(
     dilation: Pair,
     copies: int = 1,
     blocks: Blocks | None = None,
-    precision: Precision | None = None,
 ) -> None:
     """Writes each record's weight gradient to its row of `into` [b, O·C·KH·KW], whose rows may lie apart.
 
     x [b·copies, C, H, W] and dy [b·copies, O, H', W'] may lie in any order; the copies of a record are added up.
-    `padding` is (top, left): what is read below and right of the image is zero as well. `blocks` and `precision` (the
-    products' arithmetic) are for speed and change results by rounding alone.
+    `padding` is (top, left); what is read outside the image is zero. `blocks` change speed and rounding alone.
     """
     b, outputs, entries = _sizes(x, dy, into, kernel_size, copies)
     if not b or not outputs * entries:
@@ -62,8 +60,8 @@ def weight_gradients(
         for out, step, spread, size, before in zip(dy.shape[2:], stride, dilation, kernel_size, padding, strict=True)
     ]
     outside = any(padding) or spans[0] >= height or spans[1] >= width
-    chosen = _chosen(outputs, entries, kernel_size[0] * kernel_size[1])
-    blocks, precision = blocks or chosen[0], precision or chosen[1]
+    chosen, precision = _chosen(outputs, entries, kernel_size[0] * kernel_size[1])
+    blocks = blocks or chosen
     grid = (b, -(-outputs // blocks.outputs), -(-entries // blocks.entries))
     _gradients[grid](
         *(x, dy, into, *x.stride(), *dy.stride(), into.stride(0)),
@@ -83,10 +81,6 @@ def _sizes(x: Tensor, dy: Tensor, into: Tensor, kernel_size: Pair, copies: int) 
             f"weight_gradients: x {tuple(x.shape)}, dy {tuple(dy.shape)}, kernel_size={kernel_size}, copies={copies} "
             f"for into {tuple(into.shape)}; allowed: [b·copies, C, H, W], [b·copies, O, H', W'] and [b, O·C·KH·KW]"
         )
-    for name, part in (("x", x), ("dy", dy)):
-        first = part[:copies]
-        if sum((size - 1) * step for size, step in zip(first.shape, first.stride(), strict=True)) >= 2**31:
-            raise InputError(f"weight_gradients: one record of {name} {tuple(part.shape)} spans 2³¹ entries of memory")
     return b, outputs, entries
 
 

@@ -24,17 +24,12 @@ _RECORDS, _PARTS = 16, 16
 
 
 def record_factors(
-    squares: Sequence[Tensor],
-    present: Tensor | None,
-    *,
-    aim: float,
-    stability: float | None = None,
+    squares: Sequence[Tensor], present: Tensor | None, *, aim: float, stability: float | None = None
 ) -> Tensor:
     """f_i for b records, [b] in float64: zero for a norm that is not finite, and where `present` [b] of bool is false.
 
-    `squares` are the squared norms of a record's parts, each [b] or itself in parts, [parts, b] (as
-    `outer.partial_norms` gives them), in float64; all of them are added up, in the order given. `aim` is C',
-    `stability` γ.
+    `squares`, each [b] or [parts, b] (as `outer.partial_norms` gives them) in float64, add up to the squared norms, in
+    the order given. `aim` is C', `stability` γ.
     """
     b = squares[0].shape[-1]
     for part in squares:

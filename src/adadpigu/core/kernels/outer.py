@@ -60,8 +60,7 @@ def partial_norms(
     """‖z_i‖² of each record in parts, [parts, b] in float64, for `factors.record_factors` to add up.
 
     A record that is not finite gives inf or nan. left [b·copies, m] and right [b·copies, n] hold a record's copies side
-    by side, `center` and `weight` are [m·n] (float64, or float32 already), None for 0 and 1. `blocks` is for speed and
-    changes results by rounding alone.
+    by side, `center` and `weight` are [m·n], None for 0 and 1. `blocks` change speed and rounding alone.
     """
     sizes = _sizes("partial_norms", left, right, center, weight, copies)
     if not all(sizes):
@@ -87,10 +86,7 @@ def weighted_sum(
     copies: int = 1,
     blocks: Blocks | None = None,
 ) -> Tensor:
-    """Σ_i f_i z_i, as [m·n] in float64; a record whose factor is zero is left out, whatever it holds.
-
-    `factors` are [b] in float64, the others as in `partial_norms`.
-    """
+    """Σ_i f_i z_i, factors [b] -> [m·n] in float64; a record whose factor is zero is left out, whatever it holds."""
     sizes = _sizes("weighted_sum", left, right, center, weight, copies)
     b, m, n = sizes
     check_contiguous("weighted_sum: factors", factors, (b,))

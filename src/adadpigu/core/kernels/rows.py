@@ -62,10 +62,7 @@ def weighted_sum(
     *,
     blocks: Blocks = Blocks(8, 128),  # noqa: B008
 ) -> Tensor:
-    """Σ_i f_i z_i of rows [b, n], as [n] in float64; a row whose factor is zero is left out, whatever it holds.
-
-    `factors` are [b] in float64, `center` and `weight` as in `squared_norms`.
-    """
+    """Σ_i f_i z_i of rows [b, n], as [n] in float64; a row whose factor is zero is left out, whatever it holds."""
     check_standardised("weighted_sum", rows, center, weight)
     b, n = rows.shape
     check_contiguous("weighted_sum: factors", factors, (b,))
