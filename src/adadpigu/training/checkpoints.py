@@ -60,10 +60,8 @@ class Checkpoints:
             raise InputError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        every = self._all()
-        older = [folder for folder in every if folder.name < name]
-        newer = [folder for folder in every if folder.name > name]  # damaged: the run went on from before them
-        for folder in [*older[: len(older) + 1 - _KEPT], *newer]:
+        kept = [folder for folder in self._all() if folder.name <= name][-_KEPT:]  # newer ones are damaged
+        for folder in set(self._all()).difference(kept):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, checkpoint: Checkpoint, part: Path, target: Path) -> None:

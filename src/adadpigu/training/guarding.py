@@ -131,32 +131,26 @@ class Guard:
     def as_begun(self, probe: Callable[[], None]) -> Iterator[None]:
         """Within, the model trains as when the loop began: what was frozen since, or put in evaluation mode, is back.
 
-        Refuses other layers, parameters and buffers. Other plain values and hooks act; where these are not those of the
-        last time, `probe` looks again whether records stay apart.
+        Refuses other layers, parameters and buffers. Other plain values and hooks act; `probe` then checks again that
+        records do not mix.
         """
         self._check_parts()
-        modes = [(m, m.training) for path, m in self._modules.items() if m.training != self._modes[path]]
-        frozen = [parameter for parameter in self._trained.values() if not parameter.requires_grad]
-        aside: list[tuple[dict[str, Any], str, object]] = []
-        try:
-            for module, mode in modes:
-                module.training = not mode
-            for parameter in frozen:
-                parameter.requires_grad_(True)
-            acting = {"": self.name_hooks(), **self._changed_attributes(aside)}
+        with contextlib.ExitStack() as undo:
+            for path, module in self._modules.items():
+                if module.training != self._modes[path]:
+                    undo.callback(setattr, module, "training", module.training)
+                    module.training = self._modes[path]
+            for parameter in self._trained.values():
+                if not parameter.requires_grad:
+                    undo.callback(parameter.requires_grad_, False)
+                    parameter.requires_grad_(True)
+            acting = {"": self.name_hooks(), **self._changed_attributes(undo)}
             if not _alike(acting, self._probed):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what is tried on synthetic records
                     probe()
                 self._probed = _copied(acting)
             yield
-        finally:
-            for attributes, key, value in aside:
-                _set(attributes, key, value)
-            for parameter in frozen:
-                parameter.requires_grad_(False)
-            for module, mode in modes:
-                module.training = mode
 
     def _check_parts(self) -> None:
         """Layers, parameters and fixed tensors must be those of the start."""
@@ -190,7 +184,7 @@ class Guard:
         trained = set(map(id, self._trained.values()))
         return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
 
-    def _changed_attributes(self, aside: list[tuple[dict[str, Any], str, object]]) -> dict[str, object]:
+    def _changed_attributes(self, undo: contextlib.ExitStack) -> dict[str, object]:
         """Puts tensors aside that are not declared public; returns the other values that act, all numbers alike."""
         now = _attributes(self._model)
         acting: dict[str, object] = {}
@@ -204,7 +198,7 @@ class Guard:
                 self._loop.add_caveat(_declared(place))
             elif _holds_tensors(begun) or _holds_tensors(found):
                 attributes = self._modules[path].__dict__
-                aside.append((attributes, key, found))
+                undo.callback(_set, attributes, key, found)
                 _set(attributes, key, _copied(begun))
                 kept.append(place)
             else:

@@ -88,21 +88,11 @@ class Session:
         self.learned = Learned(prepared, None if checkpoint is None else checkpoint.state, optimiser)
         self._optimiser, self._running = self.learned.optimiser, self.learned.running
         used, self._eager = choose_recorder(
-            prepared,
-            self.learned,
-            randomness,
-            exposed=self._exposed,
-            several=processes.size > 1,
-            recorder=recorder,
+            prepared, self.learned, randomness, exposed=self._exposed, several=processes.size > 1, recorder=recorder
         )
-        self.draws = (Draws if used is None else ReplayedDraws)(
-            prepared,
-            (mechanism or GaussianMechanism)(ledger, randomness, self._processes),
-            randomness,
-            diagnostics=self._diagnostics,
-            processes=self._processes,
-            watch=watch,
-        )
+        noise = (mechanism or GaussianMechanism)(ledger, randomness, processes)
+        kind = Draws if used is None else ReplayedDraws
+        self.draws = kind(prepared, noise, randomness, diagnostics=self._diagnostics, processes=processes, watch=watch)
         self._recorded: RecordedSteps | None = None
         if used is not None and isinstance(self.draws, ReplayedDraws):
             self._recorded = RecordedSteps(self.draws, used)
@@ -171,12 +161,9 @@ class Session:
             if self._p.released_norm is not None:
                 self._p.released_norm.reset()
 
+    @undisturbed()
     def finish(self) -> Run:
         """Writes down what was spent first, then looks at the model that is kept."""
-        with undisturbed():
-            return self._finish()
-
-    def _finish(self) -> Run:
         how = f"eager: {self._eager}" if self._recorded is None else self._recorded.description
         interrupted = self._end == "interrupted"
         self._note(self._end)

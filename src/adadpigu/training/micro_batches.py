@@ -25,16 +25,7 @@ from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, host_state, isolated, streams_put_back
 from adadpigu.core.sampling import Drawn, Population, bytes_of, gather
-from adadpigu.core.sensitive import (
-    GradientBatch,
-    PerRecordLosses,
-    PerSampleGradients,
-    Presence,
-    Records,
-    losses_of,
-    padded,
-    unseal,
-)
+from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Presence, Records, losses_of, padded, unseal
 from adadpigu.core.trees import Tree, map_tensors, to_device
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import require
@@ -369,4 +360,4 @@ def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
     """All that diagnostics look at, in few bytes: rows of one entry, the norm, kept until the draw is through."""
     batch = unseal(gradients).records_only()
     norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
-    return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
+    return PerSampleGradients(replace(batch, gradients=norms.cpu(), losses=batch.losses.detach().cpu()))

@@ -14,17 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from adadpigu.accounting import (
-    Budget,
-    Plan,
-    PlannedDraw,
-    PlannedStage,
-    affordable_prefix,
-    calibrate,
-    delta_warnings,
-    epsilon,
-    epsilons,
-)
+from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, delta_warnings, epsilon, epsilons
+from adadpigu.accounting.calibration import affordable_prefix, calibrate
 from adadpigu.core.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.core.gradients.losses import Losses
 from adadpigu.core.layout import Layout

@@ -21,7 +21,7 @@ from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.mechanism import MakeMechanism
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
-from adadpigu.data.datasets import DataSet, Source, declare
+from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
@@ -264,8 +264,7 @@ def opened(
     with contextlib.ExitStack() as kept:
         led = processes.first(lead)
         if led is not None and processes.size > 1:
-            facts = led.ledger.record, led.prepared.seed, led.prepared.warnings
-            processes.broadcast_object((facts, led.checkpoint))
+            processes.broadcast_object((led.ledger.record, led.prepared.seed, led.prepared.warnings, led.checkpoint))
         begun = _follow(prepared, processes) if led is None else led
         _tell_earlier(begun, source, common)
         yield begun
@@ -309,8 +308,8 @@ class MirrorLedger(Ledger):
 
 def _follow(prepared: Preparation, processes: Processes) -> Begun:
     """The run as a process has it that is not the first: the ledger mirrored, no folder, the same checkpoint."""
-    said: tuple[tuple[LedgerRecord, int, tuple[str, ...]], Checkpoint | None] = processes.broadcast_object(None)
-    (record, seed, warned), checkpoint = said
+    said: tuple[LedgerRecord, int, tuple[str, ...], Checkpoint | None] = processes.broadcast_object(None)
+    record, seed, warned, checkpoint = said
     ready = replace(prepared, seed=seed, warnings=warned)
     return Begun(prepared=ready, folder=None, ledger=MirrorLedger(record), checkpoint=checkpoint)
 
@@ -319,11 +318,11 @@ def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
     """The folder and the ledger of a new run."""
-    built = {} if config else {"built": _built(prepared)}
+    facts_of_data = _facts(prepared, from_python=not config)
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        for name, text in {"data.json": _facts(prepared.data, built), **files}.items():
+        for name, text in {"data.json": facts_of_data, **files}.items():
             folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
@@ -371,17 +370,15 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
             warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
 
 
-def _built(prepared: Preparation) -> dict[str, str | None]:
-    """How the model of a run from Python is built again: by `make_model`, or else by the user, as their class."""
-    model = prepared.model
-    again = {} if prepared.front is not None else made_as(model)
-    return again or {"class": type(model).__qualname__}
-
-
-def _facts(data: DataSet, built: Mapping[str, object]) -> str:
+def _facts(prepared: Preparation, *, from_python: bool) -> str:
     """What is public about the data set, for whoever uses the model without it; of a run from Python, the model too."""
-    facts = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
-    return json.dumps({**facts, "public": data.public, **built}, indent=2) + "\n"
+    data = prepared.data
+    names = ("name", "records", "classes", "shape", "public")
+    facts = {name: getattr(data, name) for name in names}
+    if from_python:  # built again by `make_model`, or else by the user, as their class
+        again = {} if prepared.front is not None else made_as(prepared.model)
+        facts["built"] = again or {"class": type(prepared.model).__qualname__}
+    return json.dumps(facts, indent=2) + "\n"
 
 
 def _describe(prepared: Preparation) -> str:

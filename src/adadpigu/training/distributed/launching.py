@@ -94,14 +94,16 @@ def launched(work: Callable[[], T], size: int = 2) -> T:
         run_id=uuid.uuid4().hex,
         max_restarts=0,
     )
-    with _hidden_gpus(torch.cuda.device_count() < size):
-        found: T | InputError = elastic_launch(config, _member)(work, size)[0]
+    gpus = torch.cuda.device_count() >= size
+    found: T | InputError = elastic_launch(config, _member)(work, size, gpus)[0]
     if isinstance(found, InputError):
         raise found
     return found
 
 
-def _member(work: Callable[[], T], size: int) -> T | InputError:
+def _member(work: Callable[[], T], size: int, gpus: bool) -> T | InputError:
+    if not gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     try:
         with joined() as processes, one_voice(processes):
@@ -110,21 +112,6 @@ def _member(work: Callable[[], T], size: int) -> T | InputError:
         return refusal
     except SystemExit:  # of another process than the first, which says why
         return InputError("refused")
-
-
-@contextlib.contextmanager
-def _hidden_gpus(hidden: bool) -> Iterator[None]:
-    """Within it, processes that are started see no GPU."""
-    name = "CUDA_VISIBLE_DEVICES"
-    before = os.environ.get(name)
-    if hidden:
-        os.environ[name] = ""
-    try:
-        yield
-    finally:
-        if hidden:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})
 
 
 @contextlib.contextmanager

@@ -93,8 +93,7 @@ class Shards(Job):
 
     def rows(self, slot: Slot) -> slice:
         """The rows of a parameter that this process owns."""
-        each = -(-slot.shape[0] // self.size)
-        return slice(min(self.rank * each, slot.shape[0]), min((self.rank + 1) * each, slot.shape[0]))
+        return super().own(slot.shape[0])[0]
 
     def place(self, slot: Slot) -> slice:
         """Where they lie in the flat gradient."""
@@ -116,12 +115,8 @@ class Shards(Job):
 
     def reduced(self, slot: Slot, total: Tensor) -> Tensor:
         """This process's rows of the sum over all processes, of one parameter."""
-        each = -(-slot.shape[0] // self.size)
-        width = len(total) // slot.shape[0]
-        padded = total.new_zeros(self.size * each * width)
-        padded[: len(total)] = total
-        rows = self.rows(slot)
-        return self._scattered(padded)[: (rows.stop - rows.start) * width]
+        each, width, rows = -(-slot.shape[0] // self.size), len(total) // slot.shape[0], self.rows(slot)
+        return self._scattered(total, each * width)[: (rows.stop - rows.start) * width]
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         return values
