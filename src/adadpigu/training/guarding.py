@@ -348,11 +348,10 @@ def hooks_of(model: nn.Module, loss: object = None) -> list[tuple[str, Any]]:
             found += [(kind, hook, on) for table, kind in _KINDS.items() for hook in getattr(module, table).values()]
         for name, parameter in root.named_parameters(prefix=prefix) if isinstance(root, nn.Module) else ():
             found += [("gradient hook", hook, repr(name)) for hook in (parameter._backward_hooks or {}).values()]
-    named = [(f"{kind} {{}} on {on}", hook, _plain(hook)) for kind, hook, on in found]
     return [
-        (where.format(plain.__qualname__.rpartition("<locals>.")[2]), hook)
-        for where, hook, plain in named
-        if str(plain.__module__).partition(".")[0] not in _LIBRARIES
+        (f"{kind} {plain.__qualname__.rpartition('<locals>.')[2]} on {on}", hook)
+        for kind, hook, on in found
+        if str((plain := _plain(hook)).__module__).partition(".")[0] not in _LIBRARIES
     ]
 
 

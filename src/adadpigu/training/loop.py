@@ -222,12 +222,9 @@ class Session:
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
             for index in range(max(0, self.done - before), stage.steps):
-                refused: End | None = "interrupted" if self._agreed_to_stop() else None
-                if refused is None and not self._affordable(stage, events, left=stage.steps - index):
-                    refused = "exhausted"
-                if refused is not None:
+                if (end := self._end_before(stage, events, left=stage.steps - index)) is not None:
                     self.save()
-                    self._end = refused
+                    self._end = end
                     return
                 self.draws.begin_step(stage.name, self.done, planned)
                 if number == 0 and (norm := self._p.released_norm) is not None:
@@ -265,15 +262,17 @@ class Session:
         if self._checkpoints is not None:
             self._save_if_due()
 
-    def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
-        """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
+    def _end_before(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> End | None:
+        """Reserves budget for the next step; or returns why there is none: a stop, or a crash that used it up."""
+        if self._agreed_to_stop():
+            return "interrupted"
         try:
             self.ledger.cover(stage.name, self.done, events, left=left)
         except BudgetError:
             if not self._hub.resumed:
                 raise
-            return False
-        return True
+            return "exhausted"
+        return None
 
     def _save_if_due(self) -> None:
         every = self._p.options.checkpoint_every

@@ -31,6 +31,8 @@ from adadpigu.training.distributed.job import JobError, LostProcessError, curren
 T = TypeVar("T")
 SILENCE = timedelta(minutes=10)
 """after which a process that says nothing counts as gone; one that has died is noticed at once"""
+_SIZE = 2
+"""processes of a job that is started here"""
 
 
 @contextlib.contextmanager
@@ -74,11 +76,10 @@ def in_job() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def launched(work: Callable[[], T], size: int = 2) -> T:
-    """Does the same in so many processes of a job on this machine, as torchrun starts them; what the first returns.
+def launched(work: Callable[[], T]) -> T:
+    """Does the same in two processes on this machine, or in those of torchrun's job; returns what the first returns.
 
-    They have a GPU each where there are enough, and share the CPU's cores otherwise. In a job that torchrun has started
-    already, its processes do it.
+    They have a GPU each where there are enough, and share the CPU's cores otherwise.
     """
     if "RANK" in os.environ:
         with joined() as processes, one_voice(processes):
@@ -88,23 +89,22 @@ def launched(work: Callable[[], T], size: int = 2) -> T:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=size,
+        nproc_per_node=_SIZE,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         run_id=uuid.uuid4().hex,
         max_restarts=0,
     )
-    gpus = torch.cuda.device_count() >= size
-    found: T | InputError = elastic_launch(config, _member)(work, size, gpus)[0]
+    found: T | InputError = elastic_launch(config, _member)(work, torch.cuda.device_count() >= _SIZE)[0]
     if isinstance(found, InputError):
         raise found
     return found
 
 
-def _member(work: Callable[[], T], size: int, gpus: bool) -> T | InputError:
+def _member(work: Callable[[], T], gpus: bool) -> T | InputError:
     if not gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // _SIZE))
     try:
         with joined() as processes, one_voice(processes):
             return agreed(processes, work)

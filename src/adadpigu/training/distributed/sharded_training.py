@@ -18,11 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from adadpigu.accounting import Budget
 from adadpigu.core.bounding import GradientSum, record_factors
-from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.rule_engine import RuleEngine, Wanted
 from adadpigu.core.gradients.state import Remembered, refuse_differences, remember
 from adadpigu.core.layout import Layout, Slot
@@ -199,7 +196,6 @@ def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, Sharded
     return shards, ShardedEngine(engine, shards)
 
 
-Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _IDLE = frozenset({"lr", "momentum", "weight_decay", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
     {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip"}
 )
@@ -210,24 +206,20 @@ def train_sharded(
     model: nn.Module,
     dataset: Source,
     *,
-    optimizer: Optimiser,
-    records: int | None = None,
-    privacy: Budget | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     clip_norm: float = 0.5,
-    loss: Loss = F.cross_entropy,
     shards: Shard = by_blocks,
     out: Path | str | None = None,
     randomness: Randomness | Tier | None = None,
-    delta: float = 1e-5,
     **options: Any,
 ) -> Run:
     """Trains a model by DP-SGD, sharded over all processes of the job.
 
     `model` is whole and the same everywhere when it comes, on the CPU or on each rank's own device; `shards` applies
     `fully_shard` to it. `optimizer` makes any optimiser of one gradient a step from the sharded parameters.
-    `options` are those of `train` that are left: batch_size, steps or epochs, noise_multiplier, physical_batch_size
-    (needed: rows of a layer's gradients that are built at once), device, reserve. With `out` the ledger and the
-    statement are written there; a run has no checkpoints.
+    `options` are arguments of `train`: records, privacy, delta, loss, batch_size, steps or epochs, noise_multiplier,
+    physical_batch_size (needed: rows of a layer's gradients that are built at once), device, reserve. With `out` the
+    ledger and the statement are written there; a run has no checkpoints.
 
     Formal guarantee: as for `train`. No process sees a coordinate's sum before its noise but the coordinate's owner.
     """
@@ -237,17 +229,8 @@ def train_sharded(
         raise InputError(f"{name}={options[name]!r} is not for sharded training; allowed: leave it out")
     at_once = options.get("physical_batch_size")
     require(isinstance(at_once, int), f"physical_batch_size={at_once}: sharded training needs a number of records")
-    prepared = prepared_for(
-        model,
-        dataset,
-        records=records,
-        method=DPSGD(clip_norm=clip_norm),
-        privacy=privacy,
-        delta=delta,
-        loss=loss,
-        out=out,
-        **{"device": "cpu", **options, "optimizer": optimizer},
-    )
+    asked = {"device": "cpu", **options, "optimizer": optimizer}
+    prepared = prepared_for(model, dataset, method=DPSGD(clip_norm=clip_norm), out=out, **asked)
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, out=out) as begun:
         sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
