@@ -1,9 +1,8 @@
 """Which runs of this process declared the same data set: several models of one, whose ε and δ add up.
 
-A voting classifier, one model a class, bagging, cross-validation, a second `train`: each statement is true of its model
-alone. Runs are compared by public facts only, the data set's name and its declared record count: the statement would
-otherwise depend on records. So what is said has an "if". Runs of other processes, and those before a restart, cannot
-be seen; every statement says so.
+Each statement is true of its own model alone: bagging, cross-validation, one model a class, a second `train`. Runs are
+compared by public facts, the data set's name and its declared record count; so what is said has an "if". Runs of other
+processes, and those before a restart, cannot be seen.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class EarlierRuns(dict[str, StartedRun]):
     def add(self, run: StartedRun) -> str | None:
         """Notes a run, and says what it and earlier ones on the same data set amount to; None where it is alone.
 
-        The total is by simple addition of ε and δ, valid although a later run is chosen because of an earlier one.
+        ε and δ add up, also where a later run is chosen because of an earlier one.
         """
         found = [other for other in self.values() if other.adds_to(run)]
         self[run.run] = run

@@ -73,11 +73,7 @@ class Session:
         processes: Processes = ALONE,
         optimiser: type[MaskedOptimiser] = MaskedOptimiser,
     ) -> None:
-        """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own. `optimiser` is for shards.
-
-        `mechanism` makes another one than `GaussianMechanism`: for audits that look at sums, which the report says.
-        `watch` looks on from the public side, and changes nothing.
-        """
+        """`checkpoint`: where the run goes on. `mechanism` and `watch` are for audits, `recorder` for tests."""
         self._p, self._processes, self._shared, self._store = prepared, processes, shared, store
         self.ledger, self._randomness = ledger, randomness
         self._layout = prepared.engine.layout
@@ -124,10 +120,7 @@ class Session:
             self.done = checkpoint.step
 
     def run(self) -> Run:
-        """Trains to the end of the plan, or until interrupted; either way what was spent is reported.
-
-        After any other error too; then the weights go back to where they started, and the error is raised again.
-        """
+        """Trains to the end of the plan, or until interrupted or an error; reports what was spent in any case."""
         self.begin()
         self._threads = self._p.threads
         try:
@@ -213,10 +206,7 @@ class Session:
             self.ledger.note(kind, steps_done=self.done, **facts)
 
     def steps(self) -> Iterator[Step]:
-        """Each step that is left of the plan, covered by the ledger and free to draw; it is taken before the next.
-
-        Where there are no more, `_end` says why: the plan is done, a stop was asked for, or nothing is left to spend.
-        """
+        """Each step that is left of the plan, covered by the ledger; the caller takes it before the next."""
         before = 0
         for number, stage in enumerate(self._p.stages):
             planned = self._p.samplers(number)
@@ -251,7 +241,6 @@ class Session:
         return stopped
 
     def after_step(self, stage: int) -> None:
-        """What follows each step."""
         self.done += 1
         if self.draws.micro_batches.ran_out:
             self.ledger.add_caveat(RAN_OUT)

@@ -160,8 +160,7 @@ def runs_out(work: Callable[[], object]) -> bool:
         return False
     except torch.cuda.OutOfMemoryError:
         pass  # its traceback, and with it every tensor of the attempt, goes before the cache is emptied
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     return True
 
 
@@ -169,8 +168,7 @@ class Rehearsal:
     """Runs what a draw does with a micro-batch on synthetic records, to see how many of them fit."""
 
     def __init__(self, population: Population, view: View) -> None:
-        self._population = population
-        self._view = view
+        self._population, self._view = population, view
 
     def records(self, size: int) -> Records:
         """So many synthetic records as the model takes them; no private one is read."""
@@ -186,8 +184,7 @@ class Rehearsal:
     def largest(self, work: Callable[[Records], object], asked: int | str | None, most: int) -> int:
         """The most records, up to `most`, that `work` can take within the limit asked for; None: what is free.
 
-        Sizes grow up to fourfold, never past what the growth so far leaves room for. Engines take no more for a record
-        among many than for a record alone, so that line is an upper bound, and what is tried fits.
+        Sizes grow up to fourfold, but never past the line through the growth so far, which is an upper bound.
         """
         limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(bytes_of(asked))
         size, peak = 1, self._peak(work, 1)

@@ -41,16 +41,13 @@ _PLACED = 2 * BLOCK
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Turns drawn records into what the trained net takes.
-
-    Where the features of every variant of every record were computed beforehand (`variants`, [n, v, ...]), the drawn
-    inputs are positions in them; what is shown is the same, at a fraction of the time.
-    """
+    """Turns drawn records into what the trained net takes."""
 
     augmentation: Augmentation
     front: nn.Module | None
     device: torch.device
     variants: Tensor | None = None
+    """features of every variant of every record, [n, v, ...], computed before; drawn inputs are positions in them"""
 
     def __call__(self, records: Records) -> Records:
         inputs, targets = unseal(records)
@@ -94,17 +91,12 @@ class ShownDraw:
 
 
 class MicroBatches:
-    """Bounds the draws of one run, so many records at a time.
+    """Bounds the draws of one run, so many records at a time: a public size, halved where a GPU runs out of memory.
 
-    Where a GPU runs out of memory, recorded steps are given up first, then the size is halved, and the draw is
-    processed anew. That is told (`MemoryWarning`) and takes time. Micro-batches have a public size; so it tells about
-    the device, not about the draw.
-
-    Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
-    each row is computed alike (`rows_alike`). Where a CPU was not seen to compute rows alike at any place, a record's
-    place is a checksum of its input modulo the size, which no other record changes. Rows without a record are absent
-    and add zero, whatever they hold. So what a record adds depends on no other record, bit for bit; sums are float64,
-    and one record moves them by at most C, up to n·2⁻⁵² of it.
+    Formal guarantee: all micro-batches of a draw have one shape that does not depend on the draw, or shapes in which
+    each row is computed alike (`rows_alike`). Where a CPU may round a row by its place, a record's place is a checksum
+    of its input modulo the size. Rows without a record add zero, whatever they hold. So what a record adds depends on
+    no other record, bit for bit; sums are float64, and one record moves them by at most C, up to n·2⁻⁵² of it.
     """
 
     def __init__(
@@ -180,9 +172,9 @@ class MicroBatches:
                     self.draws_on_host = self.draws_on_host or (fixed_shape and host_state() != start)
                     break
                 self.ran_out = True
-                if torch.cuda.is_available():  # every tensor of the attempt went with its error
-                    torch.cuda.empty_cache()
-                if not self.relief():
+                relieved = self.relief()
+                torch.cuda.empty_cache()  # every tensor of the attempt went with its error
+                if not relieved:
                     size = self._most = _smaller(size)
                     if not fixed_shape and self._places_matter(size):
                         rows = self._placed(drawn, size)

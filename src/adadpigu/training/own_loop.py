@@ -132,8 +132,8 @@ class PrivateLoop:
 
     Arguments are those of `train`, but learning rate and optimiser, which the loop never touches. As a context manager
     it reports what was spent also after an error; without, when its batches are used up or left by `break`. Ctrl-C
-    lets the step that is being made end, keeps the weights, claims the whole plan and then interrupts the program.
-    `accumulate=k` is for a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
+    lets the step end, keeps the weights, claims the whole plan and then interrupts the program. `accumulate=k` is for
+    a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
 
     Formal guarantee: as for `train`, of everything that follows from the model's weights and from `p.grad`, provided
     the user's code looks at private records only through this loop.

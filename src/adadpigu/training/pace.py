@@ -29,8 +29,7 @@ _RECORDS = 256
 _FEW = 8
 """records that fit wherever the size is left to the machine"""
 _FASTER = 64.0
-"""how much faster a GPU may be at a step that was recorded than at the gradients of an eager one, and how much longer a
-record may take amid training"""
+"""how much faster a GPU may be at a recorded step than at an eager one, and how much slower a record amid training"""
 
 
 def steps_to_reserve(prepared: Preparation, folder: Path) -> int:

@@ -137,9 +137,8 @@ def prepare(
 ) -> Preparation:
     """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
 
-    The loss is `loss(outputs, targets)`, cross entropy by default, or `losses(model, batch) -> [n]`. A copy of `front`
-    comes before the model; its features are computed here, once, where that is possible, and `progress` is told how
-    far that is.
+    A copy of `front` comes before the model; its features are computed here, once, where that is possible, and
+    `progress` is told how far that is. Other arguments are those of `train`.
     """
     device = options.torch_device()
     model = uncompiled(model).to(device)

@@ -39,16 +39,13 @@ Work = Callable[[], None]
 class CudaGraphs:
     """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
 
-    A graph must know the generator it draws from. Where that one stands is written to one place on the device before
-    each replay, so graphs that may run at the same time need different ones.
+    Graphs that may run at the same time need different generators: `other` is for those made `apart`.
     """
 
     name = "one CUDA graph a step"
 
     def __init__(self, generator: torch.Generator, other: torch.Generator | None = None) -> None:
-        """`other` is for recordings `apart`."""
-        self._generator = generator
-        self._other = other
+        self._generator, self._other = generator, other
         self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
     def record(self, work: Work) -> Recording:
@@ -108,10 +105,7 @@ class ReplayedDraws(Draws):
             self._made = None
 
     def replay(self, drawn: RecordedDraw, run: Callable[[], None]) -> bool:
-        """Pays for a step that was recorded, draws its batch and runs it; False where the batch does not fit.
-
-        What was paid and drawn is then what the next `release` answers with.
-        """
+        """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
         paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
         if not self._fixed.load():
@@ -199,7 +193,6 @@ class RecordedSteps:
             step()  # drawn and paid for, but too many records for the recorded shape
 
     def _record(self, key: Hashable, step: Work) -> None:
-        """Records the step, then takes it as a replay."""
         assert self._recorder is not None
         try:
             with warnings.catch_warnings():
@@ -222,8 +215,6 @@ class RecordedSteps:
         held = bool(self._recordings)
         if held:
             self._give_up("the GPU has too little memory for recorded steps beside it")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         return held
 
     def _give_up(self, reason: str) -> None:
@@ -240,10 +231,7 @@ def choose_recorder(
     several: bool,
     recorder: Recorder | None = None,
 ) -> tuple[Recorder | None, str]:
-    """What records the steps of a run, or None and why none does.
-
-    A GPU does: where numbers and records are there, and nothing looks at every sum (`exposed`).
-    """
+    """What records the steps of a run, or None and why none does; `exposed`: something looks at every sum."""
     options, train = prepared.options, prepared.data.train
     reason = ""
     if several:

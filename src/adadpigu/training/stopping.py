@@ -16,8 +16,8 @@ _REPLACED: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class StopRequest:
     """Within it a first signal is only noted (`asked`); a second one interrupts wherever the program is.
 
-    For a loop of the user's own, `end` is asked first at every signal: it ends the run where no step is half made, and
-    says whether it is over, so that the program is interrupted at once. SIGTERM is then the user's.
+    A loop of the user's own sets `end`, which ends the run and returns True unless a step is half made: the program is
+    then interrupted at once. SIGTERM is left to the user there.
     """
 
     def __init__(self) -> None:

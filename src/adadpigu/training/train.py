@@ -183,8 +183,7 @@ def session(
 ) -> Iterator[Session]:
     """A run that is ready for its first step, until this ends. `place` says where it is kept: arguments of `opened`.
 
-    `mechanism` and `watch` are an auditor's (`Session`). Of a job's processes the first tells observers; the watch, if
-    it is one of them, looks on in each.
+    `mechanism` and `watch` are an auditor's. The first process tells observers; the watch, if it is one, does in each.
     """
     check_observers(observers)
     again = trained_before(prepared.model)
@@ -229,8 +228,7 @@ def opened(
 ) -> Iterator[Begun]:
     """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
 
-    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
-    is a ledger that it shares with other runs on the same data.
+    `files` are further public texts for the run folder; `shared` is a ledger that several runs on the same data share.
     """
     exposed = "diagnostics=True" if prepared.options.diagnostics else "" if source.private else "reproducible noise"
     folder, common = (None if path is None else Path(path) for path in (out, shared))
@@ -297,10 +295,7 @@ def _told_of_processes(begun: Begun, now: int) -> Begun:
 
 
 class MirrorLedger(Ledger):
-    """The ledger in every process but the first: a copy in memory that takes the same charges and pays for nothing.
-
-    The first process's ledger alone is on disk, and a draw is looked at only once it is charged there.
-    """
+    """The ledger in every process but the first: a copy in memory. Draws are charged on the first process's disk."""
 
     def __init__(self, record: LedgerRecord) -> None:
         self._begin(record, None)

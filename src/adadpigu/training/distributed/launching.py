@@ -152,10 +152,7 @@ def agreed(processes: Processes, work: Callable[[], T]) -> T:
 
 
 def to_go_on(out: Path | None) -> Path | None:
-    """The run that a job which was restarted goes on with: the one in its folder, if it has begun.
-
-    A restarted job that made another run would have another ledger, and spend again what is spent.
-    """
+    """The run that a restarted job goes on with: the one in its folder, if it has begun; another would spend again."""
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if most not in ("", "0") and out is None:
         raise InputError(

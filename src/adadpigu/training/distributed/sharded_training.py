@@ -126,10 +126,7 @@ class Shards(Job):
 
 
 class ShardedEngine(RuleEngine):
-    """Layer rules, one layer at a time, so that no process holds the sum of all of them: what it returns is its own.
-
-    Rows are built twice, for their norm and for the sum: the same operations on the same numbers.
-    """
+    """Layer rules, one layer at a time, so that no process holds all sums. Rows are built twice: for norm and sum."""
 
     name = "sharded"
 
