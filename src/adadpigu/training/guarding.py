@@ -91,7 +91,6 @@ class Guard:
             ended = "is trained by another private loop that has not ended: end that one first (finish())"
             require(parameter.untyped_storage().data_ptr() not in taken, f"parameter {name!r} {ended}")
         self._check_optimizer()
-        self._parts = _parts(model)
         self._modules = dict(model.named_modules())
         self._modes: dict[str, bool] = {}
         self._attributes = {place: _copied(value) for place, value in _attributes(model).items()}
@@ -154,9 +153,10 @@ class Guard:
 
     def _check_parts(self) -> None:
         """Layers, parameters and fixed tensors must be those of the start."""
-        now = _parts(self._model)
-        for place in sorted(now.keys() | self._parts.keys()):
-            if now.get(place) is not self._parts.get(place):
+        now = {**dict(self._model.named_modules()), **dict(self._model.named_parameters())}
+        then = {**self._modules, **self._named}
+        for place in sorted(now.keys() | then.keys()):
+            if now.get(place) is not then.get(place):
                 raise ModelError(f"the model has changed at {place!r} since the loop began; allowed: make another loop")
         for name, parameter in self._named.items():
             if parameter.requires_grad and name not in self._trained:
@@ -278,10 +278,6 @@ def _refuse_backward(parameter: Tensor) -> None:
 
 def _declared(place: str) -> str:
     return f"declared public: {place!r} of the model, which changed during the run"
-
-
-def _parts(model: nn.Module) -> dict[str, object]:
-    return {**dict(model.named_modules()), **dict(model.named_parameters())}
 
 
 def _attributes(model: nn.Module) -> dict[tuple[str, str], object]:

@@ -18,15 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import torch
 from torch import nn
 
-from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.accounting import PrivacyReport
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.gradients.norms import keep_norms_frozen
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.core.sensitive import Records
 from adadpigu.data.datasets import Source
 from adadpigu.errors import InputError, PrivacyLineError, check_range
-from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.distributed.job import current
 from adadpigu.training.guarding import Guard
@@ -130,10 +128,11 @@ class PrivateBatch:
 class PrivateLoop:
     """Yields the batches of one private run, for a loop of the user's own.
 
-    Arguments are those of `train`, but learning rate and optimiser, which the loop never touches. As a context manager
-    it reports what was spent also after an error; without, when its batches are used up or left by `break`. Ctrl-C
-    lets the step end, keeps the weights, claims the whole plan and then interrupts the program. `accumulate=k` is for
-    a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
+    `arguments` are the others of `train`: records, method, privacy, loss, batch_size, steps or epochs, …; but not
+    learning rate and optimiser, which the loop never touches. As a context manager it reports what was spent also after
+    an error; without, when its batches are used up or left by `break`. Ctrl-C lets the step end, keeps the weights,
+    claims the whole plan and then interrupts the program. `accumulate=k` is for a loop that makes a step every k
+    batches: a batch of `batch_size` comes in k parts.
 
     Formal guarantee: as for `train`, of everything that follows from the model's weights and from `p.grad`, provided
     the user's code looks at private records only through this loop.
@@ -154,55 +153,27 @@ class PrivateLoop:
         optimizer: torch.optim.Optimizer,
         dataset: Source,
         *,
-        records: int | None = None,
-        test: Source | None = None,
-        method: Method | str | None = None,
-        privacy: Budget | None = None,
-        delta: float = 1e-5,
-        loss: Loss | None = None,
-        losses: Losses | None = None,
-        front: nn.Module | None = None,
-        seed: int | None = None,
         out: Path | str | None = None,
         observers: Sequence[Observer] = (),
         randomness: Randomness | Tier | None = None,
         resume: bool = False,
         ledger: Path | str | None = None,
         accumulate: int = 1,
-        **options: Any,
+        **arguments: Any,
     ) -> None:
         check_range("accumulate", accumulate, "at least 1")
-        if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
-            options["physical_batch_size"] = -(-options.get("batch_size", TrainingOptions.batch_size) // accumulate)
+        if accumulate > 1 and not arguments.keys() & {"physical_batch_size", "memory_limit"}:
+            size = arguments.get("batch_size", TrainingOptions.batch_size)
+            arguments["physical_batch_size"] = -(-size // accumulate)
         self._parts = accumulate
-        for name in _OWNED:
-            if name in options:
-                raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
-        self._prepared = prepared_for(
-            model,
-            dataset,
-            records=records,
-            test=test,
-            method=method,
-            privacy=privacy,
-            delta=delta,
-            loss=loss,
-            losses=losses,
-            front=front,
-            seed=seed,
-            out=out,
-            resume=resume,
-            **{"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
-        )
-        self._start(
-            optimizer,
-            losses if loss is None else loss,
-            out=out,
-            observers=observers,
-            randomness=randomness,
-            resuming=resume,
-            shared=ledger,
-        )
+        for name in arguments.keys() & _OWNED:
+            yours = "the loop is yours; set it on your optimizer or scheduler"
+            raise InputError(f"{name}={arguments[name]!r}: {yours}")
+        asked = {"device": device_of(model), **arguments, "optimizer": lambda _: optimizer, "execution": "eager"}
+        self._prepared = prepared_for(model, dataset, out=out, resume=resume, **asked)
+        losses = [arguments[name] for name in ("loss", "losses") if arguments.get(name) is not None]
+        place = {"out": out, "resuming": resume, "shared": ledger}
+        self._start(optimizer, *losses, observers=observers, randomness=randomness, **place)
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)
