@@ -19,7 +19,6 @@ from typing import Any
 from adadpigu.core.state import State
 from adadpigu.durable import sync_folder, write_text
 from adadpigu.errors import InputError
-from adadpigu.runs.run import Metrics
 from adadpigu.tensors import read_tensors, write_tensors
 
 FORMAT = "adadpigu-checkpoint-1"
@@ -104,8 +103,6 @@ def _read(folder: Path) -> Checkpoint:
         whole = whole and _sha256((folder / _TENSORS).read_bytes()) == facts["tensors"]
         if not whole:
             raise ValueError
-        for metrics in facts["metrics"]:
-            Metrics(**metrics)
         return Checkpoint(
             step=facts["step"],
             run=facts["run"],

@@ -59,13 +59,9 @@ class View:
         if self.variants is not None:
             which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
             inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
-        elif self._augments:
+        elif self.augmentation:
             inputs = self._augmented(inputs)
         return inputs if self.front is None else apply_front(self.front, inputs)
-
-    @cached_property
-    def _augments(self) -> bool:
-        return bool(self.augmentation)
 
     def _augmented(self, inputs: Tree) -> Tree:
         """Of records (image, label) the images are augmented, and labels repeated."""

@@ -17,6 +17,7 @@ from torch import nn
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
+from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.mechanism import MakeMechanism
 from adadpigu.core.processes import Processes
@@ -378,8 +379,6 @@ def _facts(prepared: Preparation, *, from_python: bool) -> str:
 
 def _describe(prepared: Preparation) -> str:
     """The config of a run that was started from Python: a record, since a model object cannot be rerun from a file."""
-    from adadpigu.config import to_toml
-
     options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
     said = "# started from Python: model and data were objects there\n"
     if callable(prepared.options.optimizer):
