@@ -129,8 +129,7 @@ def prepared_for(
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
     data = declare(dataset, records=records, test=test)
-    if isinstance(method, str):
-        method = make_method(method)
+    method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     chosen = TrainingOptions(**{**placed, **given})
@@ -146,15 +145,7 @@ def prepared_for(
         chosen = replace(chosen, noise_multiplier=ended.broadcast_object((ended.first(lambda: noise_of(folder)),))[0])
     elif folder is not None and not resume:
         current().first(lambda: check_free(folder))
-    return prepare(
-        model,
-        data,
-        method=AdaDPIGU() if method is None else method,
-        budget=privacy,
-        delta=delta,
-        options=chosen,
-        **task,
-    )
+    return prepare(model, data, method=method, budget=privacy, delta=delta, options=chosen, **task)
 
 
 def device_of(model: object) -> str:

@@ -242,9 +242,6 @@ def train_sharded(
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a sharded model, made whole in every process: they are functions of releases."""
-    return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
-
-
-def _whole(tensor: Any) -> Tensor:
-    made: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return made.detach().cpu().clone()
+    kept: dict[str, Any] = model.state_dict()
+    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in kept.items()}
+    return {name: value.detach().cpu().clone() for name, value in whole.items()}
