@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from adadpigu.accounting import Ledger, PrivacyReport
-from adadpigu.accounting.shared import SharedTotal
+from adadpigu.accounting import PrivacyReport
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.state import Untrained
@@ -27,7 +26,7 @@ from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Recorder
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
-from adadpigu.runs.run import Metrics, Observer, Run, RunFolder
+from adadpigu.runs.run import Metrics, Observer, Run
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
@@ -35,9 +34,10 @@ from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.observers import ObserverHub
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import lr_factor
-from adadpigu.training.preparation import Preparation, trained_models
+from adadpigu.training.preparation import trained_models
 from adadpigu.training.recording import RecordedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.reporting import RAN_OUT, report_on
+from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.threads import using
@@ -59,23 +59,20 @@ class Session:
 
     def __init__(
         self,
-        prepared: Preparation,
+        begun: Begun,
         *,
-        ledger: Ledger,
         randomness: Randomness,
         observers: Sequence[Observer] = (),
         mechanism: MakeMechanism | None = None,
         watch: Watch | None = None,
-        store: RunFolder | None = None,
-        checkpoint: Checkpoint | None = None,
-        shared: Callable[[], SharedTotal] | None = None,
         recorder: Recorder | None = None,
         processes: Processes = ALONE,
         optimiser: type[MaskedOptimiser] = MaskedOptimiser,
     ) -> None:
-        """`checkpoint`: where the run goes on. `mechanism` and `watch` are for audits, `recorder` for tests."""
-        self._p, self._processes, self._shared, self._store = prepared, processes, shared, store
-        self.ledger, self._randomness = ledger, randomness
+        """`mechanism` and `watch` are for audits, `recorder` for tests, `optimiser` for shards."""
+        prepared, ledger, store, checkpoint = begun.prepared, begun.ledger, begun.folder, begun.checkpoint
+        self._p, self.ledger, self._store, self._shared = prepared, ledger, store, begun.total
+        self._processes, self._randomness = processes, randomness
         self._layout = prepared.engine.layout
         self._diagnostics: Diagnostics | None = None
         if prepared.options.diagnostics:

@@ -233,23 +233,20 @@ def choose_recorder(
 ) -> tuple[Recorder | None, str]:
     """What records the steps of a run, or None and why none does; `exposed`: something looks at every sum."""
     options, train = prepared.options, prepared.data.train
-    reason = ""
     if several:
-        reason = "several processes add up their sums at every step"
-    elif recorder is None and prepared.device.type != "cuda":
-        reason = "CUDA graphs need a GPU"
-    elif options.execution == "eager":
-        reason = "execution='eager' was asked for"
-    elif exposed:
-        reason = "diagnostics or an audit of sums look at every step"
-    elif not isinstance(randomness, DeviceRandomness):
-        reason = "noise is drawn on the CPU"
-    elif not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
-        reason = "records do not lie on the GPU"
-    elif type(learned.running).accept is not MethodState.accept:
-        reason = f"{prepared.method.name} decides about each step after it"
-    elif not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
-        reason = "this optimiser takes a changing learning rate from the CPU"
-    else:
-        return recorder or CudaGraphs(randomness.noise, randomness.coins), ""
-    return None, reason
+        return None, "several processes add up their sums at every step"
+    if recorder is None and prepared.device.type != "cuda":
+        return None, "CUDA graphs need a GPU"
+    if options.execution == "eager":
+        return None, "execution='eager' was asked for"
+    if exposed:
+        return None, "diagnostics or an audit of sums look at every step"
+    if not isinstance(randomness, DeviceRandomness):
+        return None, "noise is drawn on the CPU"
+    if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
+        return None, "records do not lie on the GPU"
+    if type(learned.running).accept is not MethodState.accept:
+        return None, f"{prepared.method.name} decides about each step after it"
+    if not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
+        return None, "this optimiser takes a changing learning rate from the CPU"
+    return recorder or CudaGraphs(randomness.noise, randomness.coins), ""

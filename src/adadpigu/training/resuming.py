@@ -36,8 +36,8 @@ class Begun:
     """A run whose ledger is open: a new one, or one that goes on."""
 
     prepared: Preparation
-    folder: RunFolder | None
     ledger: Ledger
+    folder: RunFolder | None = None
     checkpoint: Checkpoint | None = None
     """None of a new run, and where the process ended before the first one: what was charged stays charged"""
     total: Callable[[], SharedTotal] | None = None

@@ -185,15 +185,11 @@ def session(
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, **place) as begun:
         yield Session(
-            begun.prepared,
-            ledger=begun.ledger,
+            begun,
             randomness=source,
             observers=[one for one in observers if processes.rank == 0 or one is everywhere],
             mechanism=mechanism,
             watch=watch,
-            store=begun.folder,
-            checkpoint=begun.checkpoint,
-            shared=begun.total,
             processes=processes,
         )
 
@@ -298,7 +294,7 @@ def _follow(prepared: Preparation, processes: Processes) -> Begun:
     said: tuple[LedgerRecord, int, tuple[str, ...], Checkpoint | None] = processes.broadcast_object(None)
     record, seed, warned, checkpoint = said
     ready = replace(prepared, seed=seed, warnings=warned)
-    return Begun(prepared=ready, folder=None, ledger=MirrorLedger(record), checkpoint=checkpoint)
+    return Begun(prepared=ready, ledger=MirrorLedger(record), checkpoint=checkpoint)
 
 
 def _begin(

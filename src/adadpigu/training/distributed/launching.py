@@ -50,7 +50,10 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
             raise JobError(f"LOCAL_RANK={local}, but there are {there} GPUs; allowed: one process for each of them")
         torch.cuda.set_device(local)
     try:
-        _meet(timeout)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        fresh = PrefixStore(f"adadpigu/{attempt}", store)  # what a process left there before a restart is stale
+        dist.init_process_group(store=fresh, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise JobError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the processes of the job have not met: {first_line(error)}"
@@ -61,14 +64,6 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
         if dist.is_initialized():
             dist.destroy_process_group()
             gc.collect()  # a group in a cycle keeps its threads, and a process that ends with them may abort
-
-
-def _meet(timeout: timedelta) -> None:
-    """In a corner of torchrun's store of its own for every restart: what a dead process left there is stale."""
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    corner = PrefixStore(f"adadpigu/{attempt}", store)
-    dist.init_process_group(store=corner, rank=rank, world_size=size, timeout=timeout)
 
 
 def in_job() -> bool:

@@ -65,13 +65,11 @@ class ShardedOptimiser(MaskedOptimiser):
     def expose(self, direction: Release) -> None:
         from torch.distributed.tensor import DTensor
 
-        (value, _), at = look(direction), 0
         parameters: list[Any] = self._parameters
-        for parameter in parameters:
-            local = parameter.to_local()
-            part = value[at : at + local.numel()].view(local.shape).to(local)
-            at += local.numel()
-            place = parameter.device_mesh, parameter.placements
+        held = [parameter.to_local() for parameter in parameters]
+        parts = torch.split(look(direction)[0], [local.numel() for local in held])
+        for parameter, local, value in zip(parameters, held, parts, strict=True):
+            part, place = value.view(local.shape).to(local), (parameter.device_mesh, parameter.placements)
             parameter.grad = DTensor.from_local(part, *place, shape=parameter.shape, stride=parameter.stride())
 
     def refresh(self) -> None:
@@ -231,9 +229,8 @@ def train_sharded(
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, out=out) as begun:
         sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
-        ready = replace(begun.prepared, engine=engine)
-        session = Session(ready, ledger=begun.ledger, randomness=source, processes=sharing, optimiser=ShardedOptimiser)
-        run = session.run()
+        ready = replace(begun, prepared=replace(begun.prepared, engine=engine), folder=None)
+        run = Session(ready, randomness=source, processes=sharing, optimiser=ShardedOptimiser).run()
         if begun.folder is not None:
             begun.folder.write_privacy(run.privacy)
             begun.folder.close_record()
