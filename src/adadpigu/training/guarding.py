@@ -196,7 +196,7 @@ class Guard:
                 continue
             if isinstance(found, _PublicFloat | _PublicInt) or (isinstance(found, Tensor) and found in declared_public):
                 self._loop.add_caveat(_declared(place))
-            elif _holds_tensors(begun) or _holds_tensors(found):
+            elif any(isinstance(leaf, Tensor) for leaf in tree_leaves((begun, found))):
                 attributes = self._modules[path].__dict__
                 undo.callback(_set, attributes, key, found)
                 _set(attributes, key, _copied(begun))
@@ -307,10 +307,6 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and type(one) is type(other):  # a subclass, such as a Counter
         return _alike(dict(one), dict(other))
     return one is other or (type(one) is type(other) and isinstance(one, _COMPARED) and bool(one == other))
-
-
-def _holds_tensors(value: object) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
 def _set(attributes: dict[str, Any], key: str, value: object) -> None:

@@ -79,15 +79,12 @@ class Learned:
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
             try:
-                self._load(state)
+                self.optimiser.load(part("optimiser", state))
+                self.running.load(part("method", state))
+                if self.average is not None:
+                    self.average.load(part("average", state))
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
                 raise InputError(f"the checkpoint does not fit the run: {first_line(error)}") from None
-
-    def _load(self, state: State) -> None:
-        self.optimiser.load(part("optimiser", state))
-        self.running.load(part("method", state))
-        if self.average is not None:
-            self.average.load(part("average", state))
 
     def state(self) -> State:
         """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""

@@ -27,7 +27,7 @@ from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
 from adadpigu.core.sensitive import Records
-from adadpigu.errors import require
+from adadpigu.errors import InputError, require
 from adadpigu.training.task import synthetic, synthetic_records
 
 if TYPE_CHECKING:
@@ -188,7 +188,11 @@ class Rehearsal:
         """
         limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(bytes_of(asked))
         size, peak = 1, self._peak(work, 1)
-        require(peak <= limit, _too_small(asked, limit, peak))
+        if peak > limit:
+            need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
+            free = f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
+            given = f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
+            raise InputError(free if asked is None else given)
         slope, over = peak, most + 1
         most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, most), most)
         while True:
@@ -215,13 +219,6 @@ class Rehearsal:
         device = self._view.device
         with isolated(SystemRandomness(), device):  # neither the user's stream nor the run's moves on
             return _MARGIN * peak_memory(lambda: work(self.records(size)), device)
-
-
-def _too_small(asked: int | str | None, limit: float, peak: float) -> str:
-    need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
-    if asked is None:
-        return f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
-    return f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
 
 
 @contextmanager

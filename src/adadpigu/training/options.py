@@ -104,9 +104,8 @@ class TrainingOptions(CommonOptions):
         known = re.fullmatch(r"(cpu|cuda)(:\d+)?", self.device)
         require(known, f"device={self.device!r} is not supported; allowed: auto, cpu, cuda, cuda:0, …")
         device, count = torch.device(self.device), torch.cuda.device_count()
-        allowed = (
-            f"{count} CUDA GPU(s) are available; allowed: {f'cpu, cuda:0 to cuda:{count - 1}' if count else 'cpu'}"
-        )
+        places = f"cpu, cuda:0 to cuda:{count - 1}" if count else "cpu"
+        allowed = f"{count} CUDA GPU(s) are available; allowed: {places}"
         require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
 

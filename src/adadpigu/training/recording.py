@@ -162,12 +162,12 @@ class RecordedSteps:
     @property
     def description(self) -> str:
         """How the steps so far were run, in words."""
+        why = f": {self._reason}" if self._reason else ""
         if self._recorder is None or not self._replayed:
-            return f"eager: {self._reason}" if self._reason else "eager"
+            return f"eager{why}"
         eager = self._taken - self._replayed
-        return f"{self._recorder.name}, {self._replayed} of {self._taken} steps" + (
-            f"; {eager} eager{': ' + self._reason if self._reason else ''}" if eager else ""
-        )
+        recorded = f"{self._recorder.name}, {self._replayed} of {self._taken} steps"
+        return f"{recorded}; {eager} eager{why}" if eager else recorded
 
     def take(self, key: Hashable | None, step: Work) -> None:
         """One step; `key` says what it depends on besides tensors in their place, None that it must run as it is."""

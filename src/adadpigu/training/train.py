@@ -274,8 +274,8 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
 
 def _told_of_processes(begun: Begun, now: int) -> Begun:
     """A run may go on among another number of processes, since what it computes does not depend on it; and says so."""
-    before = [line["processes"] for line in begun.ledger.record.lines if "processes" in line]
-    then = int(str(before[-1] if before else begun.ledger.facts.get("processes", 1)))
+    lines = begun.ledger.record.lines
+    then = [begun.ledger.facts.get("processes", 1), *(line["processes"] for line in lines if "processes" in line)][-1]
     if then == now:
         return begun
     told = f"the run goes on with {now} process(es), after {then}: updates do not depend on their number"

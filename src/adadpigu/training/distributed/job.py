@@ -168,11 +168,10 @@ class Job:
         return said
 
     def broadcast(self, tensor: Tensor) -> None:
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        whole = tensor.contiguous()  # itself, unless it lies in parts
         with self._together():
             dist.broadcast(whole, src=0)
-        if whole is not tensor:
-            tensor.copy_(whole)
+        tensor.copy_(whole)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:

@@ -1,9 +1,6 @@
 """A process that torchrun has started: it joins its job, takes its own GPU, and knows whether it was started again.
 
-    torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
-
-The environment says rank and size (RANK, WORLD_SIZE, LOCAL_RANK) and how often the job was restarted; torch does the
-rest.
+torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
 """
 
 from __future__ import annotations
