@@ -34,6 +34,7 @@ from adadpigu.runs.run import Run
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.recording import RecordedDraw, ReplayedDraws
+from adadpigu.training.resuming import Begun
 from replayed_operations import ReplayedOperations
 
 pytestmark = pytest.mark.usefixtures("coarse_cost")
@@ -61,7 +62,7 @@ def by_recorder(ready: Preparation, *, randomness: Any, out: Path | None = None,
         out.mkdir()
     ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / NAME)
     with ledger:
-        return Session(ready, ledger=ledger, randomness=source, recorder=recorder, **how).run()
+        return Session(Begun(prepared=ready, ledger=ledger), randomness=source, recorder=recorder, **how).run()
 
 
 @contextmanager

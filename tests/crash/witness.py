@@ -127,7 +127,7 @@ class Witness:
         Ledger.resume = self._marked(Ledger.resume, "h")  # type: ignore[method-assign]
         self._around(Session, "begin", "s")
         self._around(Session, "save", "c", "s")
-        self._around(Session, "_finish", "e", "f")
+        self._around(Session, "finish", "e", "f")
 
     def _drawing(self, normal: Callable[..., Any]) -> Callable[..., Any]:
         def witnessed(source: Any, count: int) -> Any:

@@ -28,6 +28,7 @@ from adadpigu.methods import Method, all_methods
 from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.resuming import Begun
 from method_cases import CASES, VARIANTS
 from open_method import OpenMethod
 from trials import method_case, prepare_small, small_digits, small_net, weights
@@ -129,8 +130,7 @@ def tried(method: Method, *, randomness: Randomness | None = None, path: Path | 
     ready = prepared(method, **options)
     ledger, tape, watcher = Ledger(ready.plan, budget=ready.budget, path=path), Tape(), Watcher()
     session = Session(
-        ready,
-        ledger=ledger,
+        Begun(prepared=ready, ledger=ledger),
         randomness=randomness or ReproducibleRandomness(7),
         mechanism=tape.mechanism,
         observers=[watcher],

@@ -26,6 +26,7 @@ from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stag
 from adadpigu.methods.statistics import Schedule
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
+from adadpigu.training.resuming import Begun
 from open_method import OpenMethod
 from trials import prepare_small, run_small, small_digits, small_net, weights
 
@@ -202,7 +203,7 @@ def test_prune_mode_takes_gradients_at_the_masked_weights() -> None:
 def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() -> None:
     prepared = prepare_small(OpenMethod(), sigma=None, steps=4)
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
-    session = Session(prepared, ledger=ledger, randomness=ReproducibleRandomness(0))
+    session = Session(Begun(prepared=prepared, ledger=ledger), randomness=ReproducibleRandomness(0))
     run = session.run()
     running = session._running
     assert running.verdicts == [True] * 4  # type: ignore[attr-defined]

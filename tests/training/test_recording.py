@@ -22,6 +22,7 @@ from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
 from adadpigu.methods.base import Batches, MethodState, RunContext, Stage, mean_gradient
 from adadpigu.training import Run
 from adadpigu.training.loop import Session
+from adadpigu.training.resuming import Begun
 from replayed_operations import ReplayedOperations
 from trials import prepare_small, small_digits, weights
 
@@ -63,7 +64,7 @@ def run(method: Method, recorded: bool, **options: Any) -> tuple[Tensor, Run, Le
     recorder = ReplayedOperations(randomness.coins, randomness.noise, torch.default_generator) if recorded else None
     ledger = Ledger(prepared.plan)
     with ledger:
-        done = Session(prepared, ledger=ledger, randomness=randomness, recorder=recorder).run()
+        done = Session(Begun(prepared=prepared, ledger=ledger), randomness=randomness, recorder=recorder).run()
     return weights(done.model), done, ledger
 
 

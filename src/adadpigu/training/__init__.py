@@ -1,5 +1,5 @@
 """Training, in the order of a run: configured (config -> everything it names), preparation (checks, σ), placement
-(features, devices), loop, step (one step on one page), micro_batches (its sensitive side), optimiser and averaging
+(features, devices), loop, step (one step on one page), micro_batches (its sensitive side), optimiser and learned
 (its public side), reporting.
 """
 

@@ -19,7 +19,6 @@ from typing import Any
 from adadpigu.core.state import State
 from adadpigu.durable import sync_folder, write_text
 from adadpigu.errors import InputError
-from adadpigu.runs.run import Metrics
 from adadpigu.tensors import read_tensors, write_tensors
 
 FORMAT = "adadpigu-checkpoint-1"
@@ -60,10 +59,8 @@ class Checkpoints:
             raise InputError(f"checkpoint {name!r} cannot be written: {error.strerror}") from None
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        every = self._all()
-        older = [folder for folder in every if folder.name < name]
-        newer = [folder for folder in every if folder.name > name]  # damaged: the run went on from before them
-        for folder in [*older[: len(older) + 1 - _KEPT], *newer]:
+        kept = [folder for folder in self._all() if folder.name <= name][-_KEPT:]  # newer ones are damaged
+        for folder in set(self._all()).difference(kept):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self, checkpoint: Checkpoint, part: Path, target: Path) -> None:
@@ -106,8 +103,6 @@ def _read(folder: Path) -> Checkpoint:
         whole = whole and _sha256((folder / _TENSORS).read_bytes()) == facts["tensors"]
         if not whole:
             raise ValueError
-        for metrics in facts["metrics"]:
-            Metrics(**metrics)
         return Checkpoint(
             step=facts["step"],
             run=facts["run"],

@@ -1,9 +1,8 @@
 """Which runs of this process declared the same data set: several models of one, whose ε and δ add up.
 
-A voting classifier, one model a class, bagging, cross-validation, a second `train`: each statement is true of its model
-alone. Runs are compared by public facts only, the data set's name and its declared record count: the statement would
-otherwise depend on records. So what is said has an "if". Runs of other processes, and those before a restart, cannot
-be seen; every statement says so.
+Each statement is true of its own model alone: bagging, cross-validation, one model a class, a second `train`. Runs are
+compared by public facts, the data set's name and its declared record count; so what is said has an "if". Runs of other
+processes, and those before a restart, cannot be seen.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from adadpigu.accounting.wording import number
@@ -39,19 +38,16 @@ class StartedRun:
         return same and not counted and (self.ledger is None or self.ledger != later.ledger)
 
 
-@dataclass
-class EarlierRuns:
-    """The runs of this process so far."""
-
-    _runs: dict[str, StartedRun] = field(default_factory=dict)
+class EarlierRuns(dict[str, StartedRun]):
+    """The runs of this process so far, by what their ledgers call them."""
 
     def add(self, run: StartedRun) -> str | None:
         """Notes a run, and says what it and earlier ones on the same data set amount to; None where it is alone.
 
-        The total is by simple addition of ε and δ, valid although a later run is chosen because of an earlier one.
+        ε and δ add up, also where a later run is chosen because of an earlier one.
         """
-        found = [other for other in self._runs.values() if other.adds_to(run)]
-        self._runs[run.run] = run
+        found = [other for other in self.values() if other.adds_to(run)]
+        self[run.run] = run
         if not found:
             return None
         epsilon, delta = (math.fsum(getattr(one, part) for one in (*found, run)) for part in ("epsilon", "delta"))
@@ -65,15 +61,13 @@ class EarlierRuns:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """Within it no run was before: an audit's neighbours, trained one after the other, say the same."""
-        before, self._runs = self._runs, {}
+        before = dict(self)
+        self.clear()
         try:
             yield
         finally:
-            self._runs = before
-
-    def clear(self) -> None:
-        """Forgets all of them."""
-        self._runs.clear()
+            self.clear()
+            self.update(before)
 
 
 earlier_runs = EarlierRuns()

@@ -15,7 +15,6 @@ import contextlib
 import copy
 import functools
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from adadpigu.core.gradients.state import Remembered, declared_public, remember
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
 
 _held: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
 """parameters that an open loop trains"""
-_PLAIN = (bool, int, float, str, bytes, type(None))
+_COMPARED = (bool, int, float, str, bytes, set)
+"""types of attributes that are compared by value"""
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING = object()
 _KINDS = {
@@ -81,22 +81,16 @@ class Guard:
     """Watches one model and one optimiser until it is taken off."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        trained: set[str],
-        loss: object,
-        loop: PrivateLoop,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, trained: set[str], loss: object, loop: PrivateLoop
     ) -> None:
         self._model, self._optimizer, self._loss, self._loop = model, optimizer, loss, loop
         self._named = dict(model.named_parameters())
         self._trained = {name: self._named[name] for name in sorted(trained)}
-        taken = {_memory(parameter) for parameter in _held} - {0}
+        taken = {parameter.untyped_storage().data_ptr() for parameter in _held} - {0}
         for name, parameter in self._trained.items():
             ended = "is trained by another private loop that has not ended: end that one first (finish())"
-            require(_memory(parameter) not in taken, f"parameter {name!r} {ended}")
+            require(parameter.untyped_storage().data_ptr() not in taken, f"parameter {name!r} {ended}")
         self._check_optimizer()
-        self._parts = _parts(model)
         self._modules = dict(model.named_modules())
         self._modes: dict[str, bool] = {}
         self._attributes = {place: _copied(value) for place, value in _attributes(model).items()}
@@ -106,9 +100,11 @@ class Guard:
         """what acts besides the model as it began, by place, when it was last probed; hooks under no place"""
         _held.update(dict.fromkeys(self._trained.values()))
         watched: list[Any] = [p for p in self._named.values() if p.requires_grad]
-        steps: list[Any] = [optimizer.register_step_pre_hook(self._before_step)]
-        steps.append(optimizer.register_step_post_hook(self._after_step))
-        self._handles = [*steps, *(p.register_post_accumulate_grad_hook(_refuse_backward) for p in watched)]
+        self._handles = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            *(parameter.register_post_accumulate_grad_hook(_refuse_backward) for parameter in watched),
+        ]
 
     def begin(self) -> None:
         """The model is in training mode now: in this mode it is trained."""
@@ -134,38 +130,33 @@ class Guard:
     def as_begun(self, probe: Callable[[], None]) -> Iterator[None]:
         """Within, the model trains as when the loop began: what was frozen since, or put in evaluation mode, is back.
 
-        Refuses other layers, parameters and buffers. Other plain values and hooks act; where these are not those of the
-        last time, `probe` looks again whether records stay apart.
+        Refuses other layers, parameters and buffers. Other plain values and hooks act; `probe` then checks again that
+        records do not mix.
         """
         self._check_parts()
-        modes = [(m, m.training) for path, m in self._modules.items() if m.training != self._modes[path]]
-        frozen = [parameter for parameter in self._trained.values() if not parameter.requires_grad]
-        aside: list[tuple[dict[str, Any], str, object]] = []
-        try:
-            for module, mode in modes:
-                module.training = not mode
-            for parameter in frozen:
-                parameter.requires_grad_(True)
-            acting = {"": self.name_hooks(), **self._changed_attributes(aside)}
+        with contextlib.ExitStack() as undo:
+            for path, module in self._modules.items():
+                if module.training != self._modes[path]:
+                    undo.callback(setattr, module, "training", module.training)
+                    module.training = self._modes[path]
+            for parameter in self._trained.values():
+                if not parameter.requires_grad:
+                    undo.callback(parameter.requires_grad_, False)
+                    parameter.requires_grad_(True)
+            acting = {"": self.name_hooks(), **self._changed_attributes(undo)}
             if not _alike(acting, self._probed):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what is tried on synthetic records
                     probe()
                 self._probed = _copied(acting)
             yield
-        finally:
-            for attributes, key, value in aside:
-                _set(attributes, key, value)
-            for parameter in frozen:
-                parameter.requires_grad_(False)
-            for module, mode in modes:
-                module.training = mode
 
     def _check_parts(self) -> None:
         """Layers, parameters and fixed tensors must be those of the start."""
-        now = _parts(self._model)
-        for place in sorted(now.keys() | self._parts.keys()):
-            if now.get(place) is not self._parts.get(place):
+        now = {**dict(self._model.named_modules()), **dict(self._model.named_parameters())}
+        then = {**self._modules, **self._named}
+        for place in sorted(now.keys() | then.keys()):
+            if now.get(place) is not then.get(place):
                 raise ModelError(f"the model has changed at {place!r} since the loop began; allowed: make another loop")
         for name, parameter in self._named.items():
             if parameter.requires_grad and name not in self._trained:
@@ -193,7 +184,7 @@ class Guard:
         trained = set(map(id, self._trained.values()))
         return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
 
-    def _changed_attributes(self, aside: list[tuple[dict[str, Any], str, object]]) -> dict[str, object]:
+    def _changed_attributes(self, undo: contextlib.ExitStack) -> dict[str, object]:
         """Puts tensors aside that are not declared public; returns the other values that act, all numbers alike."""
         now = _attributes(self._model)
         acting: dict[str, object] = {}
@@ -205,9 +196,9 @@ class Guard:
                 continue
             if isinstance(found, _PublicFloat | _PublicInt) or (isinstance(found, Tensor) and found in declared_public):
                 self._loop.add_caveat(_declared(place))
-            elif _holds_tensors(begun) or _holds_tensors(found):
+            elif any(isinstance(leaf, Tensor) for leaf in tree_leaves((begun, found))):
                 attributes = self._modules[path].__dict__
-                aside.append((attributes, key, found))
+                undo.callback(_set, attributes, key, found)
                 _set(attributes, key, _copied(begun))
                 kept.append(place)
             else:
@@ -257,7 +248,7 @@ class Guard:
 
     def _after_step(self, *_: object) -> None:
         assert self._loop.batch is not None
-        self._loop.batch._settle()
+        self._loop.batch.settle()
 
     def _check_optimizer(self) -> None:
         """What the optimiser moves must be the model's, and all that is trained must be moved by it."""
@@ -289,10 +280,6 @@ def _declared(place: str) -> str:
     return f"declared public: {place!r} of the model, which changed during the run"
 
 
-def _parts(model: nn.Module) -> dict[str, object]:
-    return {**dict(model.named_modules()), **dict(model.named_parameters())}
-
-
 def _attributes(model: nn.Module) -> dict[tuple[str, str], object]:
     """The attributes of every module that torch does not keep itself."""
     return {
@@ -304,46 +291,22 @@ def _attributes(model: nn.Module) -> dict[tuple[str, str], object]:
 
 
 def _copied(value: Any) -> Any:
-    """The same, with lists, dicts, sets and arrays of its own, however they are nested; other objects are shared."""
-    if isinstance(value, np.ndarray | set):
-        return copy.copy(value)
-    if type(value) is tuple:
-        return tuple(map(_copied, value))
-    if not isinstance(value, dict | list | deque):
-        return value
-    made: Any = copy.copy(value)
-    if isinstance(value, dict):
-        made.update({key: _copied(item) for key, item in value.items()})
-    else:
-        made.clear()
-        made.extend(map(_copied, value))
-    return made
+    """The same, with containers and arrays of its own, however they are nested; other objects are shared."""
+    return tree_map(lambda leaf: copy.copy(leaf) if isinstance(leaf, np.ndarray | set | dict) else leaf, value)
 
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether plain values and what containers hold are equal, and other objects the same."""
-    if one is other and not isinstance(one, dict | list | deque | np.ndarray | set):
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
+    (leaves, structure), (others, other_structure) = tree_flatten(one), tree_flatten(other)
+    return structure == other_structure and all(map(_same, leaves, others))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return (one.shape, one.dtype, one.tobytes()) == (other.shape, other.dtype, other.tobytes())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list | deque) or type(one) is tuple:
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, set):
-        return {id(item) for item in one} == {id(item) for item in other} or one == other
-    return isinstance(one, _PLAIN) and one == other
-
-
-def _memory(parameter: Tensor) -> int:
-    """Where its numbers lie; 0 where they lie nowhere."""
-    return parameter.untyped_storage().data_ptr()
-
-
-def _holds_tensors(value: object) -> bool:
-    return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
+    if isinstance(one, dict) and type(one) is type(other):  # a subclass, such as a Counter
+        return _alike(dict(one), dict(other))
+    return one is other or (type(one) is type(other) and isinstance(one, _COMPARED) and bool(one == other))
 
 
 def _set(attributes: dict[str, Any], key: str, value: object) -> None:
@@ -377,11 +340,10 @@ def hooks_of(model: nn.Module, loss: object = None) -> list[tuple[str, Any]]:
             found += [(kind, hook, on) for table, kind in _KINDS.items() for hook in getattr(module, table).values()]
         for name, parameter in root.named_parameters(prefix=prefix) if isinstance(root, nn.Module) else ():
             found += [("gradient hook", hook, repr(name)) for hook in (parameter._backward_hooks or {}).values()]
-    named = [(f"{kind} {{}} on {on}", hook, _plain(hook)) for kind, hook, on in found]
     return [
-        (where.format(plain.__qualname__.rpartition("<locals>.")[2]), hook)
-        for where, hook, plain in named
-        if str(plain.__module__).partition(".")[0] not in _LIBRARIES
+        (f"{kind} {plain.__qualname__.rpartition('<locals>.')[2]} on {on}", hook)
+        for kind, hook, on in found
+        if str((plain := _plain(hook)).__module__).partition(".")[0] not in _LIBRARIES
     ]
 
 

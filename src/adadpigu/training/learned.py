@@ -21,10 +21,9 @@ from adadpigu.training.preparation import Preparation
 
 
 class WeightAverage:
-    """θ̄ ← θ̄ + w_t (θ − θ̄) over the steps of a run. The weight w_t lies beside θ̄, where a recorded step finds it."""
+    """θ̄ ← θ̄ + w_t (θ − θ̄), with w_t = share(t), t from 1. w_t lies beside θ̄, where a recorded step finds it."""
 
     def __init__(self, share: Callable[[int], float], start: Tensor) -> None:
-        """`share` is w_t, by the number of the step, from 1."""
         self._share = share
         self._steps = 0
         self._filled = 1.0
@@ -67,7 +66,6 @@ class Learned:
     def __init__(
         self, prepared: Preparation, state: State | None = None, optimiser: type[MaskedOptimiser] = MaskedOptimiser
     ) -> None:
-        """From the start, or from what a checkpoint has kept."""
         self._modules: dict[str, nn.Module] = {"model": prepared.model}
         if prepared.released_norm is not None:
             self._modules["normaliser"] = prepared.released_norm
@@ -79,15 +77,12 @@ class Learned:
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
             try:
-                self._load(state)
+                self.optimiser.load(part("optimiser", state))
+                self.running.load(part("method", state))
+                if self.average is not None:
+                    self.average.load(part("average", state))
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
                 raise InputError(f"the checkpoint does not fit the run: {first_line(error)}") from None
-
-    def _load(self, state: State) -> None:
-        self.optimiser.load(part("optimiser", state))
-        self.running.load(part("method", state))
-        if self.average is not None:
-            self.average.load(part("average", state))
 
     def state(self) -> State:
         """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from adadpigu.accounting import Ledger, PrivacyReport
-from adadpigu.accounting.shared import SharedTotal
+from adadpigu.accounting import PrivacyReport
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.state import Untrained
@@ -27,7 +26,7 @@ from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Recorder
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
-from adadpigu.runs.run import Metrics, Observer, Run, RunFolder
+from adadpigu.runs.run import Metrics, Observer, Run
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
@@ -35,9 +34,10 @@ from adadpigu.training.normalising import release_normalisation
 from adadpigu.training.observers import ObserverHub
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import lr_factor
-from adadpigu.training.preparation import Preparation, trained_models
+from adadpigu.training.preparation import trained_models
 from adadpigu.training.recording import RecordedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.reporting import RAN_OUT, report_on
+from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.threads import using
@@ -59,27 +59,20 @@ class Session:
 
     def __init__(
         self,
-        prepared: Preparation,
+        begun: Begun,
         *,
-        ledger: Ledger,
         randomness: Randomness,
         observers: Sequence[Observer] = (),
         mechanism: MakeMechanism | None = None,
         watch: Watch | None = None,
-        store: RunFolder | None = None,
-        checkpoint: Checkpoint | None = None,
-        shared: Callable[[], SharedTotal] | None = None,
         recorder: Recorder | None = None,
         processes: Processes = ALONE,
         optimiser: type[MaskedOptimiser] = MaskedOptimiser,
     ) -> None:
-        """`checkpoint`: where the run goes on. `recorder` is for tests; a GPU has its own. `optimiser` is for shards.
-
-        `mechanism` makes another one than `GaussianMechanism`: for audits that look at sums, which the report says.
-        `watch` looks on from the public side, and changes nothing.
-        """
-        self._p, self._processes, self._shared, self._store = prepared, processes, shared, store
-        self.ledger, self._randomness = ledger, randomness
+        """`mechanism` and `watch` are for audits, `recorder` for tests, `optimiser` for shards."""
+        prepared, ledger, store, checkpoint = begun.prepared, begun.ledger, begun.folder, begun.checkpoint
+        self._p, self.ledger, self._store, self._shared = prepared, ledger, store, begun.total
+        self._processes, self._randomness = processes, randomness
         self._layout = prepared.engine.layout
         self._diagnostics: Diagnostics | None = None
         if prepared.options.diagnostics:
@@ -88,21 +81,11 @@ class Session:
         self.learned = Learned(prepared, None if checkpoint is None else checkpoint.state, optimiser)
         self._optimiser, self._running = self.learned.optimiser, self.learned.running
         used, self._eager = choose_recorder(
-            prepared,
-            self.learned,
-            randomness,
-            exposed=self._exposed,
-            several=processes.size > 1,
-            recorder=recorder,
+            prepared, self.learned, randomness, exposed=self._exposed, several=processes.size > 1, recorder=recorder
         )
-        self.draws = (Draws if used is None else ReplayedDraws)(
-            prepared,
-            (mechanism or GaussianMechanism)(ledger, randomness, self._processes),
-            randomness,
-            diagnostics=self._diagnostics,
-            processes=self._processes,
-            watch=watch,
-        )
+        noise = (mechanism or GaussianMechanism)(ledger, randomness, processes)
+        kind = Draws if used is None else ReplayedDraws
+        self.draws = kind(prepared, noise, randomness, diagnostics=self._diagnostics, processes=processes, watch=watch)
         self._recorded: RecordedSteps | None = None
         if used is not None and isinstance(self.draws, ReplayedDraws):
             self._recorded = RecordedSteps(self.draws, used)
@@ -134,10 +117,7 @@ class Session:
             self.done = checkpoint.step
 
     def run(self) -> Run:
-        """Trains to the end of the plan, or until interrupted; either way what was spent is reported.
-
-        After any other error too; then the weights go back to where they started, and the error is raised again.
-        """
+        """Trains to the end of the plan, or until interrupted or an error; reports what was spent in any case."""
         self.begin()
         self._threads = self._p.threads
         try:
@@ -171,12 +151,9 @@ class Session:
             if self._p.released_norm is not None:
                 self._p.released_norm.reset()
 
+    @undisturbed()
     def finish(self) -> Run:
         """Writes down what was spent first, then looks at the model that is kept."""
-        with undisturbed():
-            return self._finish()
-
-    def _finish(self) -> Run:
         how = f"eager: {self._eager}" if self._recorded is None else self._recorded.description
         interrupted = self._end == "interrupted"
         self._note(self._end)
@@ -226,21 +203,15 @@ class Session:
             self.ledger.note(kind, steps_done=self.done, **facts)
 
     def steps(self) -> Iterator[Step]:
-        """Each step that is left of the plan, covered by the ledger and free to draw; it is taken before the next.
-
-        Where there are no more, `_end` says why: the plan is done, a stop was asked for, or nothing is left to spend.
-        """
+        """Each step that is left of the plan, covered by the ledger; the caller takes it before the next."""
         before = 0
         for number, stage in enumerate(self._p.stages):
             planned = self._p.samplers(number)
             events = {name: sampler.event([sigma]) for name, (sampler, sigma) in planned.items()}
             for index in range(max(0, self.done - before), stage.steps):
-                refused: End | None = "interrupted" if self._agreed_to_stop() else None
-                if refused is None and not self._affordable(stage, events, left=stage.steps - index):
-                    refused = "exhausted"
-                if refused is not None:
+                if (end := self._end_before(stage, events, left=stage.steps - index)) is not None:
                     self.save()
-                    self._end = refused
+                    self._end = end
                     return
                 self.draws.begin_step(stage.name, self.done, planned)
                 if number == 0 and (norm := self._p.released_norm) is not None:
@@ -267,7 +238,6 @@ class Session:
         return stopped
 
     def after_step(self, stage: int) -> None:
-        """What follows each step."""
         self.done += 1
         if self.draws.micro_batches.ran_out:
             self.ledger.add_caveat(RAN_OUT)
@@ -278,15 +248,17 @@ class Session:
         if self._checkpoints is not None:
             self._save_if_due()
 
-    def _affordable(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> bool:
-        """Has the ledger cover the next step; False where a crash has cost the steps that would pay for it."""
+    def _end_before(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> End | None:
+        """Reserves budget for the next step; or returns why there is none: a stop, or a crash that used it up."""
+        if self._agreed_to_stop():
+            return "interrupted"
         try:
             self.ledger.cover(stage.name, self.done, events, left=left)
         except BudgetError:
             if not self._hub.resumed:
                 raise
-            return False
-        return True
+            return "exhausted"
+        return None
 
     def _save_if_due(self) -> None:
         every = self._p.options.checkpoint_every

@@ -14,7 +14,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
 from adadpigu.core.sensitive import Records
-from adadpigu.errors import require
+from adadpigu.errors import InputError, require
 from adadpigu.training.task import synthetic, synthetic_records
 
 if TYPE_CHECKING:
@@ -96,12 +96,9 @@ def _coarse(count: int) -> int:
 
 def _available() -> int:
     """Unlike free pages, this counts those that only cache files."""
-    try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    if found is not None:
-        return int(found[1]) * 1024
+    with suppress(OSError):
+        if found := re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -163,8 +160,7 @@ def runs_out(work: Callable[[], object]) -> bool:
         return False
     except torch.cuda.OutOfMemoryError:
         pass  # its traceback, and with it every tensor of the attempt, goes before the cache is emptied
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     return True
 
 
@@ -172,8 +168,7 @@ class Rehearsal:
     """Runs what a draw does with a micro-batch on synthetic records, to see how many of them fit."""
 
     def __init__(self, population: Population, view: View) -> None:
-        self._population = population
-        self._view = view
+        self._population, self._view = population, view
 
     def records(self, size: int) -> Records:
         """So many synthetic records as the model takes them; no private one is read."""
@@ -189,12 +184,15 @@ class Rehearsal:
     def largest(self, work: Callable[[Records], object], asked: int | str | None, most: int) -> int:
         """The most records, up to `most`, that `work` can take within the limit asked for; None: what is free.
 
-        Sizes grow up to fourfold, never past what the growth so far leaves room for. Engines take no more for a record
-        among many than for a record alone, so that line is an upper bound, and what is tried fits.
+        Sizes grow up to fourfold, but never past the line through the growth so far, which is an upper bound.
         """
         limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(bytes_of(asked))
         size, peak = 1, self._peak(work, 1)
-        require(peak <= limit, _too_small(asked, limit, peak))
+        if peak > limit:
+            need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
+            free = f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
+            given = f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
+            raise InputError(free if asked is None else given)
         slope, over = peak, most + 1
         most_measured = min(_MEASURED_AT_MOST.get(self._view.device.type, most), most)
         while True:
@@ -221,13 +219,6 @@ class Rehearsal:
         device = self._view.device
         with isolated(SystemRandomness(), device):  # neither the user's stream nor the run's moves on
             return _MARGIN * peak_memory(lambda: work(self.records(size)), device)
-
-
-def _too_small(asked: int | str | None, limit: float, peak: float) -> str:
-    need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
-    if asked is None:
-        return f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
-    return f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
 
 
 @contextmanager

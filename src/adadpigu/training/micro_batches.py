@@ -25,16 +25,7 @@ from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, host_state, isolated, streams_put_back
 from adadpigu.core.sampling import Drawn, Population, bytes_of, gather
-from adadpigu.core.sensitive import (
-    GradientBatch,
-    PerRecordLosses,
-    PerSampleGradients,
-    Presence,
-    Records,
-    losses_of,
-    padded,
-    unseal,
-)
+from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Presence, Records, losses_of, padded, unseal
 from adadpigu.core.trees import Tree, map_tensors, to_device
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import require
@@ -50,16 +41,13 @@ _PLACED = 2 * BLOCK
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Turns drawn records into what the trained net takes.
-
-    Where the features of every variant of every record were computed beforehand (`variants`, [n, v, ...]), the drawn
-    inputs are positions in them; what is shown is the same, at a fraction of the time.
-    """
+    """Turns drawn records into what the trained net takes."""
 
     augmentation: Augmentation
     front: nn.Module | None
     device: torch.device
     variants: Tensor | None = None
+    """features of every variant of every record, [n, v, ...], computed before; drawn inputs are positions in them"""
 
     def __call__(self, records: Records) -> Records:
         inputs, targets = unseal(records)
@@ -71,13 +59,9 @@ class View:
         if self.variants is not None:
             which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
             inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
-        elif self._augments:
+        elif self.augmentation:
             inputs = self._augmented(inputs)
         return inputs if self.front is None else apply_front(self.front, inputs)
-
-    @cached_property
-    def _augments(self) -> bool:
-        return bool(self.augmentation)
 
     def _augmented(self, inputs: Tree) -> Tree:
         """Of records (image, label) the images are augmented, and labels repeated."""
@@ -103,17 +87,12 @@ class ShownDraw:
 
 
 class MicroBatches:
-    """Bounds the draws of one run, so many records at a time.
+    """Bounds the draws of one run, so many records at a time: a public size, halved where a GPU runs out of memory.
 
-    Where a GPU runs out of memory, recorded steps are given up first, then the size is halved, and the draw is
-    processed anew. That is told (`MemoryWarning`) and takes time. Micro-batches have a public size; so it tells about
-    the device, not about the draw.
-
-    Formal guarantee: all micro-batches of a draw have one shape, that does not depend on the draw, or shapes in which
-    each row is computed alike (`rows_alike`). Where a CPU was not seen to compute rows alike at any place, a record's
-    place is a checksum of its input modulo the size, which no other record changes. Rows without a record are absent
-    and add zero, whatever they hold. So what a record adds depends on no other record, bit for bit; sums are float64,
-    and one record moves them by at most C, up to n·2⁻⁵² of it.
+    Formal guarantee: all micro-batches of a draw have one shape that does not depend on the draw, or shapes in which
+    each row is computed alike (`rows_alike`). Where a CPU may round a row by its place, a record's place is a checksum
+    of its input modulo the size. Rows without a record add zero, whatever they hold. So what a record adds depends on
+    no other record, bit for bit; sums are float64, and one record moves them by at most C, up to n·2⁻⁵² of it.
     """
 
     def __init__(
@@ -189,9 +168,9 @@ class MicroBatches:
                     self.draws_on_host = self.draws_on_host or (fixed_shape and host_state() != start)
                     break
                 self.ran_out = True
-                if torch.cuda.is_available():  # every tensor of the attempt went with its error
-                    torch.cuda.empty_cache()
-                if not self.relief():
+                relieved = self.relief()
+                torch.cuda.empty_cache()  # every tensor of the attempt went with its error
+                if not relieved:
                     size = self._most = _smaller(size)
                     if not fixed_shape and self._places_matter(size):
                         rows = self._placed(drawn, size)
@@ -369,4 +348,4 @@ def _norms_and_losses(gradients: PerSampleGradients) -> PerSampleGradients:
     """All that diagnostics look at, in few bytes: rows of one entry, the norm, kept until the draw is through."""
     batch = unseal(gradients).records_only()
     norms = torch.linalg.vector_norm(batch.gradients, dim=1, keepdim=True, dtype=torch.float64)
-    return PerSampleGradients(GradientBatch(norms.cpu(), batch.losses.detach().cpu()))
+    return PerSampleGradients(replace(batch, gradients=norms.cpu(), losses=batch.losses.detach().cpu()))

@@ -5,6 +5,7 @@ Metrics are functions of releases, of the plan and of test records; no sensitive
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -88,18 +89,10 @@ class ObserverHub:
             observer.update(replace(metrics, mask=mask, alpha=alpha, beta=beta))  # its own, to do with as it likes
 
     def end(self, run: Run) -> None:
-        """The run, finished or interrupted. The error of one observer is raised once all others were told.
-
-        The run folder is an observer too: another's failure must not cost a run the model that it has paid for.
-        """
-        failed: list[Exception] = []
-        for observer in self.observers:
-            try:
-                observer.end(run)
-            except Exception as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        """The run, finished or interrupted. An error of an observer is raised once all others, and the folder, know."""
+        with contextlib.ExitStack() as every:
+            for observer in reversed(self.observers):
+                every.callback(observer.end, run)
 
     def _planned_looks(self) -> dict[int, float | None]:
         """After which steps the test set is looked at, and the ε spent by then."""

@@ -13,7 +13,7 @@ import torch
 from adadpigu.config import Clipping, CommonOptions, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
-from adadpigu.errors import InputError, check_range, require, unknown
+from adadpigu.errors import InputError, check_known, check_range, require, unknown
 from adadpigu.methods.base import registered
 from adadpigu.training.memory import bytes_of
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
@@ -58,8 +58,7 @@ class TrainingOptions(CommonOptions):
             ("execution", get_args(Execution)),
             ("precision", get_args(Precision)),
         ):
-            if getattr(self, name) not in kinds:
-                raise unknown(name, str(getattr(self, name)), kinds)
+            check_known(name, getattr(self, name), kinds)
         stable = 1e-12 <= self.clip_stability < math.inf
         require(stable, f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
         self.augmentation()
@@ -68,17 +67,13 @@ class TrainingOptions(CommonOptions):
     def _settle_memory(self) -> None:
         """Checks what bounds memory; a limit alone means `auto`."""
         size, limit = self.physical_batch_size, self.memory_limit
-        if size is None and limit is not None:
-            size = "auto"
-            object.__setattr__(self, "physical_batch_size", size)
-        if size == "auto":
-            if limit is not None:
-                bytes_of(limit)
-        else:
+        fits = size in (None, "auto") or (not isinstance(size, str) and size >= 1)
+        require(fits, f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
+        if limit is not None:
             idle = f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'"
-            require(limit is None, idle)
-            fits = size is None or (not isinstance(size, str) and size >= 1)
-            require(fits, f"physical_batch_size={size!r} is neither at least 1 nor 'auto'")
+            require(size in (None, "auto"), idle)
+            bytes_of(limit)
+            object.__setattr__(self, "physical_batch_size", "auto")
 
     def augmentation(self) -> Augmentation:
         """How records are augmented."""
@@ -109,9 +104,8 @@ class TrainingOptions(CommonOptions):
         known = re.fullmatch(r"(cpu|cuda)(:\d+)?", self.device)
         require(known, f"device={self.device!r} is not supported; allowed: auto, cpu, cuda, cuda:0, …")
         device, count = torch.device(self.device), torch.cuda.device_count()
-        allowed = (
-            f"{count} CUDA GPU(s) are available; allowed: {f'cpu, cuda:0 to cuda:{count - 1}' if count else 'cpu'}"
-        )
+        places = f"cpu, cuda:0 to cuda:{count - 1}" if count else "cpu"
+        allowed = f"{count} CUDA GPU(s) are available; allowed: {places}"
         require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
 

@@ -13,7 +13,6 @@ import contextlib
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import torch
@@ -65,42 +64,35 @@ class PrivateBatch:
     """One Poisson batch of records that nobody sees, or a part of one. `backward` may be called once."""
 
     def __init__(self, loop: PrivateLoop, step: Step, *, last_part: bool = True) -> None:
-        self._loop = loop
-        self._step = step
-        self._last_part = last_part
+        self._loop, self._session = loop, loop._session
+        self.step, self._last_part = step, last_part
         self._update = contextlib.ExitStack()
-        self._state: State = "drawn"
-
-    @property
-    def state(self) -> State:
-        """drawn, part (others follow), released (p.grad is set), used (the optimiser has made its step) or failed."""
-        return self._state
+        self.state: State = "drawn"
+        """part: others follow; released: p.grad is set; used: the optimiser has made its step"""
 
     def backward(self) -> WithheldLoss:
         """Charges the draw, and puts the private mean gradient into `p.grad`; of parts, the last does."""
-        if self._state != "drawn":
-            raise PrivacyLineError(f"backward() on a batch that was {self._state}: a batch is charged for one release")
+        if self.state != "drawn":
+            raise PrivacyLineError(f"backward() on a batch that was {self.state}: a batch is charged for one release")
         if self._loop.ended:
             raise PrivacyLineError("backward() on a batch of a run that has ended; allowed: within its loop")
         if not self._last_part:
-            self._state = "part"
+            self.state = "part"
             return WithheldLoss()
-        self._state = "failed"
+        self.state = "failed"
         self._loop._busy = True
+        prepared, guard = self._loop._prepared, self._loop._guard
         try:
-            keep_norms_frozen(self._loop._prepared.model)
-            with (
-                self._loop._guard.as_begun(self._loop._session.draws.micro_batches.probe),
-                using(self._loop._prepared.threads),
-            ):
-                self._update.enter_context(self._loop._session.updates.shown(self._step))
-            self._loop._guard.hand_over()
+            keep_norms_frozen(prepared.model)
+            with guard.as_begun(self._session.draws.micro_batches.probe), using(prepared.threads):
+                self._update.enter_context(self._session.updates.shown(self.step))
+            guard.hand_over()
         except BaseException as error:
             self._loop._end_by(error)
             raise
         finally:
             self._loop._busy = False
-        self._state = "released"
+        self.state = "released"
         return WithheldLoss()
 
     def _unseen(self, *_: object, **__: object) -> NoReturn:
@@ -113,39 +105,48 @@ class PrivateBatch:
 
     def ahead(self, query: GradientSum) -> Records:
         """Charges for the draw and makes it before `backward`: for integrations whose scripts see their records."""
-        if self._state != "drawn":
-            raise PrivacyLineError(f"a batch that was {self._state} is not drawn again")
+        if self.state != "drawn":
+            raise PrivacyLineError(f"a batch that was {self.state} is not drawn again")
         try:
-            return self._loop._session.draws.ahead(query)
+            return self._session.draws.ahead(query)
         except BaseException as error:
-            self._state = "failed"
+            self.state = "failed"
             self._loop._end_by(error)
             raise
 
     def drop(self) -> bool:
         """Gives up a batch of which nothing was released: it stays charged. False where something was, or it failed."""
-        if self._state != "drawn":
+        if self.state != "drawn":
             return False
-        self._state = "used"
+        self.state = "used"
         return True
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """After the optimiser's step: what was frozen is put back, averages go on."""
         self._update.close()
-        self._state = "used"
+        self.state = "used"
 
 
 class PrivateLoop:
     """Yields the batches of one private run, for a loop of the user's own.
 
-    Arguments are those of `train`, but learning rate and optimiser, which the loop never touches. As a context manager
-    it reports what was spent also after an error; without, when its batches are used up or left by `break`. Ctrl-C
-    lets the step that is being made end, keeps the weights, claims the whole plan and then interrupts the program.
-    `accumulate=k` is for a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
+    Arguments are those of `train`, but for learning rate and optimiser, which the loop never touches. As a context
+    manager it reports what was spent also after an error; without, when its batches are used up or left by `break`.
+    Ctrl-C lets the step end, keeps the weights, claims the whole plan and then interrupts the program. `accumulate=k`
+    is for a loop that makes a step every k batches: a batch of `batch_size` comes in k parts.
 
     Formal guarantee: as for `train`, of everything that follows from the model's weights and from `p.grad`, provided
     the user's code looks at private records only through this loop.
     """
+
+    epsilon: float
+    """the ε to cite: of the whole plan, however early the loop is left"""
+    delta: float
+    """the δ to cite"""
+    noise_multiplier: float
+    """σ, fixed before the first step"""
+    gradients: str
+    """how per-record gradients are computed, and why"""
 
     def __init__(
         self,
@@ -174,11 +175,12 @@ class PrivateLoop:
     ) -> None:
         check_range("accumulate", accumulate, "at least 1")
         if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
-            options["physical_batch_size"] = -(-options.get("batch_size", TrainingOptions.batch_size) // accumulate)
+            size = options.get("batch_size", TrainingOptions.batch_size)
+            options["physical_batch_size"] = -(-size // accumulate)
         self._parts = accumulate
-        for name in _OWNED:
-            if name in options:
-                raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
+        for name in options.keys() & _OWNED:
+            yours = "the loop is yours; set it on your optimizer or scheduler"
+            raise InputError(f"{name}={options[name]!r}: {yours}")
         self._prepared = prepared_for(
             model,
             dataset,
@@ -197,15 +199,9 @@ class PrivateLoop:
             resume=resume,
             **{"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
-        self._start(
-            optimizer,
-            losses if loss is None else loss,
-            out=out,
-            observers=observers,
-            randomness=randomness,
-            resuming=resume,
-            shared=ledger,
-        )
+        place = {"out": out, "resuming": resume, "shared": ledger}
+        given = losses if loss is None else loss
+        self._start(optimizer, given, observers=observers, randomness=randomness, **place)
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)
@@ -220,6 +216,11 @@ class PrivateLoop:
 
     def _start(self, optimizer: torch.optim.Optimizer, loss: object = None, **how: Any) -> None:
         """Puts the guard on and opens the ledger, both until the run ends (`_ending`); nothing is charged yet."""
+        prepared = self._prepared
+        self.epsilon, self.delta = prepared.epsilons["pld"], prepared.delta
+        self.noise_multiplier, self.gradients = prepared.noise_multiplier, prepared.engine.reason
+        self.planned = prepared.plan.event()
+        """all that the run may ever charge"""
         self.batch: PrivateBatch | None = None
         """the latest one"""
         self._run: Run | None = None
@@ -229,10 +230,10 @@ class PrivateLoop:
         self._busy = False
         """whether the package's own code runs, which a first Ctrl-C does not interrupt"""
         with contextlib.ExitStack() as opening:
-            trained = {slot.name for slot in self._prepared.engine.layout.slots}
-            self._guard = Guard(self._prepared.model, optimizer, trained, loss, self)
+            trained = {slot.name for slot in prepared.engine.layout.slots}
+            self._guard = Guard(prepared.model, optimizer, trained, loss, self)
             opening.callback(self._guard.take_off)
-            self._session = opening.enter_context(session(self._prepared, **how))
+            self._session = opening.enter_context(session(prepared, **how))
             self.add_caveat(_OWN_CODE)
             self._guard.name_hooks()
             self._ending = opening.pop_all()
@@ -240,26 +241,6 @@ class PrivateLoop:
     def __len__(self) -> int:
         """How many batches there are, or parts of them."""
         return self._prepared.plan.steps * self._parts
-
-    @property
-    def epsilon(self) -> float:
-        """The ε to cite: of the whole plan, however early the loop is left."""
-        return self._prepared.epsilons["pld"]
-
-    @property
-    def delta(self) -> float:
-        """The δ to cite."""
-        return self._prepared.delta
-
-    @property
-    def noise_multiplier(self) -> float:
-        """σ, fixed before the first step."""
-        return self._prepared.noise_multiplier
-
-    @property
-    def gradients(self) -> str:
-        """How per-record gradients are computed, and why."""
-        return self._prepared.engine.reason
 
     @property
     def failed(self) -> bool:
@@ -277,11 +258,6 @@ class PrivateLoop:
     def done(self) -> int:
         """Steps that were taken."""
         return self._session.done
-
-    @property
-    def planned(self) -> DpEvent:
-        """All that the run may ever charge."""
-        return self._prepared.plan.event()
 
     @property
     def spent(self) -> DpEvent:
@@ -361,9 +337,9 @@ class PrivateLoop:
         if not self.ended:
             self._begun = True
             batch = self.batch
-            if batch is not None and batch.state == "used" and self._session.done == batch._step.count:
+            if batch is not None and batch.state == "used" and self._session.done == batch.step.count:
                 self._session.learned.optimiser.refresh()
-                self._session.after_step(batch._step.stage)  # the loop was left after its step
+                self._session.after_step(batch.step.stage)  # the loop was left after its step
             if batch is not None and batch.state != "released" and self._session.done < self._prepared.plan.steps:
                 self._session.save()  # what a release that no step followed has taught the method is not a step
             self.ended = True
@@ -384,9 +360,7 @@ class PrivateLoop:
         self._entered = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._end_by(error)
         elif not self.ended:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
-from adadpigu.accounting.journal import Journal, head_path
+from adadpigu.accounting.journal import Journal
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.training.memory import Rehearsal, in_training, runs_out
@@ -29,8 +31,7 @@ _RECORDS = 256
 _FEW = 8
 """records that fit wherever the size is left to the machine"""
 _FASTER = 64.0
-"""how much faster a GPU may be at a step that was recorded than at the gradients of an eager one, and how much longer a
-record may take amid training"""
+"""how much faster a GPU may be at a recorded step than at an eager one, and how much slower a record amid training"""
 
 
 def steps_to_reserve(prepared: Preparation, folder: Path) -> int:
@@ -41,19 +42,14 @@ def steps_to_reserve(prepared: Preparation, folder: Path) -> int:
     return int(min(most, 2 ** max(0, math.ceil(math.log2(max(needed, 1.0))))))
 
 
-def append_seconds(folder: Path, times: int = 5) -> float:
+def append_seconds(folder: Path) -> float:
     """What one record takes until it is on this disk."""
-    path, taken = folder / ".pace.log", []
-    journal = Journal(path, new=True)
-    try:
-        for number in range(times):
+    taken = []
+    with TemporaryDirectory(dir=folder, prefix=".") as place, closing(Journal(Path(place, "log"), new=True)) as journal:
+        for number in range(5):
             start = time.perf_counter()
             journal.append({"charge": number, "stage": "training", "step": number, "draw": "gradient"})
             taken.append(time.perf_counter() - start)
-    finally:
-        journal.close()
-        path.unlink(missing_ok=True)
-        head_path(path).unlink(missing_ok=True)
     return statistics.median(taken)
 
 

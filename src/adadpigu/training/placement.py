@@ -46,9 +46,8 @@ def settle(
 ) -> tuple[DataSet, View]:
     """Computes features beforehand where that is possible, and moves records to the device where they fit.
 
-    Returns the data set as it is drawn from, and what is left to do for each drawn record. Without augmentation a
-    record has one set of features. With it, a record has as many as there are variants of it; where they do not all
-    fit, features are computed for each drawn copy.
+    Returns the data set as it is drawn from, and what is left to do for each drawn record. An augmented record has
+    features of each of its variants; where these do not all fit, they are computed for each drawn copy.
     """
     tell: Progress = progress or (lambda _: None)
     features, records = None if front is None else front.features, data.train
@@ -107,8 +106,8 @@ def _made_of(records: Population, features: nn.Module, device: torch.device, pro
 def _features_of(inputs: Tree, features: nn.Module, device: torch.device, alike: bool) -> Tree:
     """The features of some records, each of which depends on no other record.
 
-    A CPU may round a row by its place and by how many there are. Where a rehearsal has not shown that it does not
-    (`alike`), records go one at a time; else in whole blocks, whose last rows repeat the first record.
+    A CPU may round a row by its place: unless a rehearsal has shown that it does not (`alike`), records go one at a
+    time; else in whole blocks, whose last rows repeat the first record.
     """
     count = count_rows(inputs)
     if device.type != "cpu" or count == 0:

@@ -14,17 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from adadpigu.accounting import (
-    Budget,
-    Plan,
-    PlannedDraw,
-    PlannedStage,
-    affordable_prefix,
-    calibrate,
-    delta_warnings,
-    epsilon,
-    epsilons,
-)
+from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, delta_warnings, epsilon, epsilons
+from adadpigu.accounting.calibration import affordable_prefix, calibrate
 from adadpigu.core.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.core.gradients.losses import Losses
 from adadpigu.core.layout import Layout
@@ -157,9 +148,8 @@ def prepare(
 ) -> Preparation:
     """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
 
-    The loss is `loss(outputs, targets)`, cross entropy by default, or `losses(model, batch) -> [n]`. A copy of `front`
-    comes before the model; its features are computed here, once, where that is possible, and `progress` is told how
-    far that is.
+    A copy of `front` comes before the model; its features are computed here, once, where that is possible, and
+    `progress` is told how far that is. Other arguments are those of `train`.
     """
     device = options.torch_device()
     model = uncompiled(model).to(device)

@@ -39,16 +39,13 @@ Work = Callable[[], None]
 class CudaGraphs:
     """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
 
-    A graph must know the generator it draws from. Where that one stands is written to one place on the device before
-    each replay, so graphs that may run at the same time need different ones.
+    Graphs that may run at the same time need different generators: `other` is for those made `apart`.
     """
 
     name = "one CUDA graph a step"
 
     def __init__(self, generator: torch.Generator, other: torch.Generator | None = None) -> None:
-        """`other` is for recordings `apart`."""
-        self._generator = generator
-        self._other = other
+        self._generator, self._other = generator, other
         self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
     def record(self, work: Work) -> Recording:
@@ -108,10 +105,7 @@ class ReplayedDraws(Draws):
             self._made = None
 
     def replay(self, drawn: RecordedDraw, run: Callable[[], None]) -> bool:
-        """Pays for a step that was recorded, draws its batch and runs it; False where the batch does not fit.
-
-        What was paid and drawn is then what the next `release` answers with.
-        """
+        """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
         paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
         if not self._fixed.load():
@@ -168,12 +162,12 @@ class RecordedSteps:
     @property
     def description(self) -> str:
         """How the steps so far were run, in words."""
+        why = f": {self._reason}" if self._reason else ""
         if self._recorder is None or not self._replayed:
-            return f"eager: {self._reason}" if self._reason else "eager"
+            return f"eager{why}"
         eager = self._taken - self._replayed
-        return f"{self._recorder.name}, {self._replayed} of {self._taken} steps" + (
-            f"; {eager} eager{': ' + self._reason if self._reason else ''}" if eager else ""
-        )
+        recorded = f"{self._recorder.name}, {self._replayed} of {self._taken} steps"
+        return f"{recorded}; {eager} eager{why}" if eager else recorded
 
     def take(self, key: Hashable | None, step: Work) -> None:
         """One step; `key` says what it depends on besides tensors in their place, None that it must run as it is."""
@@ -199,7 +193,6 @@ class RecordedSteps:
             step()  # drawn and paid for, but too many records for the recorded shape
 
     def _record(self, key: Hashable, step: Work) -> None:
-        """Records the step, then takes it as a replay."""
         assert self._recorder is not None
         try:
             with warnings.catch_warnings():
@@ -222,8 +215,6 @@ class RecordedSteps:
         held = bool(self._recordings)
         if held:
             self._give_up("the GPU has too little memory for recorded steps beside it")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         return held
 
     def _give_up(self, reason: str) -> None:
@@ -240,28 +231,22 @@ def choose_recorder(
     several: bool,
     recorder: Recorder | None = None,
 ) -> tuple[Recorder | None, str]:
-    """What records the steps of a run, or None and why none does.
-
-    A GPU does: where numbers and records are there, and nothing looks at every sum (`exposed`).
-    """
+    """What records the steps of a run, or None and why none does; `exposed`: something looks at every sum."""
     options, train = prepared.options, prepared.data.train
-    reason = ""
     if several:
-        reason = "several processes add up their sums at every step"
-    elif recorder is None and prepared.device.type != "cuda":
-        reason = "CUDA graphs need a GPU"
-    elif options.execution == "eager":
-        reason = "execution='eager' was asked for"
-    elif exposed:
-        reason = "diagnostics or an audit of sums look at every step"
-    elif not isinstance(randomness, DeviceRandomness):
-        reason = "noise is drawn on the CPU"
-    elif not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
-        reason = "records do not lie on the GPU"
-    elif type(learned.running).accept is not MethodState.accept:
-        reason = f"{prepared.method.name} decides about each step after it"
-    elif not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
-        reason = "this optimiser takes a changing learning rate from the CPU"
-    else:
-        return recorder or CudaGraphs(randomness.noise, randomness.coins), ""
-    return None, reason
+        return None, "several processes add up their sums at every step"
+    if recorder is None and prepared.device.type != "cuda":
+        return None, "CUDA graphs need a GPU"
+    if options.execution == "eager":
+        return None, "execution='eager' was asked for"
+    if exposed:
+        return None, "diagnostics or an audit of sums look at every step"
+    if not isinstance(randomness, DeviceRandomness):
+        return None, "noise is drawn on the CPU"
+    if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
+        return None, "records do not lie on the GPU"
+    if type(learned.running).accept is not MethodState.accept:
+        return None, f"{prepared.method.name} decides about each step after it"
+    if not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
+        return None, "this optimiser takes a changing learning rate from the CPU"
+    return recorder or CudaGraphs(randomness.noise, randomness.coins), ""

@@ -7,8 +7,9 @@ checkpoint of the same run, a ledger that is not older than it.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -35,8 +36,8 @@ class Begun:
     """A run whose ledger is open: a new one, or one that goes on."""
 
     prepared: Preparation
-    folder: RunFolder | None
     ledger: Ledger
+    folder: RunFolder | None = None
     checkpoint: Checkpoint | None = None
     """None of a new run, and where the process ended before the first one: what was charged stays charged"""
     total: Callable[[], SharedTotal] | None = None
@@ -73,8 +74,7 @@ def refuse_unfit(folder: Path) -> None:
     """Refuses, before any data is loaded, a run that has ended, is damaged, or that another process works on."""
     path = _ledger_path(folder)
     Journal(path, new=False).close()
-    for text in _ended(read_ledger(path), folder):
-        raise InputError(text)
+    _refuse_ended(read_ledger(path), folder)
 
 
 def noise_of(folder: Path) -> float | None:
@@ -94,51 +94,43 @@ def spent_by(folder: Path) -> float:
 
 def resume(prepared: Preparation, out: Path) -> Begun:
     """Opens the run in a folder, to go on with it as `prepared` says; refuses where that is another run."""
-    ledger = Ledger.resume(_ledger_path(out))
-    try:
+    with contextlib.ExitStack() as opening:
+        ledger = opening.enter_context(Ledger.resume(_ledger_path(out)))
         checkpoint, problems = Checkpoints(out).newest()
-        for text in _objections(prepared, ledger, checkpoint, out):
-            raise InputError(text)
+        _check_same_run(prepared, ledger, checkpoint, out)
         prepared = replace(prepared, seed=int(str(ledger.facts["seed"])), warnings=(*prepared.warnings, *problems))
         folder = RunFolder.reopen(out, ledger)
-    except BaseException:
-        ledger.close()
-        raise
+        opening.pop_all()  # the ledger stays open
     return Begun(prepared=prepared, folder=folder, ledger=ledger, checkpoint=checkpoint)
 
 
-def _objections(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoint | None, out: Path) -> Iterator[str]:
-    """Why a run cannot go on: a stranger's ledger, an end, a checkpoint of another run, other settings."""
+def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoint | None, out: Path) -> None:
+    """Refuses a run that has ended, a checkpoint of another run, other settings."""
     where, facts = f"resume={str(out)!r}", ledger.facts
-    kinds = {"run": str, "settings": dict, "seed": int, "shared": bool, "config": str}
-    for odd in (key for key, kind in kinds.items() if not isinstance(facts.get(key), kind)):
-        yield f"{where}: the ledger's {odd}={facts.get(odd)!r} is not what a run writes"
-    yield from _ended(ledger.record, out)
+    _refuse_ended(ledger.record, out)
     if checkpoint is not None:
-        if checkpoint.run != facts["run"]:
-            yield f"{where}: the ledger belongs to another run than the checkpoint"
-        if not ledger.holds(*checkpoint.ledger):
-            yield f"{where}: the ledger is older than the checkpoint, or another copy of it"
-        if not 0 <= checkpoint.step <= ledger.plan.steps:
-            yield f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have"
+        same = checkpoint.run == facts["run"]
+        require(same, f"{where}: the ledger belongs to another run than the checkpoint")
+        newer = ledger.holds(*checkpoint.ledger)
+        require(newer, f"{where}: the ledger is older than the checkpoint, or another copy of it")
     before, now = cast(Mapping[str, object], facts["settings"]), settings_of(prepared)
     for key in [*before, *now]:
-        if before.get(key) != now.get(key):
-            yield f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}"
-    if ledger.plan != prepared.plan:
-        yield "the plan is not the one that the run began with: its stages or draws have changed"
+        allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
+        require(before.get(key) == now.get(key), f"{key}={now.get(key)!r} {allowed}")
+    same = ledger.plan == prepared.plan
+    require(same, "the plan is not the one that the run began with: its stages or draws have changed")
     try:  # what settings do not tell apart, such as a front, stands in the config as it was written
-        if not says(out / "config.toml", facts["config"]):
-            yield f"{where}: its config.toml was edited; allowed: as the run began"
+        same = says(out / "config.toml", facts["config"])
     except OSError as error:
-        yield f"{where}: config.toml cannot be read: {error.strerror}"
+        raise InputError(f"{where}: config.toml cannot be read: {error.strerror}") from None
+    require(same, f"{where}: its config.toml was edited; allowed: as the run began")
 
 
-def _ended(record: LedgerRecord, out: Path) -> Iterator[str]:
+def _refuse_ended(record: LedgerRecord, out: Path) -> None:
     end = record.sessions()[-1].end
     closed = record.closing is not None or (record.older and (out / SUMMARY).exists())
     if end in _ENDS and closed:  # else it was killed while its end was written: that can be repeated
-        yield f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed"
+        raise InputError(f"resume={str(out)!r}: {_ENDS[end]}; allowed: a run that was stopped or crashed")
 
 
 def _ledger_path(folder: Path) -> Path:

@@ -104,18 +104,13 @@ class Steps:
 
 
 class Watch(Protocol):
-    """Looks on from the public side at every draw that runs in Python, and changes nothing.
-
-    A step that a device replays is shown once, while it is recorded.
-    """
+    """Looks on from the public side at each draw that runs in Python; at a replayed step while it is recorded."""
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Called before the draw is charged and its coins are tossed."""
-        ...
 
     def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
         """Called with what was released; within a recording, with tensors that every replay fills anew."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -232,10 +227,7 @@ class Draws:
         return self.micro_batches.sums(coins.drawn(), None, queries, size)
 
     def ahead(self, *queries: Query, draw: str = "gradient") -> Records:
-        """Charges for a draw and makes it before the method asks for it: for a script that is shown its records.
-
-        The next `release` answers with it, and with the same records where items are augmented at random.
-        """
+        """Charges for a draw and makes it, for a script that sees its records; the next `release` answers with it."""
         if self._watch is not None:
             self._watch.asked(draw, queries)
         self._ahead = True

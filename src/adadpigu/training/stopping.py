@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _REPLACED: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
@@ -16,8 +16,8 @@ _REPLACED: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.S
 class StopRequest:
     """Within it a first signal is only noted (`asked`); a second one interrupts wherever the program is.
 
-    For a loop of the user's own, `end` is asked first at every signal: it ends the run where no step is half made, and
-    says whether it is over, so that the program is interrupted at once. SIGTERM is then the user's.
+    A loop of the user's own sets `end`, which ends the run and returns True unless a step is half made: the program is
+    then interrupted at once. SIGTERM is left to the user there.
     """
 
     def __init__(self) -> None:
@@ -37,9 +37,7 @@ class StopRequest:
             raise KeyboardInterrupt
         self.asked = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

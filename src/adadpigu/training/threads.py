@@ -1,7 +1,6 @@
 """How many CPU threads a run trains with: public facts of the plan and of the machine decide, never a record.
 
-Small nets gain little from a second thread and lose much where other work wants the cores: threads then wait for each
-other in every operation.
+Small nets gain little from a second thread, and lose much where other work wants the cores.
 """
 
 from __future__ import annotations

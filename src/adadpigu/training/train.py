@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
+from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.mechanism import MakeMechanism
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
-from adadpigu.data.datasets import DataSet, Source, declare
+from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
@@ -137,8 +138,7 @@ def prepared_for(
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
     data = declare(dataset, records=records, test=test, owners=owners, owner_cap=owner_cap)
-    if isinstance(method, str):
-        method = make_method(method)
+    method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     chosen = TrainingOptions(**{**placed, **given})
@@ -154,15 +154,7 @@ def prepared_for(
         chosen = replace(chosen, noise_multiplier=ended.broadcast_object((ended.first(lambda: noise_of(folder)),))[0])
     elif folder is not None and not resume:
         current().first(lambda: check_free(folder))
-    return prepare(
-        model,
-        data,
-        method=AdaDPIGU() if method is None else method,
-        budget=privacy,
-        delta=delta,
-        options=chosen,
-        **task,
-    )
+    return prepare(model, data, method=method, budget=privacy, delta=delta, options=chosen, **task)
 
 
 def device_of(model: object) -> str:
@@ -192,8 +184,7 @@ def session(
 ) -> Iterator[Session]:
     """A run that is ready for its first step, until this ends. `place` says where it is kept: arguments of `opened`.
 
-    `mechanism` and `watch` are an auditor's (`Session`). Of a job's processes the first tells observers; the watch, if
-    it is one of them, looks on in each.
+    `mechanism` and `watch` are an auditor's. The first process tells observers; the watch, if it is one, does in each.
     """
     check_observers(observers)
     again = trained_before(prepared.model)
@@ -203,15 +194,11 @@ def session(
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, **place) as begun:
         yield Session(
-            begun.prepared,
-            ledger=begun.ledger,
+            begun,
             randomness=source,
             observers=[one for one in observers if processes.rank == 0 or one is everywhere],
             mechanism=mechanism,
             watch=watch,
-            store=begun.folder,
-            checkpoint=begun.checkpoint,
-            shared=begun.total,
             processes=processes,
         )
 
@@ -238,8 +225,7 @@ def opened(
 ) -> Iterator[Begun]:
     """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
 
-    `files` are further texts for the run folder, all of them public. `resuming` goes on with the run in `out`; `shared`
-    is a ledger that it shares with other runs on the same data.
+    `files` are further public texts for the run folder; `shared` is a ledger that several runs on the same data share.
     """
     exposed = "diagnostics=True" if prepared.options.diagnostics else "" if source.private else "reproducible noise"
     folder, common = (None if path is None else Path(path) for path in (out, shared))
@@ -275,8 +261,7 @@ def opened(
     with contextlib.ExitStack() as kept:
         led = processes.first(lead)
         if led is not None and processes.size > 1:
-            facts = led.ledger.record, led.prepared.seed, led.prepared.warnings
-            processes.broadcast_object((facts, led.checkpoint))
+            processes.broadcast_object((led.ledger.record, led.prepared.seed, led.prepared.warnings, led.checkpoint))
         begun = _follow(prepared, processes) if led is None else led
         _tell_earlier(begun, source, common)
         yield begun
@@ -300,8 +285,8 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
 
 def _told_of_processes(begun: Begun, now: int) -> Begun:
     """A run may go on among another number of processes, since what it computes does not depend on it; and says so."""
-    before = [line["processes"] for line in begun.ledger.record.lines if "processes" in line]
-    then = int(str(before[-1] if before else begun.ledger.facts.get("processes", 1)))
+    lines = begun.ledger.record.lines
+    then = [begun.ledger.facts.get("processes", 1), *(line["processes"] for line in lines if "processes" in line)][-1]
     if then == now:
         return begun
     told = f"the run goes on with {now} process(es), after {then}: updates do not depend on their number"
@@ -309,10 +294,7 @@ def _told_of_processes(begun: Begun, now: int) -> Begun:
 
 
 class MirrorLedger(Ledger):
-    """The ledger in every process but the first: a copy in memory that takes the same charges and pays for nothing.
-
-    The first process's ledger alone is on disk, and a draw is looked at only once it is charged there.
-    """
+    """The ledger in every process but the first: a copy in memory. Draws are charged on the first process's disk."""
 
     def __init__(self, record: LedgerRecord) -> None:
         self._begin(record, None)
@@ -320,21 +302,21 @@ class MirrorLedger(Ledger):
 
 def _follow(prepared: Preparation, processes: Processes) -> Begun:
     """The run as a process has it that is not the first: the ledger mirrored, no folder, the same checkpoint."""
-    said: tuple[tuple[LedgerRecord, int, tuple[str, ...]], Checkpoint | None] = processes.broadcast_object(None)
-    (record, seed, warned), checkpoint = said
+    said: tuple[LedgerRecord, int, tuple[str, ...], Checkpoint | None] = processes.broadcast_object(None)
+    record, seed, warned, checkpoint = said
     ready = replace(prepared, seed=seed, warnings=warned)
-    return Begun(prepared=ready, folder=None, ledger=MirrorLedger(record), checkpoint=checkpoint)
+    return Begun(prepared=ready, ledger=MirrorLedger(record), checkpoint=checkpoint)
 
 
 def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
     """The folder and the ledger of a new run."""
-    built = {} if config else {"built": _built(prepared)}
+    facts_of_data = _facts(prepared, from_python=not config)
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        for name, text in {"data.json": _facts(prepared.data, built), **files}.items():
+        for name, text in {"data.json": facts_of_data, **files}.items():
             folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
@@ -382,23 +364,19 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
             warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
 
 
-def _built(prepared: Preparation) -> dict[str, str | None]:
-    """How the model of a run from Python is built again: by `make_model`, or else by the user, as their class."""
-    model = prepared.model
-    again = {} if prepared.front is not None else made_as(model)
-    return again or {"class": type(model).__qualname__}
-
-
-def _facts(data: DataSet, built: Mapping[str, object]) -> str:
+def _facts(prepared: Preparation, *, from_python: bool) -> str:
     """What is public about the data set, for whoever uses the model without it; of a run from Python, the model too."""
-    facts = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
-    return json.dumps({**facts, "public": data.public, **built}, indent=2) + "\n"
+    data = prepared.data
+    names = ("name", "records", "classes", "shape", "public")
+    facts = {name: getattr(data, name) for name in names}
+    if from_python:  # built again by `make_model`, or else by the user, as their class
+        again = {} if prepared.front is not None else made_as(prepared.model)
+        facts["built"] = again or {"class": type(prepared.model).__qualname__}
+    return json.dumps(facts, indent=2) + "\n"
 
 
 def _describe(prepared: Preparation) -> str:
     """The config of a run that was started from Python: a record, since a model object cannot be rerun from a file."""
-    from adadpigu.config import to_toml
-
     options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
     said = "# started from Python: model and data were objects there\n"
     if callable(prepared.options.optimizer):

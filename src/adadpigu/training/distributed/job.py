@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional as F
 
 from adadpigu.core.processes import Alone, Processes
 from adadpigu.errors import AdaDPIGUError, InputError, ModelError, first_line
@@ -105,25 +106,21 @@ class Job:
         return 0
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
-        (own,), width = self.own(len(values)), -(-len(values) // self.size)
-        padded = values.new_zeros(width * self.size)
-        padded[: len(values)] = values
-        return self._scattered(padded)[: own.stop - own.start]
+        (own,) = self.own(len(values))
+        return self._scattered(values, -(-len(values) // self.size))[: own.stop - own.start]
 
-    def _scattered(self, values: Tensor) -> Tensor:
-        """This process's W-th part of the sum over all processes."""
-        part = values.new_empty(len(values) // self.size)
+    def _scattered(self, values: Tensor, each: int) -> Tensor:
+        """This process's part, `each` numbers, of the sum over all processes."""
+        part = values.new_empty(each)
         with self._together():
-            _reduce_scatter(part, values)
+            _reduce_scatter(part, F.pad(values, (0, each * self.size - len(values))))
         return part
 
     def all_gather(self, part: Tensor, count: int) -> Tensor:
         width = -(-count // self.size)
-        padded = part.new_zeros(width)
-        padded[: len(part)] = part
         whole = part.new_empty(width * self.size)
         with self._together():
-            _all_gather(whole, padded)
+            _all_gather(whole, F.pad(part, (0, width - len(part))))
         return whole[:count]
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -171,11 +168,10 @@ class Job:
         return said
 
     def broadcast(self, tensor: Tensor) -> None:
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        whole = tensor.contiguous()  # itself, unless it lies in parts
         with self._together():
             dist.broadcast(whole, src=0)
-        if whole is not tensor:
-            tensor.copy_(whole)
+        tensor.copy_(whole)
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
@@ -183,20 +179,13 @@ class Job:
         try:
             yield
         except RuntimeError as error:
-            lost = LostProcessError(
-                f"rank {self.rank} of {self.size} has lost another process of the job ({_reason(error)}); what "
+            reason = re.sub(r"^\[\S*\]\s*", "", first_line(error))[:80]  # without where it stands in gloo or NCCL
+            raise LostProcessError(
+                f"rank {self.rank} of {self.size} has lost another process of the job ({reason}); what "
                 "was charged stands on the ledger; go on with --resume"
-            )
-        else:
-            return
-        raise lost
+            ) from None
 
 
 def odd_ranks(every: Sequence[object]) -> str:
     """Who says something else than the first process."""
     return ", ".join(str(rank) for rank, said in enumerate(every) if said != every[0])
-
-
-def _reason(error: RuntimeError) -> str:
-    """What gloo or NCCL says, without where it stands in their sources."""
-    return re.sub(r"^\[\S*\]\s*", "", first_line(error))[:80]

@@ -1,9 +1,6 @@
 """A process that torchrun has started: it joins its job, takes its own GPU, and knows whether it was started again.
 
-    torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
-
-The environment says rank and size (RANK, WORLD_SIZE, LOCAL_RANK) and how often the job was restarted; torch does the
-rest.
+torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
 """
 
 from __future__ import annotations
@@ -31,6 +28,8 @@ from adadpigu.training.distributed.job import JobError, LostProcessError, curren
 T = TypeVar("T")
 SILENCE = timedelta(minutes=10)
 """after which a process that says nothing counts as gone; one that has died is noticed at once"""
+_SIZE = 2
+"""processes of a job that is started here"""
 
 
 @contextlib.contextmanager
@@ -48,7 +47,10 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
             raise JobError(f"LOCAL_RANK={local}, but there are {there} GPUs; allowed: one process for each of them")
         torch.cuda.set_device(local)
     try:
-        _meet(timeout)
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        fresh = PrefixStore(f"adadpigu/{attempt}", store)  # what a process left there before a restart is stale
+        dist.init_process_group(store=fresh, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise JobError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the processes of the job have not met: {first_line(error)}"
@@ -61,24 +63,15 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
             gc.collect()  # a group in a cycle keeps its threads, and a process that ends with them may abort
 
 
-def _meet(timeout: timedelta) -> None:
-    """In a corner of torchrun's store of its own for every restart: what a dead process left there is stale."""
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    corner = PrefixStore(f"adadpigu/{attempt}", store)
-    dist.init_process_group(store=corner, rank=rank, world_size=size, timeout=timeout)
-
-
 def in_job() -> bool:
     """Whether this process has met the others of a job."""
     return dist.is_available() and dist.is_initialized()
 
 
-def launched(work: Callable[[], T], size: int = 2) -> T:
-    """Does the same in so many processes of a job on this machine, as torchrun starts them; what the first returns.
+def launched(work: Callable[[], T]) -> T:
+    """Does the same in two processes on this machine, or in those of torchrun's job; returns what the first returns.
 
-    They have a GPU each where there are enough, and share the CPU's cores otherwise. In a job that torchrun has started
-    already, its processes do it.
+    They have a GPU each where there are enough, and share the CPU's cores otherwise.
     """
     if "RANK" in os.environ:
         with joined() as processes, one_voice(processes):
@@ -88,21 +81,22 @@ def launched(work: Callable[[], T], size: int = 2) -> T:
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
-        nproc_per_node=size,
+        nproc_per_node=_SIZE,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         run_id=uuid.uuid4().hex,
         max_restarts=0,
     )
-    with _hidden_gpus(torch.cuda.device_count() < size):
-        found: T | InputError = elastic_launch(config, _member)(work, size)[0]
+    found: T | InputError = elastic_launch(config, _member)(work, torch.cuda.device_count() >= _SIZE)[0]
     if isinstance(found, InputError):
         raise found
     return found
 
 
-def _member(work: Callable[[], T], size: int) -> T | InputError:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+def _member(work: Callable[[], T], gpus: bool) -> T | InputError:
+    if not gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // _SIZE))
     try:
         with joined() as processes, one_voice(processes):
             return agreed(processes, work)
@@ -110,21 +104,6 @@ def _member(work: Callable[[], T], size: int) -> T | InputError:
         return refusal
     except SystemExit:  # of another process than the first, which says why
         return InputError("refused")
-
-
-@contextlib.contextmanager
-def _hidden_gpus(hidden: bool) -> Iterator[None]:
-    """Within it, processes that are started see no GPU."""
-    name = "CUDA_VISIBLE_DEVICES"
-    before = os.environ.get(name)
-    if hidden:
-        os.environ[name] = ""
-    try:
-        yield
-    finally:
-        if hidden:
-            os.environ.pop(name)
-            os.environ.update({} if before is None else {name: before})
 
 
 @contextlib.contextmanager
@@ -165,10 +144,7 @@ def agreed(processes: Processes, work: Callable[[], T]) -> T:
 
 
 def to_go_on(out: Path | None) -> Path | None:
-    """The run that a job which was restarted goes on with: the one in its folder, if it has begun.
-
-    A restarted job that made another run would have another ledger, and spend again what is spent.
-    """
+    """The run that a restarted job goes on with: the one in its folder, if it has begun; another would spend again."""
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if most not in ("", "0") and out is None:
         raise InputError(

@@ -7,23 +7,22 @@ process's.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.accounting import library_versions
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, isolated
 from adadpigu.core.sampling import Population
-from adadpigu.core.trees import describe_tree, select
+from adadpigu.core.trees import Tree, describe_tree, select
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.runs.run import stored_tensors
+from adadpigu.tensors import digest
 from adadpigu.training.distributed.job import JobError, odd_ranks
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.resuming import settings_of
@@ -45,9 +44,10 @@ def check_ranks_agree(prepared: Preparation, processes: Processes, randomness: R
     drawn_by = {"randomness": randomness.description, "secret noise": randomness.private}  # of each owner's own noise
     _compare_facts({**_facts(prepared), **drawn_by}, processes)
     _compare_records(prepared, processes)
-    for module in (prepared.model, prepared.front):
-        if module is not None:
-            _spread_weights(module, processes)
+    with torch.no_grad():
+        for module in (prepared.model, prepared.front):
+            for tensor in {} if module is None else stored_tensors(module).values():
+                processes.broadcast(tensor.detach())
     return replace(prepared, seed=processes.broadcast_object(prepared.seed))
 
 
@@ -75,7 +75,7 @@ def _compare_facts(mine: Mapping[str, object], processes: Processes) -> None:
 
 def _compare_records(prepared: Preparation, processes: Processes) -> None:
     """Whether all see the same records: what they hold is not told, only who differs."""
-    key = processes.broadcast_object(secrets.token_bytes(32))
+    key = processes.broadcast_object(secrets.token_hex(32))
     every = processes.all_gather_object(_digest(prepared.data.train, key, prepared.device))
     if odd := odd_ranks(every):
         raise JobError(
@@ -84,28 +84,16 @@ def _compare_records(prepared: Preparation, processes: Processes) -> None:
         )
 
 
-def _digest(population: Population, key: bytes, device: torch.device) -> bytes:
+def _digest(population: Population, key: str, device: torch.device) -> str:
     """Of all records held as tensors; of records that are read one by one, of a few that the key chooses."""
-    digest = hashlib.blake2b(key=key)
-    digest.update(len(population).to_bytes(8, "little"))
+    parts: Iterable[Tree]
     if isinstance(population, TensorRecords):
-        for start in range(0, len(population), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            _add(digest, *tree_leaves(select((population.inputs, population.targets), part)))
-        return digest.digest()
-    chance = ReproducibleRandomness(int.from_bytes(key, "little"))
-    chosen = (chance.uniform(min(_LOOKED_AT, len(population))) * len(population)).long()
-    with isolated(chance, device):  # records that are augmented when they are read meet the same chance everywhere
-        _add(digest, *tree_leaves(population.take(chosen)))
-    return digest.digest()
-
-
-def _add(digest: hashlib.blake2b, *tensors: Tensor) -> None:
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-@torch.no_grad()
-def _spread_weights(module: nn.Module, processes: Processes) -> None:
-    for tensor in stored_tensors(module).values():
-        processes.broadcast(tensor.detach())
+        whole = population.inputs, population.targets
+        parts = (select(whole, slice(start, start + _AT_ONCE)) for start in range(0, len(population), _AT_ONCE))
+    else:
+        public_rng = ReproducibleRandomness(int(key, 16))
+        chosen = (public_rng.uniform(min(_LOOKED_AT, len(population))) * len(population)).long()
+        with isolated(public_rng, device):  # records that are augmented when they are read are so alike everywhere
+            parts = [population.take(chosen)]
+    leaves = (("", leaf) for part in parts for leaf in tree_leaves(part))
+    return digest(leaves, start=f"{key} {len(population)}\n")

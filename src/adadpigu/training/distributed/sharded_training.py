@@ -18,11 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from adadpigu.accounting import Budget
 from adadpigu.core.bounding import GradientSum, record_factors
-from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.rule_engine import RuleEngine, Wanted
 from adadpigu.core.gradients.state import Remembered, refuse_differences, remember
 from adadpigu.core.layout import Layout, Slot
@@ -68,13 +65,11 @@ class ShardedOptimiser(MaskedOptimiser):
     def expose(self, direction: Release) -> None:
         from torch.distributed.tensor import DTensor
 
-        (value, _), at = look(direction), 0
         parameters: list[Any] = self._parameters
-        for parameter in parameters:
-            local = parameter.to_local()
-            part = value[at : at + local.numel()].view(local.shape).to(local)
-            at += local.numel()
-            place = parameter.device_mesh, parameter.placements
+        held = [parameter.to_local() for parameter in parameters]
+        parts = torch.split(look(direction)[0], [local.numel() for local in held])
+        for parameter, local, value in zip(parameters, held, parts, strict=True):
+            part, place = value.view(local.shape).to(local), (parameter.device_mesh, parameter.placements)
             parameter.grad = DTensor.from_local(part, *place, shape=parameter.shape, stride=parameter.stride())
 
     def refresh(self) -> None:
@@ -93,8 +88,7 @@ class Shards(Job):
 
     def rows(self, slot: Slot) -> slice:
         """The rows of a parameter that this process owns."""
-        each = -(-slot.shape[0] // self.size)
-        return slice(min(self.rank * each, slot.shape[0]), min((self.rank + 1) * each, slot.shape[0]))
+        return super().own(slot.shape[0])[0]
 
     def place(self, slot: Slot) -> slice:
         """Where they lie in the flat gradient."""
@@ -116,12 +110,8 @@ class Shards(Job):
 
     def reduced(self, slot: Slot, total: Tensor) -> Tensor:
         """This process's rows of the sum over all processes, of one parameter."""
-        each = -(-slot.shape[0] // self.size)
-        width = len(total) // slot.shape[0]
-        padded = total.new_zeros(self.size * each * width)
-        padded[: len(total)] = total
-        rows = self.rows(slot)
-        return self._scattered(padded)[: (rows.stop - rows.start) * width]
+        each, width, rows = -(-slot.shape[0] // self.size), len(total) // slot.shape[0], self.rows(slot)
+        return self._scattered(total, each * width)[: (rows.stop - rows.start) * width]
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         return values
@@ -134,10 +124,7 @@ class Shards(Job):
 
 
 class ShardedEngine(RuleEngine):
-    """Layer rules, one layer at a time, so that no process holds the sum of all of them: what it returns is its own.
-
-    Rows are built twice, for their norm and for the sum: the same operations on the same numbers.
-    """
+    """Layer rules, one layer at a time, so that no process holds all sums. Rows are built twice: for norm and sum."""
 
     name = "sharded"
 
@@ -204,7 +191,6 @@ def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, Sharded
     return shards, ShardedEngine(engine, shards)
 
 
-Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 _IDLE = frozenset({"lr", "momentum", "weight_decay", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
     {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip"}
 )
@@ -215,24 +201,20 @@ def train_sharded(
     model: nn.Module,
     dataset: Source,
     *,
-    optimizer: Optimiser,
-    records: int | None = None,
-    privacy: Budget | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
     clip_norm: float = 0.5,
-    loss: Loss = F.cross_entropy,
     shards: Shard = by_blocks,
     out: Path | str | None = None,
     randomness: Randomness | Tier | None = None,
-    delta: float = 1e-5,
     **options: Any,
 ) -> Run:
     """Trains a model by DP-SGD, sharded over all processes of the job.
 
     `model` is whole and the same everywhere when it comes, on the CPU or on each rank's own device; `shards` applies
     `fully_shard` to it. `optimizer` makes any optimiser of one gradient a step from the sharded parameters.
-    `options` are those of `train` that are left: batch_size, steps or epochs, noise_multiplier, physical_batch_size
-    (needed: rows of a layer's gradients that are built at once), device, reserve. With `out` the ledger and the
-    statement are written there; a run has no checkpoints.
+    `options` are arguments of `train`: records, privacy, delta, loss, batch_size, steps or epochs, noise_multiplier,
+    physical_batch_size (needed: rows of a layer's gradients that are built at once), device, reserve. With `out` the
+    ledger and the statement are written there; a run has no checkpoints.
 
     Formal guarantee: as for `train`. No process sees a coordinate's sum before its noise but the coordinate's owner.
     """
@@ -242,23 +224,13 @@ def train_sharded(
         raise InputError(f"{name}={options[name]!r} is not for sharded training; allowed: leave it out")
     at_once = options.get("physical_batch_size")
     require(isinstance(at_once, int), f"physical_batch_size={at_once}: sharded training needs a number of records")
-    prepared = prepared_for(
-        model,
-        dataset,
-        records=records,
-        method=DPSGD(clip_norm=clip_norm),
-        privacy=privacy,
-        delta=delta,
-        loss=loss,
-        out=out,
-        **{"device": "cpu", **options, "optimizer": optimizer},
-    )
+    asked = {"device": "cpu", **options, "optimizer": optimizer}
+    prepared = prepared_for(model, dataset, method=DPSGD(clip_norm=clip_norm), out=out, **asked)
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, out=out) as begun:
         sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
-        ready = replace(begun.prepared, engine=engine)
-        session = Session(ready, ledger=begun.ledger, randomness=source, processes=sharing, optimiser=ShardedOptimiser)
-        run = session.run()
+        ready = replace(begun, prepared=replace(begun.prepared, engine=engine), folder=None)
+        run = Session(ready, randomness=source, processes=sharing, optimiser=ShardedOptimiser).run()
         if begun.folder is not None:
             begun.folder.write_privacy(run.privacy)
             begun.folder.close_record()
@@ -267,9 +239,6 @@ def train_sharded(
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights of a sharded model, made whole in every process: they are functions of releases."""
-    return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
-
-
-def _whole(tensor: Any) -> Tensor:
-    made: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return made.detach().cpu().clone()
+    kept: dict[str, Any] = model.state_dict()
+    whole = {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in kept.items()}
+    return {name: value.detach().cpu().clone() for name, value in whole.items()}
