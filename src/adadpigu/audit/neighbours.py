@@ -83,7 +83,7 @@ class Recording:
         return (*self._tape.breaches, *self._tape.bare())
 
     def with_record(self, record: Record) -> ReplayResult:
-        """The replay with one record more; no check of input sees it."""
+        """The replay with one record more, which no check of input sees."""
         return self._play(Unchecked(self._records, record), removed=None)
 
     def without_last(self) -> ReplayResult:
@@ -103,7 +103,6 @@ class Recording:
                 trained(  # one that stops is a breach
                     ready, randomness=coins, observers=[player], mechanism=player.mechanism, to_the_end=False
                 )
-            player.finish()
         except ReplayError as breach:
             player.expose(str(breach))
         except AdaDPIGUError as error:

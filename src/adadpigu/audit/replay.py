@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from operator import le
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit import figures
@@ -23,8 +24,6 @@ from adadpigu.data.datasets import DataSet
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.training.preparation import Preparation
 
-Effects = tuple[tuple[tuple[str, str], float], ...]
-"""by stage and name of a draw, how far a record moves it at most, in units of σ"""
 _POPULATION, _SHARE = 300, 32 / 300
 """records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
 _SLICE = 256
@@ -126,23 +125,20 @@ def _shown(subject: Subject, steps: int, found: Mapping[str, ReplayResult]) -> f
         return math.inf
     stages = _cut_plan(subject.plan, steps).stages
     order = [(stage.name, draw.name) for stage in stages for _ in range(stage.steps) for draw in stage.draws]
+    kinds = list(dict.fromkeys(order))
     seen = set()
     for result in found.values():
-        moved = dict.fromkeys(order, 0.0)
+        moved = dict.fromkeys(kinds, 0.0)
         for kind, effect in zip(order, result.effects, strict=True):
             moved[kind] = max(moved[kind], round(effect, 6))
-        seen.add(tuple(moved.items()))
-
-    def within(one: Effects, other: Effects) -> bool:
-        return one != other and all(a <= b for (_, a), (_, b) in zip(one, other, strict=True))
-
-    farthest = [one for one in seen if not any(within(one, other) for other in seen)]
-    shown = max(_epsilon(subject, dict(effects)) for effects in farthest)
+        seen.add(tuple(moved.values()))
+    farthest = [one for one in seen if not any(one != other and all(map(le, one, other)) for other in seen)]
+    shown = max(_epsilon(subject, dict(zip(kinds, effects, strict=True))) for effects in farthest)
     return shown if any(result.breaches for result in found.values()) else min(shown, subject.epsilon)
 
 
 def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> float:
-    """ε of the plan with every σ over the effect that a record has there; a draw that it does not move is free."""
+    """ε of the plan, each σ divided by how far the record moves the draw; a draw that it does not move is free."""
 
     def found(stage: str, draw: PlannedDraw) -> PlannedDraw | None:
         moved = effects.get((stage, draw.name), 0.0)
