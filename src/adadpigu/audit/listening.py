@@ -25,7 +25,7 @@ from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, held, trained
+from adadpigu.audit.subject import Subject, held
 from adadpigu.audit.watching import run_length, so_many_records
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
@@ -200,8 +200,8 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     whole = Listener(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
-        ready = _ready(subject, whole, steps)
-        trained(ready, watch=whole, randomness=drawn_by, observers=[whole])
+        ready = _ready(subject, steps)
+        whole.train(ready, drawn_by)
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
@@ -217,14 +217,12 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     )
 
 
-def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
+def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps on one blank record that is never drawn; where everybody is, it adds nothing."""
     records = held(subject.data)
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
     data = replace(subject.data, train=blank, records=_NOBODY)
-    ready = plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
-    listener.follow(ready)
-    return ready
+    return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
 
 
 def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders | None:
@@ -236,8 +234,7 @@ def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None)
         ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
     except (InputError, ModelError):
         return None
-    heard.follow(ready)
-    trained(ready, watch=heard, randomness=randomness, observers=[heard])
+    heard.train(ready, randomness)
     return heard
 
 
@@ -252,12 +249,7 @@ def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | Non
     heard = Listener(subject.plan, interrupt)
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
-            train_prepared(
-                _ready(subject, heard, steps, checkpoint_every=every),
-                out=Path(folder) / "run",
-                watch=heard,
-                randomness=randomness,
-                observers=[heard],
-                resuming=resuming,
-            )
+            ready, out = _ready(subject, steps, checkpoint_every=every), Path(folder) / "run"
+            heard.follow(ready)
+            train_prepared(ready, out=out, watch=heard, observers=[heard], randomness=randomness, resuming=resuming)
     return heard

@@ -25,7 +25,7 @@ from adadpigu.audit import figures
 from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest, gaussian_mu, mu_epsilon
 from adadpigu.audit.one_run import InOrOut
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, trained
+from adadpigu.audit.subject import Subject
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
@@ -66,10 +66,7 @@ def audit_many_runs(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Trains the subject `runs` times with a canary and as often without, and bounds ε by how well they are told apart.
-
-    Ten more pilot runs in each world choose the score and the threshold.
-    """
+    """Trains the subject `runs` times with a canary and as often without, after ten pilot runs in each world."""
     check_confidence(confidence)
     significance = min(1 - confidence, REFUTING)
     needed = fewest(lambda count: epsilon_from_errors(Errors.flawless(count), subject.delta, significance) > 0)
@@ -116,12 +113,8 @@ def _observe(subject: Subject, canary: InOrOut, runs: int, progress: Progress | 
         "which training does not diverge, such as a smaller lr",
     )
     best, threshold = found or (0, 0.0)
-    return Worlds(
-        within=within[_PILOTS:, best],
-        without=without[_PILOTS:, best],
-        threshold=threshold,
-        score=_SCORES[best],
-    )
+    within, without = within[_PILOTS:, best], without[_PILOTS:, best]
+    return Worlds(within=within, without=without, threshold=threshold, score=_SCORES[best])
 
 
 def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
@@ -150,14 +143,13 @@ def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
 def _runner(subject: Subject, canary: InOrOut) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
-    canary.follow(ready)
     layout, randomness = ready.engine.layout, choose_randomness(subject.tier, ready.device)
     start = layout.read(ready.model)
 
     def once(present: bool) -> Sequence[float]:
         canary.enter(torch.tensor([present]))
         layout.write(ready.model, start)
-        trained(ready, randomness=canary.coins(randomness), watch=canary, observers=[canary])
+        canary.train(ready, canary.coins(randomness))
         return [float(score) for score in (canary.ratio, canary.total, canary.largest)]
 
     return once
@@ -181,8 +173,8 @@ def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str,
         "reach": epsilon_from_errors(best, delta, significance),
         "reach_certain": epsilon_from_errors(best, delta, REFUTING),
         "runs_to_refute": fewest(refutes) if subject.epsilon <= _MOST_REFUTED else None,
-        "mean_within": _mean(worlds.within),
-        "mean_without": _mean(worlds.without),
+        "mean_within": _mean(_finite(worlds.within)),
+        "mean_without": _mean(_finite(worlds.without)),
     }
 
 
@@ -190,9 +182,7 @@ def _finite(scores: Scores) -> Scores:
     return scores[np.isfinite(scores)]
 
 
-def _mean(scores: Scores) -> float | None:
-    """Of those that are finite."""
-    finite = _finite(scores)
+def _mean(finite: Scores) -> float | None:
     return float(finite.mean()) if len(finite) else None
 
 

@@ -11,7 +11,6 @@ guesses were right bounds ε from below (`estimators`).
 from __future__ import annotations
 
 import math
-import secrets
 from functools import partial
 
 import numpy as np
@@ -30,9 +29,9 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
 )
-from adadpigu.audit.outside import Answer
+from adadpigu.audit.outside import Answer, chance
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, scaled, trained
+from adadpigu.audit.subject import Subject, scaled
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
@@ -82,12 +81,6 @@ class InOrOut(Canaries):
         self.total[seen] += shown
         self.largest[seen] = torch.maximum(self.largest[seen], shown)
         self.looks += len(shown)
-
-
-def flips(count: int) -> Tensor:
-    """Fair coins."""
-    bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
-    return torch.from_numpy(bits.astype(bool))
 
 
 def log_ratio(value: Tensor, sample_rate: float, variance: float) -> Tensor:
@@ -184,10 +177,8 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
 
 def _train(subject: Subject, count: int, progress: Progress | None) -> InOrOut:
     flipped = InOrOut(2 * count, count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
-    flipped.enter(flips(count))
+    flipped.enter(torch.from_numpy(chance().random(count) < 0.5))
     flipped.tell(progress, subject.plan.steps)
     ready = subject.prepare(attach=flipped.attach)
-    flipped.follow(ready)
-    coins = flipped.coins(choose_randomness(subject.tier, ready.device))
-    trained(ready, randomness=coins, watch=flipped, observers=[flipped])
+    flipped.train(ready, flipped.coins(choose_randomness(subject.tier, ready.device)))
     return flipped

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.mechanism import Release
+from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import InputError
 from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.training.distributed import current
@@ -84,7 +85,7 @@ class Watcher:
     """A watch and an observer; `heard` is called once a draw, after its step."""
 
     def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:
-        """`after` is told the number of every step."""
+        """`after` is called with the number of every step."""
         self._after = after
         self._answers: list[Answer] = []
         self._recorded: list[_Replayed] = []
@@ -105,6 +106,11 @@ class Watcher:
     def follow(self, ready: Preparation) -> None:
         """This run is about to begin; where it steps by plain SGD, its weights are looked at after every step."""
         self._ready = ready
+
+    def train(self, ready: Preparation, randomness: Randomness | Tier | None) -> None:
+        """Trains what was made ready, and follows it."""
+        self.follow(ready)
+        trained(ready, randomness=randomness, watch=self, observers=[self])
 
     def tell(self, progress: Progress | None, total: int, *, done: int = 0, a_step: int = 1) -> None:
         """Tells the progress after each step: of `total`, `done` before this run, so many `a_step`."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
-from torch.nn import functional as F
 
 from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon
 from adadpigu.audit.result import AuditResult
@@ -77,7 +76,6 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """The subject in a few words."""
         return f"{self.config.method} on {self.data.name}" + (" (stand-in records)" if self.stands_in else "")
 
     @property
@@ -94,11 +92,7 @@ class Subject:
     @property
     def terms(self) -> dict[str, object]:
         """What the run's privacy rests on, for the details of an audit."""
-        return {
-            "sample_rate": self.sample_rate,
-            "steps": self.plan.steps,
-            "noise_multiplier": self.noise_multiplier,
-        }
+        return {"sample_rate": self.sample_rate, "steps": self.plan.steps, "noise_multiplier": self.noise_multiplier}
 
     def cost(self, found: Found) -> float:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
@@ -134,7 +128,7 @@ class Subject:
         data = self.data if data is None else data
         config = replace(self.config, **({} if steps is None else {"steps": steps}) | changes)
         front, body = front_and_body(config, data, seed=config.seed or 0)
-        loss: Loss = F.cross_entropy
+        loss: Loss | None = None
         try:
             if attach is not None:
                 body, data, loss = attach(body, data)

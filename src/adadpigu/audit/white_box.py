@@ -20,7 +20,7 @@ from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
 from adadpigu.audit.estimators import Errors, fewest, gaussian_mu
 from adadpigu.audit.outside import chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, scaled, trained
+from adadpigu.audit.subject import Subject, scaled
 from adadpigu.audit.watching import so_many_records
 from adadpigu.core.gradients import Loss
 from adadpigu.core.randomness import choose_randomness
@@ -195,12 +195,7 @@ def audit_white_box(
             *seen.assumed(),
         ),
         findings=seen.findings(),
-        details={
-            **subject.terms,
-            "false_alarms": errors.false_alarms,
-            "misses": errors.misses,
-            **seen.details(),
-        },
+        details={**subject.terms, "false_alarms": errors.false_alarms, "misses": errors.misses, **seen.details()},
         draw=partial(
             figures.worlds,
             without=seen.without.numpy(),
@@ -227,9 +222,7 @@ def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | No
         before = canaries.observed
         canaries.tell(progress, wanted, done=before, a_step=a_world)
         ready = plainly_prepared(subject, data=data, attach=canaries.attach)
-        canaries.follow(ready)
-        coins = canaries.coins(choose_randomness(subject.tier, ready.device))
-        trained(ready, randomness=coins, watch=canaries, observers=[canaries])
+        canaries.train(ready, canaries.coins(choose_randomness(subject.tier, ready.device)))
         found = canaries.observed > before or canaries.odd
         require(found, f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
     return canaries
