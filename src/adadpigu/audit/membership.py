@@ -66,6 +66,7 @@ def audit_membership(
     scores = likelihood_ratios(seen.confidences, seen.members)
     roc, significance = Roc.of(scores[seen.members], scores[~seen.members]), 1 - confidence
     trials, above = guesses(scores, seen.members), seen.rates_above_claim()
+    flawless = [Trial.flawless(count, trials[0].guesses)] * models
 
     def shown(significance: float) -> float:
         return 0.0 if above else epsilon_of_guesses(trials, subject.delta, significance)
@@ -87,9 +88,7 @@ def audit_membership(
             "true_positive_rates": [_rate(roc, rate, subject, significance) for rate in FALSE_POSITIVE_RATES],
             "guesses_a_model": trials[0].guesses,
             "most_right_of_a_model": max(trial.right for trial in trials),
-            "reach": epsilon_of_guesses(
-                [Trial.flawless(count, trials[0].guesses)] * models, subject.delta, significance
-            ),
+            "reach": epsilon_of_guesses(flawless, subject.delta, significance),
         },
         draw=partial(
             figures.membership, roc=roc, epsilon=subject.epsilon, delta=subject.delta, marked=FALSE_POSITIVE_RATES
@@ -116,8 +115,7 @@ class _Attacked(Watcher):
         """One preparation, the same first weights for every model: they are public."""
         ready, everyone = self.ready, self.ready.data.train
         layout, randomness = ready.engine.layout, choose_randomness(self._subject.tier, ready.device)
-        start = layout.read(ready.model)
-        steps = ready.plan.steps
+        start, steps = layout.read(ready.model), ready.plan.steps
         for number, half in enumerate(self.members):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
@@ -169,8 +167,8 @@ def guesses(scores: Scores, members: Coins) -> list[Trial]:
 def epsilon_of_guesses(trials: list[Trial], delta: float, significance: float) -> float:
     """The largest ε that the guesses about one of the targets refute; they share the significance.
 
-    Formal guarantee: whatever the mechanism, at most its ε at δ but for a chance of `significance`. The coins of a
-    target are fair and independent of each other and of its shadows, which is all that the bound for one run asks for.
+    Formal guarantee: at most the mechanism's ε at δ, but for a chance of `significance`. The bound for one run needs
+    fair coins, independent of each other and of the shadows, and a target has them.
     """
     return max(one_run_epsilon(trial, delta, significance / len(trials)) for trial in trials)
 
@@ -189,14 +187,11 @@ def logit_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
 def likelihood_ratios(confidences: Scores, members: Coins) -> Scores:
     """The score of every record under every target, [models, records]; the models 2k and 2k + 1 are a pair.
 
-    A record has as many shadows on one side as on the other, whether the target has it or not: under models that tell
-    nothing, members and others score alike.
+    Every record has as many shadows with it as without, so members and others score alike if models tell nothing.
     """
-    scores = np.empty_like(confidences)
-    for target in range(len(confidences)):
-        shadows = np.arange(len(confidences)) // 2 != target // 2
-        scores[target] = _ratio(confidences[target], confidences[shadows], members[shadows])
-    return scores
+    pairs = np.arange(len(confidences)) // 2
+    others = [pairs != pair for pair in pairs]
+    return np.stack([_ratio(c, confidences[o], members[o]) for c, o in zip(confidences, others, strict=True)])
 
 
 def _ratio(target: Scores, shadows: Scores, members: Coins) -> Scores:
@@ -240,12 +235,10 @@ class Roc:
 
     @property
     def true_positives(self) -> Scores:
-        """As rates."""
         return np.asarray(self.members / self.members[-1])
 
     @property
     def false_positives(self) -> Scores:
-        """As rates."""
         return np.asarray(self.others / self.others[-1])
 
     @property
@@ -257,8 +250,7 @@ class Roc:
         """The largest rate of true positives there, between its Clopper-Pearson bounds."""
         allowed = math.floor(false_positives * int(self.others[-1]) + 1e-9)
         found = int(self.members[np.searchsorted(self.others, allowed, side="right") - 1])
-        trials = int(self.members[-1])
-        side = significance / 2
+        trials, side = int(self.members[-1]), significance / 2
         return rate_below(found, trials, side), found / trials, rate_above(found, trials, side)
 
 

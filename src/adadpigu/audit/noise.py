@@ -30,7 +30,7 @@ _TAILS = (3.0, 4.0, 4.5)
 _COMPARED = 2**18
 """numbers of which it is looked at whether any are equal: of more, some are by rounding"""
 _PROCESSES_FROM = 1_000_000
-"""numbers from which on two more processes are started: seconds, which a smaller audit does not take itself"""
+"""numbers from which on two more processes are started and their keys compared: that takes seconds"""
 _ONE_PROCESS = (
     "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
     "processes are)"
@@ -47,12 +47,7 @@ def audit_noise(
     progress: Progress | None = None,
     randomness: Randomness | None = None,
 ) -> AuditResult:
-    """Trains until so many numbers of noise were drawn, and holds them to what is claimed.
-
-    `randomness` unset is what training would choose.
-
-    Two generators of this process must not share a number, nor must two fresh processes, which are started from
-    1,000,000 numbers on: a constant key gives noise that no other test tells from good noise.
+    """Trains until so many numbers of noise were drawn, and tests them. `randomness` unset is what training chooses.
 
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the standard deviations that `epsilon_certain` goes by. That holds under masks that are learned
@@ -147,10 +142,9 @@ def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Repeats:
-    """Of a sequence of noise, how much it agrees with itself at every lag from 1 on.
+    """How much a sequence of noise agrees with itself at every lag from 1 on (`laws.product_p`).
 
-    Pairs may be chosen by a mask that was learned from the earlier number: the later one is N(0, 1) all the same, given
-    that one and the mask, since it is drawn after both (`laws.product_p`).
+    A mask that was learned from the earlier number of a pair may choose it: the later one is drawn after both.
     """
 
     products: Numbers
@@ -224,7 +218,7 @@ def _peopled_checks(heard: Parts) -> Iterator[Check]:
     yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Kind:
     """All noise of one named release, or of one tensor in it."""
 
@@ -239,7 +233,7 @@ class _Kind:
 
     @property
     def spread(self) -> float:
-        """The standard deviation, over what is claimed."""
+        """Standard deviation over the claimed one."""
         return math.sqrt(self.squares / self.count)
 
     @property
@@ -279,8 +273,7 @@ def _by_release(parts: Sequence[Part]) -> list[_Kind]:
     found = []
     for (draw, name), them in _grouped(parts).items():
         z, settled = _flat(them), all(part.due.all() for part in them)
-        share = min(part.share for part in them)
-        found.append(_Kind(draw=draw, name=name, share=share, squares=float(z @ z), count=len(z), settled=settled))
+        found.append(_Kind(draw, name, min(part.share for part in them), float(z @ z), len(z), settled))
     return found
 
 
@@ -305,10 +298,8 @@ def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
         share = min(part.share for part in them)
         for slot in layout.slots:
             where = slice(slot.start, slot.stop)
-            total, count = float(squares[where].sum()), int(counts[where].sum())
-            if count:
-                facts = {"squares": total, "count": count, "settled": False, "tensor": slot.name}
-                kinds.append(_Kind(draw=draw, name=name, share=share, **facts))  # type: ignore[arg-type]
+            if count := int(counts[where].sum()):
+                kinds.append(_Kind(draw, name, share, float(squares[where].sum()), count, False, slot.name))
     return kinds
 
 
@@ -342,9 +333,8 @@ def _tensor_checks(kinds: Sequence[_Kind], parts: Sequence[Part], layout: Layout
 def _cost(subject: Subject, kinds: Sequence[_Kind], tensors: Sequence[_Kind], significance: float) -> float:
     """ε of the claim's plan with no more noise than the bounds that hold together leave possible.
 
-    Half of the significance is the whole releases', half the tensors'. The worst bound counts: a record may move any
-    tensor as far as the whole. Of several releases of one draw, the one that tells most is counted alone: the others
-    can only add to ε.
+    Half of the significance goes to whole releases, half to tensors. The worst bound of a draw counts, be it of a
+    tensor or of one of several releases: the others can only add to ε.
     """
     noise: dict[PlannedDraw, float] = {}
     for them in (kinds, tensors):

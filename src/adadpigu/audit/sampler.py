@@ -31,7 +31,7 @@ _LEAST_DRAWS, _MOST_DRAWS = 200, 1500
 """unless the caller says how many"""
 _FEWEST_DRAWS = 10
 _BATCH = 128
-"""records in a draw, on average, where a CPU draws them: its time goes by draws, what a draw tells by its records"""
+"""records in a draw, on average, on a CPU: more of them tell more, and hardly take longer"""
 _COMPARED = 2000
 """draws, or records, that are compared each with each"""
 _SMALL_DRAWS = 80
@@ -46,10 +46,10 @@ def audit_sampler(
     progress: Progress | None = None,
     randomness: Randomness | None = None,
 ) -> AuditResult:
-    """Trains for so many steps and holds what was drawn to Poisson sampling at the claimed rates.
+    """Trains for so many steps and compares what was drawn with Poisson sampling at the claimed rates.
 
-    `draws` unset is as many as show a record that is never or always drawn, between 200 and 1,500. `randomness` unset
-    is what training would choose.
+    `draws` unset is between 200 and 1,500, enough to show a record that is never or always drawn. `randomness` unset is
+    what training chooses.
 
     Formal guarantee: a sampler that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the inclusion rates that `epsilon_certain` goes by.
@@ -57,8 +57,7 @@ def audit_sampler(
     check_confidence(confidence)
     few = f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}"
     require(draws is None or draws >= _FEWEST_DRAWS, few)
-    rate = subject.sample_rate
-    records = _records(subject)
+    rate, records = subject.sample_rate, _records(subject)
     steps = run_length(subject, _enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
     short = run_length(subject, _SMALL_DRAWS)
@@ -168,10 +167,7 @@ def _spread(trials: int, rate: float) -> float:
 
 
 def _cost(subject: Subject, kinds: Sequence[Taken], significance: float) -> float:
-    """ε of the claim's plan at rates that are exceeded: that of all records together, or that of one of them.
-
-    A guarantee is for every record, so one that is drawn too often refutes it. All bounds hold together.
-    """
+    """ε of the claim's plan at rates that are exceeded, by all records together or by one. All bounds hold together."""
     shown = {}
     for taken in kinds:
         count, records = taken.counts.shape
