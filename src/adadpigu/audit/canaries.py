@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.audit.outside import Answer, Watcher, gradient_of
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.gradients import Loss
@@ -119,7 +119,7 @@ class Canaries(Watcher):
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
-        query = Answer(draw, tuple(queries), {}).gradient
+        query = gradient_of(queries)
         with side_stream(self._amount.device):
             pass
         join(self._amount.device)  # a query's vectors may be in the making

@@ -118,7 +118,7 @@ def dispersion_p(counts: Counts, trials: int, rate: float) -> float:
     reach = int(12 * math.sqrt(trials * rate * (1 - rate)) + 40)
     values = np.arange(max(0, middle - reach), min(trials, middle + reach) + 1)
     squares = (values - middle) ** 2
-    chances = np.bincount(squares, binom.pmf(values, trials, rate))
+    chances: Numbers = np.bincount(squares, binom.pmf(values, trials, rate)).astype(np.float64)
     return sum_p(int(((counts - middle) ** 2).sum()), [(Law(0, chances), len(counts))])
 
 

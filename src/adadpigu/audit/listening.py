@@ -31,7 +31,7 @@ from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import TensorRecords
-from adadpigu.errors import InputError, ModelError
+from adadpigu.errors import InputError
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
@@ -118,7 +118,7 @@ class Listener(Watcher, Parts):
         """draws"""
 
     def follow(self, ready: Preparation) -> None:
-        """A run is about to begin: which coordinates of its gradients are kept is drawn anew."""
+        """Draws anew which coordinates of its gradients are kept."""
         super().follow(ready)
         self._kept = _places(ready.engine.layout, self._most)
         self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
@@ -126,9 +126,8 @@ class Listener(Watcher, Parts):
     def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
         for query in answer.queries:
-            of_gradients = isinstance(query, GradientSum)
-            active = query.active if isinstance(query, GradientSum) else None
-            kept = self._kept if of_gradients else slice(self._most)
+            gradient = isinstance(query, GradientSum)
+            active, kept = (query.active, self._kept) if gradient else (None, slice(self._most))
             self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
 
 
@@ -170,8 +169,8 @@ class Heard:
     """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
 
     whole: Listener
-    peopled: Bystanders | None
-    """None: the block cannot be attached to the model"""
+    peopled: Bystanders
+    """which has heard nothing where no block can be attached to the model"""
     lives: Listener
     layout: Layout
     device: torch.device
@@ -180,12 +179,12 @@ class Heard:
 
     @property
     def all(self) -> list[Parts]:
-        return [self.whole, self.lives, *([] if self.peopled is None else [self.peopled.noise])]
+        return [self.whole, self.lives, self.peopled.noise]
 
     def findings(self) -> Iterator[str]:
         """Of what was seen from outside, what needs no test to be wrong."""
         for watcher in (self.whole, self.lives, self.peopled):
-            yield from () if watcher is None else watcher.findings()
+            yield from watcher.findings()
 
 
 def listen(subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None) -> Heard:
@@ -225,15 +224,15 @@ def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
 
 
-def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders | None:
-    """A run with records, as the subject's are."""
+def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders:
+    """A run with records, as the subject's are; none where no block can be attached."""
     assert subject.config.batch_size is not None
     heard = Bystanders(subject.plan)
     few = so_many_records(subject, math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
         ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
-    except (InputError, ModelError):
-        return None
+    except InputError:
+        return heard
     heard.train(ready, randomness)
     return heard
 

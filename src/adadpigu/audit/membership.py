@@ -62,7 +62,7 @@ def audit_membership(
         f"models={models}; allowed: more records, or more models",
     )
     seen = _Attacked(subject, models)
-    seen.train(progress)
+    seen.train_all(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
     roc, significance = Roc.of(scores[seen.members], scores[~seen.members]), 1 - confidence
     trials, above = guesses(scores, seen.members), seen.rates_above_claim()
@@ -111,7 +111,7 @@ class _Attacked(Watcher):
         batch, declared = _halved(subject)
         self.ready = subject.prepare(data=replace(subject.data, records=declared), batch_size=batch)
 
-    def train(self, progress: Progress | None) -> None:
+    def train_all(self, progress: Progress | None) -> None:
         """One preparation, the same first weights for every model: they are public."""
         ready, everyone = self.ready, self.ready.data.train
         layout, randomness = ready.engine.layout, choose_randomness(self._subject.tier, ready.device)

@@ -131,7 +131,7 @@ def _in_order(device: torch.device) -> Iterator[None]:
 
 
 def replay_all(
-    prepare_on: PrepareOn,
+    prepare_on: Callable[[DataSet], Preparation],
     data: DataSet,
     *,
     records: Mapping[str, Record] | None = None,

@@ -72,7 +72,7 @@ def audit_noise(
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
-            *([_UNPEOPLED] if heard.peopled is None else []),
+            *([] if heard.peopled.noise.parts else [_UNPEOPLED]),
             *heard.whole.assumed(),
         ),
         findings=(*_plain(heard), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
@@ -84,7 +84,7 @@ def audit_noise(
             "largest": float(np.abs(z).max()),
             "frozen_disturbed": sum(part.disturbed for part in heard.all),
             "empty_draws": heard.whole.released,
-            "draws_with_records": 0 if heard.peopled is None else len(heard.peopled.noise.parts),
+            "draws_with_records": len(heard.peopled.noise.parts),
             **heard.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
@@ -107,7 +107,7 @@ def _keys(
 
 def _plain(heard: Heard) -> Iterator[str]:
     """What needs no test to be wrong."""
-    whole, peopled = heard.whole, heard.peopled
+    whole, peopled = heard.whole, heard.peopled.noise
     if disturbed := sum(part.disturbed for part in heard.all):
         yield f"{disturbed} numbers were released of coordinates that are frozen"
     if odd := sum(part.odd for part in heard.all):
@@ -116,8 +116,8 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
     if whole.bare:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
-    if peopled is not None and peopled.noise.bare:
-        yield f"{peopled.noise.bare} of {peopled.noise.count} numbers have no noise where records were drawn"
+    if peopled.bare:
+        yield f"{peopled.bare} of {peopled.count} numbers have no noise where records were drawn"
     yield from heard.findings()
     if heard.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
@@ -172,7 +172,7 @@ def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
     yield _equal_check(heard.whole)
     yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(heard.whole.parts, heard.layout)
-    if heard.peopled is not None and heard.peopled.noise.count:
+    if heard.peopled.noise.count:
         yield from _peopled_checks(heard.peopled.noise)
 
 

@@ -51,8 +51,12 @@ class Answer:
 
     @property
     def gradient(self) -> GradientSum | None:
-        """The query that asks for a sum of gradients."""
-        return next((query for query in self.queries if isinstance(query, GradientSum)), None)
+        return gradient_of(self.queries)
+
+
+def gradient_of(queries: Sequence[Query]) -> GradientSum | None:
+    """The query that asks for a sum of gradients."""
+    return next((query for query in queries if isinstance(query, GradientSum)), None)
 
 
 class _Replayed:

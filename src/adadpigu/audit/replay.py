@@ -21,7 +21,7 @@ from adadpigu.audit.subject import Attach, Subject
 from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
 from adadpigu.audit.watching import so_many_records
 from adadpigu.data.datasets import DataSet
-from adadpigu.errors import InputError, ModelError, require
+from adadpigu.errors import InputError, require
 from adadpigu.training.preparation import Preparation
 
 _POPULATION, _SHARE = 300, 32 / 300
@@ -46,7 +46,7 @@ def audit_replay(
     found |= _on_hostile_base(prepare_on, data)
     try:
         found[EDGE] = replay_edge(prepare_on, data, share=_SHARE)
-    except (InputError, ModelError) as error:
+    except InputError as error:
         untried.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
     shown = _shown(subject, steps, found)
     return subject.result(
@@ -82,21 +82,10 @@ def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> dict[str, ReplayRe
     every = adversarial_records(data)
     few: dict[str, Record] = {name: every[name] for name in ("large", "duplicated", "wrong class") if name in every}
     base = replay_all(prepare_on, hostile_base(data), records=few, share=_SHARE)
-    rounded = replay_all(_steep(prepare_on), data, records={"duplicated": every["duplicated"]}, share=_SHARE)
+    steep = partial(prepare_on, attach=Steep.attach)
+    rounded = replay_all(steep, data, records={"duplicated": every["duplicated"]}, share=_SHARE)
     found = {f"{name} beside ties": result for name, result in base.items()}
     return found | {f"{name} where rounding decides": result for name, result in rounded.items()}
-
-
-def _steep(prepare_on: PrepareOn) -> PrepareOn:
-    """The same run, with a loss under which the last digit of an output decides."""
-
-    def prepared(data: DataSet, attach: Attach | None = None) -> Preparation:
-        loss = Steep()
-        ready = prepare_on(data, attach=loss.attach)
-        loss.on = True
-        return ready
-
-    return prepared
 
 
 def _cut(subject: Subject, steps: int) -> PrepareOn:
@@ -106,6 +95,8 @@ def _cut(subject: Subject, steps: int) -> PrepareOn:
 
     def prepare_on(data: DataSet, attach: Attach | None = None) -> Preparation:
         ready = subject.prepare(data=data, attach=attach, **changes)
+        if isinstance(ready.loss, Steep):
+            ready.loss.on = True
         plan = _cut_plan(ready.plan, steps)
         kept = tuple(replace(old, steps=new.steps) for old, new in zip(ready.stages, plan.stages, strict=True))
         return replace(ready, stages=kept, plan=plan)

@@ -18,7 +18,6 @@ from adadpigu.methods import all_methods
 
 _BASE = "digits-adadpigu"
 """the preset whose data, model and rates the subjects share"""
-_DIRECTIONS = "random directions"
 _SHORT: dict[str, dict[str, object]] = {
     "white-box": {"observations": 12_000},
     "replay": {"steps": 4},
@@ -62,7 +61,7 @@ _VARIANTS: tuple[tuple[str, str, tuple[str, ...], dict[str, object], float], ...
     ("released normalisation", "quantile", ("replay", "noise", "accountant"), {"normalisation": "released"}, 0.05),
     ("long draws in slices", "dpsgd", ("white-box", "replay"), {"physical_batch_size": 96}, 0.25),
     ("long draws at once", "parameter-freezing", ("replay",), {"physical_batch_size": None}, 0.25),
-    (_DIRECTIONS, "adadpigu", ("white-box",), {}, 0.05),
+    ("random directions", "adadpigu", ("white-box",), {}, 0.05),
 )
 """(what differs, method, audits that look there, settings, q): each has a path of its own behind it"""
 
@@ -76,7 +75,7 @@ def entries(*, full: bool = False) -> Iterator[Entry]:
             facts, rate = ({"steps": 3000}, 0.02) if long else ({}, 0.05)
             yield Entry(method=method, audit=audit, settings=facts, sample_rate=rate, options=options)
     for variant, method, audits, settings, rate in _VARIANTS:
-        more: dict[str, object] = {"directions": 2} if variant == _DIRECTIONS else {}
+        more: dict[str, object] = {"directions": 2} if variant == "random directions" else {}
         for audit in audits:
             yield Entry(
                 method=method,
