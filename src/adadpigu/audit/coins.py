@@ -1,8 +1,8 @@
 """Randomness for record and replay: common records meet the same chance on D and on its neighbour. Never private.
 
-A run on D keeps its inclusion coins and the words that key dropout and augmentation; a neighbour's run is given the
-same ones. The one record that differs is the last of every batch, so that it shifts nobody else's numbers; and where a
-forward draws several times, `FrozenChance` keys every operation anew, since one row more moves a generator on.
+A run on D keeps its inclusion coins and the words that key dropout and augmentation; a neighbour's run gets the same
+ones. The record that differs is the last of every batch, and `FrozenChance` keys every random operation by itself, so
+that one row more shifts nobody else's numbers.
 """
 
 from __future__ import annotations

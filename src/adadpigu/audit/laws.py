@@ -152,8 +152,7 @@ def chosen_law(total: int, marked: int, chosen: int) -> Law:
 def most_alike(taken: NDArray[np.bool_]) -> tuple[float, int, int]:
     """(p, i, j) of the two rows that have most in common for their sizes, by the union bound over all pairs.
 
-    Rows are independent, and each a random choice among the columns given its size: draws among records, or records
-    among draws.
+    Rows are independent, and each a random choice among the columns given its size.
     """
     from scipy.stats import hypergeom
 
@@ -248,8 +247,8 @@ def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:
 def equal_sizes(z: Numbers, digits: float) -> tuple[int, float]:
     """(n, m): how many numbers have the size of an earlier one, and the sum of the chances of that: for `rare_p`.
 
-    `digits` is the relative distance of neighbouring numbers as they were read, so that the next one, N(0, 1), comes
-    out at ±v with a chance of at most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
+    `digits` is the relative distance of neighbouring numbers, so that the next one, N(0, 1), is ±v with a chance of at
+    most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
 
     >>> equal_sizes(np.array([1.0, 0.5, -1.0, 2.0]), 1e-6)[0]
     1

@@ -2,8 +2,8 @@
 
     z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
-The subject's own loop is run as it is, on one blank record out of so many declared ones that it is never drawn. In runs
-with records it is a dummy block that no record touches (`canaries`) whose released coordinates are noise alone.
+The subject's own loop runs on one blank record out of so many declared ones that it is never drawn. In runs with
+records, a dummy block that no record touches (`canaries`) has noise alone.
 """
 
 from __future__ import annotations
@@ -146,10 +146,7 @@ class Bystanders(Canaries):
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
-    """Coordinates to keep, in order: all; or the head of every tensor, a stretch anywhere, and others at random.
-
-    What repeats within a release does so in a stretch; what is wrong with some coordinates shows in others, too.
-    """
+    """Coordinates to keep, in order: all; or the head of every tensor, a stretch anywhere, and others at random."""
     every = np.arange(layout.size)
     if most is None or layout.size <= most:
         return every

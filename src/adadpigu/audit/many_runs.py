@@ -1,11 +1,7 @@
 """Many whole runs, with one canary in the data and without it: how well does an auditor tell them apart?
 
-In the world with it the canary is a record like any other, Poisson-sampled with q in every step. A run is scored by one
-of three figures of what was released, step by step, x_t = ⟨e_j, release⟩/C:
-
-    Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      Σ_t x_t,      max_t x_t
-
-Pilot runs, which are not counted, choose the figure and the threshold. How often it errs in either world bounds ε from
+With x_t = ⟨e_j, release⟩/C, a run is scored by its log-likelihood ratio (`one_run`), by Σ_t x_t or by max_t x_t. Pilot
+runs, which are not counted, choose the score and the threshold. How often that errs in either world bounds ε from
 below. Nothing is assumed of sampler, clip, noise and mask; the price is that n runs show about ln(n) − 2 at most.
 """
 

@@ -1,12 +1,11 @@
 """A membership attack with shadow models (online LiRA, Carlini et al. 2022): whose record was in the training data?
 
-Models are trained in pairs on random halves of the records, so that every record is in exactly half of the models. Each
-is attacked with the models of all other pairs as shadows. With φ = log(p/(1 − p)), p a record's label's probability,
+Pairs of models are trained on random halves of the records. Each is attacked with all other pairs as shadows. With
+φ = log(p/(1 − p)), p the probability of a record's label,
 
     score = log N(φ; shadows that have the record) − log N(φ; shadows that have not)
 
-The ROC is a figure for people: pairs of record and model are not independent. The coins of one target are, so guesses
-about them bound ε. What is found out about records is sensitive, unless they are public or stand-ins.
+The ROC is a figure for people. The coins of one target are independent, so guesses about them bound ε. Sensitive.
 """
 
 from __future__ import annotations
@@ -97,10 +96,7 @@ def audit_membership(
 
 
 class _Attacked(Watcher):
-    """Models trained on random halves of the records, and how confident each is about all of them.
-
-    A half has half the batch size out of half the declared records: q is the claim's, σ and the steps are too.
-    """
+    """Models trained on random halves of the records, at the claim's q, σ and steps, and their confidences."""
 
     def __init__(self, subject: Subject, models: int) -> None:
         super().__init__()

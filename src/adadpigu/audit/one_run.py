@@ -1,11 +1,10 @@
 """One run with thousands of canaries, each in the data set or not by the flip of a coin; then the auditor guesses.
 
-Those that are in are Poisson-sampled with q in every step. The auditor scores canary j by its likelihood ratio,
+Those that are in are Poisson-sampled with q in every step. With x_t = ⟨e_j, release⟩/C, canary j's score is
 
-    Σ_t log((1 − q) + q exp((x_tj − ½)/σ²)),      x_tj = ⟨e_j, release⟩/C
+    Σ_t log((1 − q) + q exp((x_t − ½)/σ²))
 
-and guesses "in" for the highest scores and "out" for the lowest, so many of each as was fixed in advance. How many
-guesses were right bounds ε from below (`estimators`).
+The auditor guesses "in" for the highest scores and "out" for the lowest. How many are right bounds ε from below.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ _LEAST_NOISE, _MOST_NOISE, _HALVINGS = 1 / 16, 64.0, 12
 
 
 class InOrOut(Canaries):
-    """Canaries that are in the data set or not, and what the releases of a run tell about each.
-
-    The block is larger than their number. The mask is public: canaries move from frozen coordinates to active ones.
-    """
+    """Canaries that are in the data set or not, and their scores. They move from frozen coordinates to active ones."""
 
     def __init__(self, coordinates: int, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
         super().__init__(coordinates, count)
@@ -53,14 +49,14 @@ class InOrOut(Canaries):
         self.enter(torch.zeros(count, dtype=torch.bool))
 
     def enter(self, present: Tensor) -> None:
-        """Another run, with these canaries in the data set."""
+        """Another run begins, with these canaries in the data set."""
         self.present = present
         self.ratio, self.total = torch.zeros(2, self.count, dtype=torch.float64)
         self.largest = torch.full_like(self.total, -math.inf)
         """x_t is what a canary's coordinate shows: log-likelihood ratio, sum and maximum of all x_t"""
 
     def choose(self, active: Tensor | None) -> Tensor:
-        """Those that are in keep the coin that every record has; the others are never drawn."""
+        """Canaries that are in are tossed for as every record is; the others are never drawn."""
         return torch.where(self.present, torch.nan, 1.0)
 
     def places(self, active: Tensor | None) -> Tensor:

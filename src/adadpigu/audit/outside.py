@@ -1,8 +1,7 @@
 """Watches a run from the public side of the line: what was asked, what was answered, and where the weights went.
 
-Of a step that a GPU replays Python sees nothing; what it has released lies in the tensors that were handed out while it
-was recorded. So that nobody shows the auditor other releases than the weights get, a run is prepared to step by plain
-SGD, and after every step the weights have to be where the release takes them:
+Python does not see a step that a GPU replays; its releases lie in the tensors that were handed out at recording. Runs
+step by plain SGD where they can, so that after every step the weights have to be where the release takes them:
 
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
 """

@@ -1,9 +1,7 @@
 """Does every draw take every record independently, with the probability q that the accountant was told?
 
-The subject's own training loop is run on public records or stand-ins, and what reaches the engine in each draw is held
-to the law of Poisson sampling (`watching`, `laws`):
-
-    record i is in draw t with probability q, whatever else is in that draw or in another
+The subject's own training loop runs on public records or stand-ins (`watching`). What reaches the engine has to follow
+the law of Poisson sampling (`laws`): record i is in draw t with probability q, whatever else is in any draw.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _QUIET = 8
 class _HalfIn(Canaries):
     """Lets a random half of the canaries into every batch and keeps what is released along them, run after run.
 
-    Each lies along a direction over `spread` neighbouring coordinates, with signs drawn every step. Honest noise has
-    one law along all of them. Noise that neighbours share, up to a sign too, is loud along some and still along others.
+    Each lies along a direction over `spread` neighbouring coordinates, with signs drawn every step: noise that
+    neighbours share, even up to a sign, is loud along some directions and missing along others.
     """
 
     def __init__(self, a_world: int, spread: int) -> None:
