@@ -26,7 +26,6 @@ from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held
-from adadpigu.audit.watching import run_length, so_many_records
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
@@ -192,7 +191,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
             progress(min(whole.count, numbers), numbers)
 
     drawn_by = subject.tier if randomness is None else randomness
-    short = steps = run_length(subject, _SHORT_RUN)
+    short = steps = subject.run_length(_SHORT_RUN)
     whole = Listener(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
@@ -201,7 +200,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
-        steps = run_length(subject, min(max(rest, _SHORT_RUN), subject.plan.steps))
+        steps = subject.run_length(min(max(rest, _SHORT_RUN), subject.plan.steps))
     sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
     return Heard(
         whole=whole,
@@ -225,7 +224,7 @@ def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None)
     """A run with records, as the subject's are; none where no block can be attached."""
     assert subject.config.batch_size is not None
     heard = Bystanders(subject.plan)
-    few = so_many_records(subject, math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
+    few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
         ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
     except InputError:

@@ -1,29 +1,44 @@
 """The replay audit: does any input of the noise change by more than its declared sensitivity when one record changes?
 
-The subject's own run, cut to a few public records (or stand-ins) and steps, is recorded and played again on neighbours
-with a hostile record more or an ordinary one less (`neighbours`). Deterministic, and it takes seconds.
+The subject's own run, cut to a few public records (or stand-ins) and steps, is recorded on D and played again on
+D′ = D ± one record: the mechanism hands out the *recorded* releases, common records meet the same chance, and the
+record that differs is in every batch. Then everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity at every
+call. Deterministic, and it takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import le
+from typing import Any
+
+import torch
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit import figures
-from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, hostile_base
-from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
+from adadpigu.audit.adversarial import EDGE, Edge, Record, Steep, Unchecked, adversarial_records, hostile_base
+from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Attach, Subject
-from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
-from adadpigu.audit.watching import so_many_records
-from adadpigu.data.datasets import DataSet
-from adadpigu.errors import InputError, require
+from adadpigu.audit.subject import Attach, Subject, held, trained
+from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Player, Recorder, public_state
+from adadpigu.core.bounding import Query
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import AdaDPIGUError, InputError, require
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation
 
+PrepareOn = Callable[..., Preparation]
+"""makes a run ready on a data set (and an `attach`), with a model initialised alike and the same seed every time"""
+REMOVED = "removed"
+"""the neighbour that has an ordinary record less"""
+_EMPTY, _FULL = frozenset({1}), frozenset({2})
+"""draws of D that take nobody, and that take everybody"""
 _POPULATION, _SHARE = 300, 32 / 300
 """records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
 _SLICE = 256
@@ -41,7 +56,7 @@ def audit_replay(
     """
     check_confidence(confidence)
     require(steps >= 1, f"steps={steps} is not at least 1")
-    data, prepare_on = so_many_records(subject, _POPULATION), _cut(subject, steps)
+    data, prepare_on = subject.first(_POPULATION), _cut(subject, steps)
     found, untried = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
     found |= _on_hostile_base(prepare_on, data)
     try:
@@ -146,3 +161,122 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
             by_breach.setdefault(breach, []).append(name)
     told = {breach: ", ".join(names) if len(names) < len(found) else "any" for breach, names in by_breach.items()}
     return [f"{breach} (record: {names})" for breach, names in told.items()]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found, what was wrong with the recording included."""
+
+    draws: int
+    largest: float
+    breaches: tuple[str, ...]
+    effects: tuple[float, ...] = ()
+    """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
+    exposed: bool = False
+    """whether something differs that no noise covers"""
+
+
+class Recording:
+    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes."""
+
+    def __init__(
+        self,
+        prepare_on: PrepareOn,
+        data: DataSet,
+        *,
+        randomness: Randomness | None = None,
+        share: float | None = None,
+        empty: frozenset[int] = frozenset(),
+        full: frozenset[int] = frozenset(),
+        aim: Callable[[Sequence[Query]], None] | None = None,
+    ) -> None:
+        """`share`, `empty`, `full` say who is drawn, instead of q; `aim` is told what a neighbour is about to ask."""
+        self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
+        inner = ReproducibleRandomness(0) if randomness is None else randomness
+        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
+        ready = prepare_on(data)
+        self._tape = Recorder(partial(public_state, ready.model, ready.front))
+        with self._coins.chance, _in_order(ready.device), earlier_runs.apart():
+            trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
+
+    @property
+    def breaches(self) -> tuple[str, ...]:
+        """What was wrong with the run on D by itself."""
+        return (*self._tape.breaches, *self._tape.bare())
+
+    def with_record(self, record: Record) -> ReplayResult:
+        """The replay with one record more, which no check of input sees."""
+        return self._play(Unchecked(self._records, record), removed=None)
+
+    def without_last(self) -> ReplayResult:
+        """The replay without the last record."""
+        records = TensorRecords(self._records.inputs[:-1], self._records.targets[:-1], name=self._records.name)
+        return self._play(records, removed=len(records))
+
+    def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
+        ready = self._prepare_on(replace(self._data, train=records))
+        if isinstance(records, Unchecked):
+            records.show()
+        player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
+        coins = NeighbourCoins(self._coins, removed)
+        try:
+            frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
+            with frozen, _in_order(ready.device), earlier_runs.apart():
+                trained(  # one that stops is a breach
+                    ready, randomness=coins, observers=[player], mechanism=player.mechanism, to_the_end=False
+                )
+        except ReplayError as breach:
+            player.expose(str(breach))
+        except AdaDPIGUError as error:
+            player.expose(f"the neighbour's run ends where the recorded one goes on: {error}")
+        return ReplayResult(
+            draws=len(self._tape.calls),
+            largest=player.largest,
+            breaches=self.breaches + tuple(player.breaches),
+            effects=tuple(player.effects),
+            exposed=player.exposed or bool(self.breaches),
+        )
+
+
+@contextlib.contextmanager
+def _in_order(device: torch.device) -> Iterator[None]:
+    """Has a GPU add in a fixed order, where it otherwise adds in any: what is public is compared bit by bit."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            warnings.filterwarnings("ignore", message=".*deterministic")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def replay_all(
+    prepare_on: PrepareOn,
+    data: DataSet,
+    *,
+    records: Mapping[str, Record] | None = None,
+    progress: Progress | None = None,
+    **drawn: Any,
+) -> dict[str, ReplayResult]:
+    """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
+
+    `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
+    is alone there, in the third everybody; `drawn` (of `Recording`) chooses who else is drawn.
+    """
+    recording = Recording(prepare_on, data, empty=_EMPTY, full=_FULL, **drawn)
+    records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
+    for name in (*records, REMOVED):
+        found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
+        if progress is not None:
+            progress(len(found), len(records) + 1)
+    return found
+
+
+def replay_edge(prepare_on: PrepareOn, data: DataSet, **drawn: Any) -> ReplayResult:
+    """The same with a dummy block beside the model, and a record at the mask's edge."""
+    edge = Edge()
+    attached = partial(prepare_on, attach=edge.attach)
+    recording = Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn)
+    return recording.with_record(edge.record(data))

@@ -20,7 +20,7 @@ from adadpigu.audit.estimators import rate_above, rate_below
 from adadpigu.audit.laws import Check, Counts
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
-from adadpigu.audit.watching import Taken, Watched, run_length, watch
+from adadpigu.audit.watching import Taken, Watched, watch
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 from adadpigu.training.configured import training_options
@@ -56,9 +56,9 @@ def audit_sampler(
     few = f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}"
     require(draws is None or draws >= _FEWEST_DRAWS, few)
     rate, records = subject.sample_rate, _records(subject)
-    steps = run_length(subject, _enough_draws(records, rate) if draws is None else draws)
+    steps = subject.run_length(_enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
-    short = run_length(subject, _SMALL_DRAWS)
+    short = subject.run_length(_SMALL_DRAWS)
     small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
     checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
     if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two

@@ -21,7 +21,6 @@ from adadpigu.audit.estimators import Errors, fewest, gaussian_mu
 from adadpigu.audit.outside import chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled
-from adadpigu.audit.watching import so_many_records
 from adadpigu.core.gradients import Loss
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.data.datasets import DataSet
@@ -216,7 +215,7 @@ def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | No
         # With the records beside them no more than B, as in every other run: a recorded step has room for few more.
         batch = round(subject.sample_rate * subject.data.records)
         a_world = max(1, min(a_world, batch // 2))
-        data = so_many_records(subject, round((batch - a_world) / subject.sample_rate))
+        data = subject.first(round((batch - a_world) / subject.sample_rate))
     canaries = _HalfIn(a_world, spread)
     while canaries.observed < wanted and not canaries.odd:
         before = canaries.observed
