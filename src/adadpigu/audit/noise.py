@@ -58,7 +58,8 @@ def audit_noise(
     require(numbers >= _FEWEST, few)
     heard = listen(subject, numbers, randomness, progress)
     parts, layout = heard.whole.parts, heard.layout
-    kinds, tensors, z, lags = _by_release(parts), _by_tensor(parts, layout), _flat(parts), _Repeats.among(parts)
+    kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
+    z, lags = _flat(parts), _Repeats.among(parts)
     checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout), *_fresh_checks(heard, lags)]
     here, elsewhere, key_assumed = _keys(subject, heard, numbers, randomness)
     return subject.result(
@@ -210,11 +211,9 @@ def _equal_check(heard: Parts) -> Check:
 
 def _peopled_checks(heard: Parts) -> Iterator[Check]:
     """Whether draws that have taken records get the same noise."""
-    z = _flat(heard.parts)
-    squares, settled = float(z @ z), all(part.due.all() for part in heard.parts)
-    spread = math.sqrt(squares / len(z))
-    told = f"where records are drawn, noise has {spread:.4g} times the standard deviation that is claimed"
-    yield Check("draws with records", _settled_or_not_p(squares, len(z), settled), told)
+    kind = _kind_of(heard.parts)
+    told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+    yield Check("draws with records", kind.p, told)
     yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
 
 
@@ -238,7 +237,10 @@ class _Kind:
 
     @property
     def p(self) -> float:
-        return _settled_or_not_p(self.squares, self.count, self.settled)
+        """Exact where the count is settled, else by a bet."""
+        return (
+            laws.spread_p(self.squares, self.count) if self.settled else float(laws.scale_p(self.squares, self.count))
+        )
 
     def most(self, significance: float) -> float:
         """The standard deviation, over what is claimed, that would give so little noise with that probability."""
@@ -263,26 +265,18 @@ class _Kind:
         }
 
 
-def _settled_or_not_p(squares: float, count: int, settled: bool) -> float:
-    """Of a sum of squares; exact where the count is settled, else by a bet."""
-    return laws.spread_p(squares, count) if settled else float(laws.scale_p(squares, count))
+def _kind_of(parts: Sequence[Part]) -> _Kind:
+    z, settled = _flat(parts), all(part.due.all() for part in parts)
+    return _Kind(parts[0].draw, parts[0].name, min(part.share for part in parts), float(z @ z), len(z), settled)
 
 
-def _by_release(parts: Sequence[Part]) -> list[_Kind]:
-    """The noise of every named release of every planned draw."""
-    found = []
-    for (draw, name), them in _grouped(parts).items():
-        z, settled = _flat(them), all(part.due.all() for part in them)
-        found.append(_Kind(draw, name, min(part.share for part in them), float(z @ z), len(z), settled))
-    return found
-
-
-def _grouped(parts: Sequence[Part]) -> dict[tuple[PlannedDraw, str], list[Part]]:
+def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
+    """By named release of a planned draw, where noise is due."""
     found: dict[tuple[PlannedDraw, str], list[Part]] = {}
     for part in parts:
         if part.due.any():
             found.setdefault((part.draw, part.name), []).append(part)
-    return found
+    return list(found.values())
 
 
 def _flat(parts: Sequence[Part]) -> Numbers:
@@ -293,13 +287,12 @@ def _flat(parts: Sequence[Part]) -> Numbers:
 def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
     """The noise of gradients, tensor by tensor, over all steps and runs."""
     kinds = []
-    for (draw, name), them in _grouped(parts).items():
-        squares, counts = _by_coordinate(them, layout)
-        share = min(part.share for part in them)
+    for them in _grouped(parts):
+        (squares, counts), whole = _by_coordinate(them, layout), _kind_of(them)
         for slot in layout.slots:
-            where = slice(slot.start, slot.stop)
-            if count := int(counts[where].sum()):
-                kinds.append(_Kind(draw, name, share, float(squares[where].sum()), count, False, slot.name))
+            total, count = float(squares[slot.start : slot.stop].sum()), int(counts[slot.start : slot.stop].sum())
+            if count:
+                kinds.append(replace(whole, squares=total, count=count, settled=False, tensor=slot.name))
     return kinds
 
 

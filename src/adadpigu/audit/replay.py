@@ -199,11 +199,6 @@ class Recording:
         with self._coins.chance, _in_order(ready.device), earlier_runs.apart():
             trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
 
-    @property
-    def breaches(self) -> tuple[str, ...]:
-        """What was wrong with the run on D by itself."""
-        return (*self._tape.breaches, *self._tape.bare())
-
     def with_record(self, record: Record) -> ReplayResult:
         """The replay with one record more, which no check of input sees."""
         return self._play(Unchecked(self._records, record), removed=None)
@@ -232,9 +227,9 @@ class Recording:
         return ReplayResult(
             draws=len(self._tape.calls),
             largest=player.largest,
-            breaches=self.breaches + tuple(player.breaches),
+            breaches=(*self._tape.breaches, *player.breaches),
             effects=tuple(player.effects),
-            exposed=player.exposed or bool(self.breaches),
+            exposed=player.exposed or bool(self._tape.breaches),
         )
 
 

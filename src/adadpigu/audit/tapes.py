@@ -189,18 +189,11 @@ class Recorder(Tape):
         super().end(run)
         if len(self.asked_for) != len(self.calls):
             self.breaches.append(f"{len(self.asked_for)} draws were asked for, {len(self.calls)} released")
-
-    def bare(self) -> list[str]:
-        """The releases of which one in a thousand entries, and at least four, came out as they had gone in.
-
-        With noise an entry does so when the noise rounds to nothing beside it, with a chance of about 1e-7: a false
-        alarm has one below 1e-9 for up to a million entries.
-        """
-        return [
-            f"{equal} of {looked} entries of {name!r} were released without noise"
-            for name, (equal, looked) in self._bare.items()
-            if equal >= max(_FEW, _BARE * looked)
-        ]
+        for name, (equal, looked) in self._bare.items():
+            # Noise rounds to nothing beside an entry with a chance of about 1e-7: a false alarm has one below 1e-9 for
+            # up to a million entries.
+            if equal >= max(_FEW, _BARE * looked):
+                self.breaches.append(f"{equal} of {looked} entries of {name!r} were released without noise")
 
     def _check(self, call: Call, asked: State, release: Release) -> None:
         """Whether noise was drawn for what was asked for, on all of it and on nothing else."""
