@@ -9,7 +9,7 @@ records, a dummy block that no record touches (`canaries`) has noise alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,11 +176,6 @@ class Heard:
     @property
     def all(self) -> list[Parts]:
         return [self.whole, self.lives, self.peopled.noise]
-
-    def findings(self) -> Iterator[str]:
-        """Of what was seen from outside, what needs no test to be wrong."""
-        for watcher in (self.whole, self.lives, self.peopled):
-            yield from watcher.findings()
 
 
 def listen(subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None) -> Heard:

@@ -119,7 +119,8 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
     if peopled.bare:
         yield f"{peopled.bare} of {peopled.count} numbers have no noise where records were drawn"
-    yield from heard.findings()
+    for watcher in (whole, heard.lives, heard.peopled):
+        yield from watcher.findings()
     if heard.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,8 +132,10 @@ class Tape:
     `state` reads what is public when a draw is asked for.
     """
 
-    def __init__(self, state: Callable[[], State] | None = None) -> None:
+    def __init__(self, state: Callable[[], State] = dict) -> None:
         self._state = state
+        self.mechanism = partial(TapedMechanism, self)
+        """makes the mechanism of the run which this tape follows"""
         self.calls: list[list[Call]] = []
         self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
@@ -140,13 +143,9 @@ class Tape:
         self.kept: State = {}
         self.breaches: list[str] = []
 
-    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
-        """That of the run which this tape follows."""
-        return TapedMechanism(self, ledger, randomness, processes)
-
     def asked(self, queries: Sequence[Query]) -> None:
         self.asked_for.append([(_plain(query), _tensors(query)) for query in queries])
-        self.states.append({} if self._state is None else self._state())
+        self.states.append(self._state())
 
     def replayed(self, name: str) -> Release | None:
         """The release to hand out instead of a noisy one."""
@@ -174,7 +173,7 @@ class Tape:
 class Recorder(Tape):
     """The tape of the run on D. Its breaches need no neighbour."""
 
-    def __init__(self, state: Callable[[], State] | None = None) -> None:
+    def __init__(self, state: Callable[[], State] = dict) -> None:
         super().__init__(state)
         self.released: list[dict[str, Release]] = []
         self._bare: dict[str, tuple[int, int]] = {}
@@ -220,7 +219,7 @@ class Player(Tape):
     def __init__(
         self,
         recorded: Recorder,
-        state: Callable[[], State] | None = None,
+        state: Callable[[], State] = dict,
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
         super().__init__(state)

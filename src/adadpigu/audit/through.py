@@ -119,8 +119,8 @@ def by_opacus(ready: Preparation, **how: Any) -> Run:
 
 
 def by_sklearn(ready: Preparation, **how: Any) -> Run:
-    """Trains what was made ready by `fit`: a row of the table has a record's number, in a numeric and a categorical
-    column. What the estimator encodes is read back, and those records are trained on."""
+    """By `fit`: a row of the table is a record's number, in a numeric and a categorical column. What the estimator
+    encodes is read back, and those records are trained on."""
     import numpy as np
 
     from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
