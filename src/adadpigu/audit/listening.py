@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
@@ -82,16 +81,13 @@ class Parts:
         """relative distance of neighbouring numbers, as coarse as it was in any release"""
 
     def hear(
-        self,
-        at: tuple[str, str],
-        query: Query,
-        released: Tensor,
-        active: Tensor | None,
-        kept: NDArray[np.int64] | slice,
+        self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
     ) -> None:
-        """What was released of a sum that is 0, in a draw of that stage and name."""
-        draw, value = self._claimed[at], released.double().cpu()
-        due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu().clone()
+        """What was released of a sum that is 0 in this block of it."""
+        draw, released = self._claimed[stage, answer.draw], answer.releases[query.name].value[block]
+        active = query.active if isinstance(query, GradientSum) else None
+        value = released.double().cpu()
+        due = torch.ones(len(value), dtype=torch.bool) if active is None else active[block].cpu().clone()
         finite = torch.isfinite(value)
         self.digits = max(self.digits, torch.finfo(released.dtype).eps)
         self.disturbed += int((value[~due] != 0).sum())
@@ -125,9 +121,8 @@ class Listener(Watcher, Parts):
     def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
         for query in answer.queries:
-            gradient = isinstance(query, GradientSum)
-            active, kept = (query.active, self._kept) if gradient else (None, slice(self._most))
-            self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
+            kept = self._kept if isinstance(query, GradientSum) else slice(self._most)
+            self.hear(stage, answer, query, kept)
 
 
 class Bystanders(Canaries):
@@ -138,10 +133,8 @@ class Bystanders(Canaries):
         self.noise = Parts(claim)
 
     def heard(self, answer: Answer, stage: str) -> None:
-        query, block = answer.gradient, slice(-_BLOCK, None)
-        if query is not None:
-            active = None if query.active is None else query.active[block]
-            self.noise.hear((stage, answer.draw), query, answer.releases[query.name].value[block], active, slice(None))
+        if answer.gradient is not None:
+            self.noise.hear(stage, answer, answer.gradient, slice(None), slice(-_BLOCK, None))
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:

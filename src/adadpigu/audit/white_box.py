@@ -13,17 +13,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adadpigu.audit import figures
-from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
+from adadpigu.audit.canaries import DRAW, Canaries
 from adadpigu.audit.estimators import Errors, fewest, gaussian_mu
 from adadpigu.audit.outside import chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled
-from adadpigu.core.gradients import Loss
 from adadpigu.core.randomness import choose_randomness
-from adadpigu.data.datasets import DataSet
 from adadpigu.errors import require
 from adadpigu.runs.run import Facts, Run
 from adadpigu.training.configured import training_options
@@ -64,14 +62,10 @@ class _HalfIn(Canaries):
         self.frozen = self.disturbed = 0
         """looks at frozen coordinates, and those that found a value other than 0, or a weight that had moved"""
 
-    def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
-        model, data, loss = super().attach(body, data)
-        self._weight = model.block.weight
-        return model, data, loss
-
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)
         self._place = self._place.to(ready.device)
+        self._weight = ready.model.get_parameter("block.weight")
 
     def begin(self, facts: Facts) -> None:
         super().begin(facts)
