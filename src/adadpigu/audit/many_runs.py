@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +73,8 @@ def audit_many_runs(
     canary = InOrOut(_COORDINATES, 1, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     worlds = _observe(subject, canary, runs, progress)
     errors, significance = worlds.errors, 1 - confidence
+    within, without = (scores[np.isfinite(scores)] for scores in (worlds.within, worlds.without))
+    everyone = np.concatenate([within, without, [worlds.threshold]])
     return subject.result(
         "many-runs",
         epsilon_lower=epsilon_from_errors(errors, subject.delta, significance),
@@ -86,8 +87,24 @@ def audit_many_runs(
             "the whole run is as hard to tell apart as two Gaussians",
         ),
         findings=canary.findings(),
-        details=_details(subject, worlds, significance) | {"releases_not_finite": canary.broken},
-        draw=partial(_draw, worlds=worlds),
+        details={
+            **_details(subject, worlds, significance),
+            "mean_within": float(within.mean()) if len(within) else None,
+            "mean_without": float(without.mean()) if len(without) else None,
+            "releases_not_finite": canary.broken,
+        },
+        draw=partial(
+            figures.worlds,
+            without=without,
+            within=within,
+            bins=np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))),
+            labels=(
+                f"runs without the canary, {errors.false_alarms} of {errors.without} above",
+                f"runs with the canary, {errors.misses} of {errors.within} not above",
+            ),
+            limits=[worlds.threshold],
+            about=(f"{worlds.score} (dashed: the threshold)", "runs"),
+        ),
     )
 
 
@@ -169,31 +186,4 @@ def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str,
         "reach": epsilon_from_errors(best, delta, significance),
         "reach_certain": epsilon_from_errors(best, delta, REFUTING),
         "runs_to_refute": fewest(refutes) if subject.epsilon <= _MOST_REFUTED else None,
-        "mean_within": _mean(_finite(worlds.within)),
-        "mean_without": _mean(_finite(worlds.without)),
     }
-
-
-def _finite(scores: Scores) -> Scores:
-    return scores[np.isfinite(scores)]
-
-
-def _mean(finite: Scores) -> float | None:
-    return float(finite.mean()) if len(finite) else None
-
-
-def _draw(figure: Any, *, worlds: Worlds) -> None:
-    errors, within, without = worlds.errors, _finite(worlds.within), _finite(worlds.without)
-    everyone = np.concatenate([within, without, [worlds.threshold]])
-    figures.worlds(
-        figure,
-        without=without,
-        within=within,
-        bins=np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))),
-        labels=(
-            f"runs without the canary, {errors.false_alarms} of {errors.without} above",
-            f"runs with the canary, {errors.misses} of {errors.within} not above",
-        ),
-        limits=[worlds.threshold],
-        about=(f"{worlds.score} (dashed: the threshold)", "runs"),
-    )

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from adadpigu.audit.listening import Heard, Part, Parts, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
-from adadpigu.core.randomness import Randomness, Tier
+from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 
 _FEWEST = 10_000
@@ -98,12 +97,12 @@ def _keys(
 ) -> tuple[list[keys.Drawn], list[keys.Drawn], tuple[str, ...]]:
     """Numbers of generators as the subject's runs make them, here and elsewhere, and what is then left to assume."""
     tier = subject.tier if randomness is None else randomness.tier
-    if tier is not None and tier not in get_args(Tier):
+    if tier == "reproducible":
         return [], [], (_GIVEN,)
-    here = keys.drawn_here(tier, heard.device)  # type: ignore[arg-type]  # narrowed above
+    here = keys.drawn_here(tier, heard.device)
     if numbers < _PROCESSES_FROM:
         return here, [], (_ONE_PROCESS,)
-    return here, keys.drawn_elsewhere(tier, heard.device), ()  # type: ignore[arg-type]
+    return here, keys.drawn_elsewhere(tier, heard.device), ()
 
 
 def _plain(heard: Heard) -> Iterator[str]:
