@@ -59,10 +59,8 @@ def equal_numbers(here: Sequence[Drawn], elsewhere: Sequence[Drawn] = ()) -> Ite
 
 def _by_a_process(tier: str, device: str) -> Drawn:
     path = os.pathsep.join(filter(None, sys.path))  # the package that is audited, wherever it was found
-    command, env = (
-        [sys.executable, "-c", _PROGRAM.format(count=_COUNT), tier, device],
-        {**os.environ, "PYTHONPATH": path},
-    )
+    command = [sys.executable, "-c", _PROGRAM.format(count=_COUNT), tier, device]
+    env = {**os.environ, "PYTHONPATH": path}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PATIENCE)
         reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]

@@ -227,7 +227,7 @@ class Player(Tape):
         self.exposed = False
         """whether one of the breaches is more than a move beyond a sensitivity: then no noise covers it"""
         self.largest = 0.0
-        """share of a sensitivity by which a sum has moved"""
+        """share of its sensitivity by which a sum has moved at most"""
         self.effects: list[float] = []
         """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
 
