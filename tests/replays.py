@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from adadpigu.audit.adversarial import Record
-from adadpigu.audit.neighbours import Recording, ReplayResult
+from adadpigu.audit.replay import Recording, ReplayResult
 from adadpigu.audit.subject import held
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data import DataSet, TensorRecords

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from adadpigu.audit import many_runs
+from adadpigu.audit import many_runs, outside
 from adadpigu.audit.many_runs import Worlds, audit_many_runs, choose
 from adadpigu.audit.one_run import InOrOut
 from adadpigu.audit.outside import Answer
@@ -261,7 +261,7 @@ def test_every_run_starts_from_the_same_weights_with_the_worlds_in_turns(monkeyp
         worlds.append(bool(watch.present))
         return train_prepared(ready, watch=watch, **options)
 
-    monkeypatch.setattr(many_runs, "trained", watched)
+    monkeypatch.setattr(outside, "trained", watched)
     seen: list[tuple[int, int]] = []
     audit_many_runs(subject(), runs=21, progress=lambda done, total: seen.append((done, total)))
     assert all(torch.equal(start, starts[0]) for start in starts)

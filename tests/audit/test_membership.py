@@ -213,7 +213,7 @@ def test_every_record_is_in_half_of_the_models_and_these_train_on_it(monkeypatch
 
     monkeypatch.setattr(membership, "trained", watched)
     seen, told = _Attacked(subject(), 6), list[tuple[int, int]]()
-    seen.train(lambda done, total: told.append((done, total)))
+    seen.train_all(lambda done, total: told.append((done, total)))
     assert seen.members.sum(axis=0).tolist() == [3] * 400
     assert bool((seen.members[0::2] != seen.members[1::2]).all())
     records = subject().data.train

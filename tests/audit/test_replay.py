@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from adadpigu.audit.adversarial import EDGE, Record, adversarial_records
 from adadpigu.audit.coins import FrozenChance
-from adadpigu.audit.neighbours import REMOVED, Recording, ReplayResult, replay_edge
+from adadpigu.audit.replay import REMOVED, Recording, ReplayResult, replay_edge
 from adadpigu.core import bounding
 from adadpigu.core.bounding import BoundedSum
 from adadpigu.core.mechanism import GaussianMechanism, Release

@@ -19,8 +19,7 @@ from test_replay import widen
 
 from adadpigu.accounting import epsilon
 from adadpigu.audit.adversarial import EDGE, adversarial_records
-from adadpigu.audit.neighbours import REMOVED
-from adadpigu.audit.replay import audit_replay
+from adadpigu.audit.replay import REMOVED, audit_replay
 from adadpigu.audit.subject import Subject, scaled, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.core.bounding import BoundedSum

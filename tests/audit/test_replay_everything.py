@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.audit.adversarial import EDGE, Edge, adversarial_records
-from adadpigu.audit.neighbours import REMOVED, PrepareOn, ReplayResult, replay_all, replay_edge
+from adadpigu.audit.replay import REMOVED, PrepareOn, ReplayResult, replay_all, replay_edge
 from adadpigu.audit.subject import Attach
 from adadpigu.core.gradients import ENGINES, choice
 from adadpigu.core.randomness import Randomness, choose_randomness

@@ -13,7 +13,6 @@ from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.outside import Answer
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.tapes import Recorder
-from adadpigu.audit.watching import so_many_records
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -60,7 +59,7 @@ def test_a_canary_moves_its_coordinate_by_the_whole_sensitivity_and_no_other(
     """With next to no noise: 1 with its canary, 0 without, whatever α, β, mask and clip have become meanwhile."""
     canaries = Alternating()
     audited = subject(method, method_options=MOVING.get(method, {}), steps=12)
-    data = so_many_records(audited, 200)
+    data = audited.first(200)
     ready = audited.prepare(data=data, attach=canaries.attach, noise_multiplier=1e-4, **options)
     canaries.follow(ready)
     coins = canaries.coins(ReproducibleRandomness(0))

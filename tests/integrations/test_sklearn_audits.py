@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from adadpigu.audit.neighbours import Recording
+from adadpigu.audit.replay import Recording
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
 from adadpigu.integrations.sklearn.columns import encoded

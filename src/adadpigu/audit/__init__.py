@@ -8,7 +8,6 @@ Audits of the mechanism work on public records or stand-ins; what the others loo
 from collections.abc import Callable
 
 from adadpigu.audit.accountant import audit_accountant
-from adadpigu.audit.claims import claim_of_run, config_of_run
 from adadpigu.audit.many_runs import audit_many_runs
 from adadpigu.audit.membership import audit_membership
 from adadpigu.audit.noise import audit_noise
@@ -16,7 +15,7 @@ from adadpigu.audit.one_run import audit_one_run
 from adadpigu.audit.replay import audit_replay
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.sampler import audit_sampler
-from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.audit.subject import Subject, claim_of_run, config_of_run, subject_of
 from adadpigu.audit.white_box import audit_white_box
 
 AUDITS: dict[str, Callable[..., AuditResult]] = {

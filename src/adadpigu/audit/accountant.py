@@ -23,7 +23,7 @@ from adadpigu.audit.outside import Answer, Watcher
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.audit.watching import Followed, SpiedSampler, run_length, so_many_records
+from adadpigu.audit.watching import Followed, SpiedSampler
 from adadpigu.core.sampling import Sampler
 from adadpigu.training.preparation import Preparation
 
@@ -148,8 +148,8 @@ class _Counted(Watcher):
 
 
 def _counted(subject: Subject) -> _Counted:
-    steps = run_length(subject, _STEPS)
-    ready = subject.prepare(data=so_many_records(subject, _RECORDS), steps=steps, evaluate_every=steps)
+    steps = subject.run_length(_STEPS)
+    ready = subject.prepare(data=subject.first(_RECORDS), steps=steps, evaluate_every=steps)
     seen = _Counted(ready)
     with TemporaryDirectory() as folder:
         out, followed = Path(folder) / "run", Followed(**vars(ready), spied=seen.spied)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.audit.canaries import CanaryLoss, WithBlock
+from adadpigu.audit.outside import gradient_of
 from adadpigu.audit.subject import held
-from adadpigu.core.bounding import GradientSum, Query
+from adadpigu.core.bounding import Query
 from adadpigu.core.gradients import Loss
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
@@ -89,7 +90,6 @@ class Unchecked(TensorRecords):
         self._hidden = True
 
     def show(self) -> None:
-        """From here on the last record is what it is."""
         self._hidden = False
 
     def take(self, indices: Tensor) -> Record:
@@ -109,7 +109,6 @@ class Edge:
         self._loss = CanaryLoss(1, _COORDINATES, 1, spread=_COORDINATES)
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
-        """The model with the block, and the loss that knows the record."""
         if data.classes is None:
             raise ModelError("the dummy block needs class labels: it cannot be attached")
         self._loss = CanaryLoss(data.classes, _COORDINATES, 1, spread=_COORDINATES)
@@ -125,28 +124,27 @@ class Edge:
 
     def aim(self, queries: Sequence[Query]) -> None:
         """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block."""
-        for query in queries:
-            if isinstance(query, GradientSum):
-                active = _of_block(query.active, True).bool()
-                places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]
-                chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)
-                standardised = torch.zeros(_COORDINATES)
-                standardised[chosen] = _LOUD * query.clip_norm
-                self._loss.signal = _of_block(query.center, 0.0) + _of_block(query.scale, 1.0) * standardised
-                return
+        if (query := gradient_of(queries)) is not None:
+            active = _of_block(query.active, True).bool()
+            places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]
+            chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)
+            standardised = torch.zeros(_COORDINATES)
+            standardised[chosen] = _LOUD * query.clip_norm
+            self._loss.signal = _of_block(query.center, 0.0) + _of_block(query.scale, 1.0) * standardised
 
 
 class Steep:
     """A loss so steep that the last digit of an output decides where a gradient points: as where a regression fits.
 
     Whoever else is drawn must not change that digit, or one record moves a sum by up to 2C for each of the others.
-    Until `on`, it is the model's own: engines are chosen by comparing gradients, which none would survive.
+    Until `on`, it is cross entropy: engines are chosen by comparing gradients, which none would survive.
     """
 
     on = False
 
-    def attach(self, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
-        return body, replace(data, classes=None), self
+    @classmethod
+    def attach(cls, body: nn.Module, data: DataSet) -> tuple[nn.Module, DataSet, Loss]:
+        return body, replace(data, classes=None), cls()
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.on:

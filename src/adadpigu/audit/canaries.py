@@ -1,25 +1,24 @@
 """Canaries: an auditor's own records, each with a gradient on one coordinate of a dummy block that no data touches.
 
-The block is a layer beside the model and goes through everything that the model does. A canary's loss is linear in it:
+The block is a layer beside the model. A canary's loss is linear in it, and every other record's gradient there is α:
 
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
-Every other record's gradient is α there. So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with
-it (e_j is a coordinate, or a direction over k of them). Of the run nothing is replaced but the canaries' own inclusion
-coins. All that changes from step to step lies in tensors on the run's device, for steps that are recorded.
+So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with it. e_j is a coordinate, or a direction
+over several. Nothing of the run is replaced but the canaries' own inclusion coins.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.audit.outside import Answer, Watcher, gradient_of
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.gradients import Loss
@@ -81,9 +80,8 @@ class CanaryLoss:
 class Canaries(Watcher):
     """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
-    It sees what is asked before a record is looked at, sets the canaries' gradients accordingly, lets `choose` say
-    which of them are drawn, and hands `observe` the released coordinates of the block. `spread`: over how many
-    coordinates a canary's gradient goes.
+    Sets the canaries' gradients by what is asked, draws those that `choose` names, and hands the block's released
+    coordinates to `observe`. `spread`: coordinates that a canary's gradient goes over.
     """
 
     def __init__(self, coordinates: int, count: int | None = None, spread: int = 1) -> None:
@@ -119,7 +117,7 @@ class Canaries(Watcher):
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
-        query = Answer(draw, tuple(queries), {}).gradient
+        query = gradient_of(queries)
         with side_stream(self._amount.device):
             pass
         join(self._amount.device)  # a query's vectors may be in the making
@@ -158,10 +156,18 @@ class Canaries(Watcher):
         """The block's released coordinates over C, and which of them are active (None: all). Overridden."""
 
     def coins(self, inner: Randomness) -> Randomness:
-        """Randomness under which the canaries are drawn as the audit chooses, and all else is as in `inner`."""
-        kind: Any = type("CanaryCoins", (CanaryCoins, type(inner)), {})
-        made = kind.__new__(kind)
-        vars(made).update(vars(inner), canaries=self, description=CanaryCoins.description)
+        """A copy of `inner` that draws the canaries as the audit chooses, and all else as `inner` would."""
+        made: Any = object.__new__(type(inner))
+        told = "the canaries' coins are chosen by an auditor: not private"
+        vars(made).update(vars(inner), description=told, tier="reproducible", private=False)
+
+        def uniform(count: int) -> Tensor:
+            coins: Tensor = type(made).uniform(made, count)
+            own, chosen = coins[count - self.count :], self._coins.to(coins)
+            own.copy_(torch.where(chosen.isnan(), own, chosen))
+            return coins
+
+        made.uniform = uniform
         return cast(Randomness, made)
 
     def _aim(self, query: GradientSum) -> None:
@@ -180,18 +186,3 @@ class Canaries(Watcher):
         self._coins.copy_(coins)
         if self._coins.is_cuda:  # a toss has a stream of its own
             torch.cuda.synchronize(self._coins.device)
-
-
-class CanaryCoins:
-    """Before a class of randomness: draws as that one does, except for the canaries' inclusion coins."""
-
-    description = "the canaries' coins are chosen by an auditor: not private"
-    tier: Literal["reproducible"] = "reproducible"
-    private = False
-    canaries: Canaries
-
-    def uniform(self, count: int) -> Tensor:
-        coins: Tensor = super().uniform(count)  # type: ignore[misc]
-        own, chosen = coins[count - self.canaries.count :], self.canaries._coins.to(coins)
-        own.copy_(torch.where(chosen.isnan(), own, chosen))
-        return coins

@@ -1,8 +1,8 @@
 """Randomness for record and replay: common records meet the same chance on D and on its neighbour. Never private.
 
-A run on D keeps its inclusion coins and the words that key dropout and augmentation; a neighbour's run is given the
-same ones. The one record that differs is the last of every batch, so that it shifts nobody else's numbers; and where a
-forward draws several times, `FrozenChance` keys every operation anew, since one row more moves a generator on.
+A run on D keeps its inclusion coins and the words that key dropout and augmentation; a neighbour's run gets the same
+ones. The record that differs is the last of every batch, and `FrozenChance` keys every random operation by itself, so
+that one row more shifts nobody else's numbers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class ReplayError(AdaDPIGUError):
 
 
 class FrozenChance(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, what the k-th random operation of a draw gives a row depends on the draw's words, on k and on the row.
+    """Keys every random operation by the draw's words, its position k in the draw, and the row.
 
-    So a record at the end changes no other record's dropout or augmentation, on any device. That takes operations whose
-    first dimension is the records, as those of all layers but stacked recurrent ones are, and one pass over a batch.
+    So a record at the end changes no other record's dropout or augmentation. That takes one pass over a batch, and
+    operations whose first dimension is the records: those of all layers but stacked recurrent ones.
     """
 
     def __init__(self) -> None:
@@ -77,26 +77,16 @@ def _empty(like: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Ten
     return torch.empty(tuple(like), dtype=dtype, device=device)
 
 
-def _bernoulli(u: Tensor, p: float = 0.5) -> Tensor:
-    return u < p
-
-
-def _between(u: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return low + (high - low) * u
-
-
-def _normal(u: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    z: Tensor = torch.special.ndtri(u)
-    return mean + std * z
-
-
 aten = torch.ops.aten
 _LAWS: dict[Any, Callable[..., Tensor]] = {
-    **dict.fromkeys((aten.bernoulli_.float, aten.bernoulli.p), _bernoulli),
-    **dict.fromkeys((aten.uniform_.default, aten.rand.default), _between),
-    **dict.fromkeys((aten.normal_.default, aten.randn.default, aten.randn_like.default), _normal),
+    **dict.fromkeys((aten.bernoulli_.float, aten.bernoulli.p), lambda u, p=0.5: u < p),
+    **dict.fromkeys((aten.uniform_.default, aten.rand.default), lambda u, low=0.0, high=1.0: low + (high - low) * u),
+    **dict.fromkeys(
+        (aten.normal_.default, aten.randn.default, aten.randn_like.default),
+        lambda u, mean=0.0, std=1.0: mean + std * torch.special.ndtri(u),
+    ),
 }
-"""of the operations that models and augmentation use, what they give from uniform numbers"""
+"""the random operations of models and augmentation, as functions of uniform numbers"""
 
 
 class _Coins:

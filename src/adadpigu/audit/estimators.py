@@ -188,11 +188,11 @@ def gaussian_curve(mu: float) -> Curve:
 def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
     """The curve of whatever is (ε, δ)-private for every pair given, either way round.
 
-    Such a test has power at most δ + e^ε·level, and one that says the opposite has level at least 1 − δ − e^ε(1 −
-    power): so f̄⁻¹(y) = max(0, e^−ε(y − δ), 1 − δ − e^ε(1 − y)), the second form being the first at −ε.
+    A test has power at most δ + e^ε·level, and its opposite level at least 1 − δ − e^ε(1 − power): so f̄⁻¹(y) =
+    max(0, e^−ε(y − δ), 1 − δ − e^ε(1 − y)).
 
-    Formal guarantee: each pair holds of adding and of removing a record, so the maximum is convex and its own mirror
-    image, as `one_run_refutes_curve` needs. Fewer pairs, or a larger δ, refute less, never more.
+    Formal guarantee: each pair holds either way round, so the maximum is convex and its own mirror image, as
+    `one_run_refutes_curve` needs. Fewer pairs, or a larger δ, refute less, never more.
 
     >>> curve = profile_curve([math.log(3)], [0.0])
     >>> [round(curve(power), 6) for power in (0.3, 0.75, 0.9)]
@@ -209,10 +209,9 @@ def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
 
 
 def claim_curve(event: DpEvent) -> Curve:
-    """The curve of the claim itself, whatever it composes: `profile_curve` of 2,000 points of its privacy profile.
+    """The curve of the claim itself: `profile_curve` of 2,000 points of its privacy profile.
 
-    The profile is taken on the accountant's coarse grid, which is pessimistic: what refutes this curve refutes the
-    exact one too.
+    The accountant's coarse grid is pessimistic: what refutes this curve refutes the exact one too.
     """
     spending = spending_of(event)
     interval = coarse_interval(spending)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from adadpigu.audit.membership import Roc
-    from adadpigu.audit.neighbours import ReplayResult
+    from adadpigu.audit.replay import ReplayResult
     from adadpigu.audit.watching import Taken
 
 _BLUE, _RED = "#1b6ca8", "#c8553d"

@@ -16,7 +16,7 @@ from itertools import combinations, product
 import torch
 
 from adadpigu.core.randomness import Tier, choose_randomness
-from adadpigu.errors import InputError, require
+from adadpigu.errors import require
 
 _COUNT = 256
 """numbers of either kind; that two generators share one of them has a chance of 2·256²/2⁵² < 1e-10"""
@@ -34,12 +34,9 @@ Drawn = tuple[frozenset[float], frozenset[float]]
 
 
 def drawn_here(tier: Tier | None, device: torch.device) -> list[Drawn]:
-    """By two generators of this process: keys that are constant agree already here.
-
-    A generator that the whole process shares does not, since it goes on between them: that takes `drawn_elsewhere`.
-    """
+    """By two generators of this process. What one generator of the process draws on takes `drawn_elsewhere`."""
     sources = [choose_randomness(tier, device) for _ in range(2)]
-    return [_sets(source.normal(_COUNT).tolist(), source.uniform(_COUNT).tolist()) for source in sources]
+    return [(frozenset(s.normal(_COUNT).tolist()), frozenset(s.uniform(_COUNT).tolist())) for s in sources]
 
 
 def drawn_elsewhere(tier: Tier | None, device: torch.device) -> list[Drawn]:
@@ -62,25 +59,13 @@ def equal_numbers(here: Sequence[Drawn], elsewhere: Sequence[Drawn] = ()) -> Ite
 
 def _by_a_process(tier: str, device: str) -> Drawn:
     path = os.pathsep.join(filter(None, sys.path))  # the package that is audited, wherever it was found
+    command = [sys.executable, "-c", _PROGRAM.format(count=_COUNT), tier, device]
+    env = {**os.environ, "PYTHONPATH": path}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM.format(count=_COUNT), tier, device],
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_PATIENCE)
+        reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     except subprocess.TimeoutExpired:
-        raise InputError(
-            f"numbers: a second process drew none within {_PATIENCE} s; allowed: one that starts"
-        ) from None
-    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    require(
-        done.returncode == 0,
-        f"numbers: a second process could not draw any ({last}); allowed: a machine that starts one",
-    )
-    return _sets(*json.loads(done.stdout.splitlines()[-1]))
-
-
-def _sets(normal: list[float], uniform: list[float]) -> Drawn:
-    return frozenset(normal), frozenset(uniform)
+        reason = f"none within {_PATIENCE} s"
+    require(not reason, f"numbers: a second process could not draw any ({reason}); allowed: a machine that starts one")
+    normal, uniform = map(frozenset, json.loads(done.stdout.splitlines()[-1]))
+    return normal, uniform

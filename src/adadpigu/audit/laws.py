@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +41,6 @@ class Check(NamedTuple):
     told: str
 
     def of(self, what: str) -> Check:
-        """The same, said of `what`."""
         return Check(f"{what}: {self.name}", self.p, f"{what}: {self.told}")
 
 
@@ -75,23 +73,11 @@ def extreme_p(counts: Counts, trials: int, rate: float) -> float:
     return min(1.0, len(counts) * two_sided(least, most))
 
 
-@dataclass(frozen=True)
-class Law:
+class Law(NamedTuple):
     """Chances of the whole numbers from `start` on."""
 
     start: int
     chances: Numbers
-
-    def trimmed(self) -> Law:
-        """Without the ends that never happen."""
-        kept = np.flatnonzero(self.chances > _NOTHING)
-        return Law(self.start + int(kept[0]), self.chances[kept[0] : kept[-1] + 1])
-
-    def moments(self) -> tuple[float, float]:
-        """Mean and variance."""
-        values = self.start + np.arange(len(self.chances))
-        mean = float(values @ self.chances)
-        return mean, float((values - mean) ** 2 @ self.chances)
 
 
 def sum_p(seen: int, laws: Iterable[tuple[Law, int]]) -> float:
@@ -101,18 +87,22 @@ def sum_p(seen: int, laws: Iterable[tuple[Law, int]]) -> float:
     >>> round(sum_p(0, [(coin, 10)]), 6), round(sum_p(3, [(coin, 5), (coin, 1)]), 6)
     (0.001953, 1.0)
     """
-    parts = [(law.trimmed(), times) for law, times in laws]
-    moments = [law.moments() for law, _ in parts]
-    spread = math.sqrt(sum(times * variance for (_, times), (_, variance) in zip(parts, moments, strict=True)))
-    widest = max(len(law.chances) for law, _ in parts)
-    size = 2 ** math.ceil(math.log2(2 * (widest + _DEVIATIONS * spread + 2)))
-    transformed, middle = np.ones(size // 2 + 1, dtype=np.complex128), 0
-    for (law, times), (mean, _) in zip(parts, moments, strict=True):
+    parts, middle, variance, widest = [], 0, 0.0, 0
+    for law, times in laws:
+        values = law.start + np.flatnonzero(law.chances > _NOTHING)
+        chances = law.chances[values - law.start]
+        mean = float(values @ chances)
         centre = round(mean)
-        placed = np.zeros(size)
-        placed[(law.start - centre + np.arange(len(law.chances))) % size] = law.chances
-        transformed *= np.fft.rfft(placed) ** times
         middle += times * centre
+        variance += times * float((values - mean) ** 2 @ chances)
+        widest = max(widest, int(values[-1] - values[0]) + 1)
+        parts.append((values - centre, chances, times))
+    size = 2 ** math.ceil(math.log2(2 * (widest + _DEVIATIONS * math.sqrt(variance) + 2)))
+    transformed = np.ones(size // 2 + 1, dtype=np.complex128)
+    for offsets, chances, times in parts:
+        placed = np.zeros(size)
+        placed[offsets % size] = chances
+        transformed *= np.fft.rfft(placed) ** times
     chances = np.fft.fftshift(np.fft.irfft(transformed, size))
     place = seen - middle + size // 2
     if not 0 <= place < size:
@@ -128,10 +118,8 @@ def dispersion_p(counts: Counts, trials: int, rate: float) -> float:
     reach = int(12 * math.sqrt(trials * rate * (1 - rate)) + 40)
     values = np.arange(max(0, middle - reach), min(trials, middle + reach) + 1)
     squares = (values - middle) ** 2
-    chances = np.zeros(int(squares.max()) + 1)
-    np.add.at(chances, squares, binom.pmf(values, trials, rate))
-    law = Law(0, chances)
-    return sum_p(int(((counts - middle) ** 2).sum()), [(law, len(counts))])
+    chances: Numbers = np.bincount(squares, binom.pmf(values, trials, rate)).astype(np.float64)
+    return sum_p(int(((counts - middle) ** 2).sum()), [(Law(0, chances), len(counts))])
 
 
 def overlaps_p(overlaps: Counts, records: int, sizes: Counts, others: Counts) -> float:
@@ -164,8 +152,7 @@ def chosen_law(total: int, marked: int, chosen: int) -> Law:
 def most_alike(taken: NDArray[np.bool_]) -> tuple[float, int, int]:
     """(p, i, j) of the two rows that have most in common for their sizes, by the union bound over all pairs.
 
-    Rows are independent, and each a random choice among the columns given its size: draws among records, or records
-    among draws.
+    Rows are independent, and each a random choice among the columns given its size.
     """
     from scipy.stats import hypergeom
 
@@ -202,8 +189,7 @@ def distance_p(ordered: Numbers) -> tuple[float, float]:
     """(p, D): the largest distance of the numbers' distribution from N(0, 1), by Massart's bound 2 exp(−2nD²)."""
     from scipy.special import ndtr
 
-    count = len(ordered)
-    law = ndtr(ordered)
+    count, law = len(ordered), ndtr(ordered)
     steps = np.arange(count + 1) / count
     largest = float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
     return min(1.0, 2 * math.exp(-2 * count * largest**2)), largest
@@ -261,8 +247,8 @@ def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:
 def equal_sizes(z: Numbers, digits: float) -> tuple[int, float]:
     """(n, m): how many numbers have the size of an earlier one, and the sum of the chances of that: for `rare_p`.
 
-    `digits` is the relative distance of neighbouring numbers as they were read, so that the next one, N(0, 1), comes
-    out at ±v with a chance of at most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
+    `digits` is the relative distance of neighbouring numbers, so that the next one, N(0, 1), is ±v with a chance of at
+    most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
 
     >>> equal_sizes(np.array([1.0, 0.5, -1.0, 2.0]), 1e-6)[0]
     1

@@ -2,14 +2,14 @@
 
     z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
-The subject's own loop is run as it is, on one blank record out of so many declared ones that it is never drawn. In runs
-with records it is a dummy block that no record touches (`canaries`) whose released coordinates are noise alone.
+The subject's own loop runs on one blank record out of so many declared ones that it is never drawn. In runs with
+records, a dummy block that no record touches (`canaries`) has noise alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,20 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, held, trained
-from adadpigu.audit.watching import run_length, so_many_records
+from adadpigu.audit.subject import Subject, held
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import TensorRecords
-from adadpigu.errors import InputError, ModelError
+from adadpigu.errors import InputError
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
@@ -83,16 +81,13 @@ class Parts:
         """relative distance of neighbouring numbers, as coarse as it was in any release"""
 
     def hear(
-        self,
-        at: tuple[str, str],
-        query: Query,
-        released: Tensor,
-        active: Tensor | None,
-        kept: NDArray[np.int64] | slice,
+        self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
     ) -> None:
-        """What was released of a sum that is 0, in a draw of that stage and name."""
-        draw, value = self._claimed[at], released.double().cpu()
-        due = torch.ones(len(value), dtype=torch.bool) if active is None else active.cpu().clone()
+        """What was released of a sum that is 0 in this block of it."""
+        draw, released = self._claimed[stage, answer.draw], answer.releases[query.name].value[block]
+        active = query.active if isinstance(query, GradientSum) else None
+        value = released.double().cpu()
+        due = torch.ones(len(value), dtype=torch.bool) if active is None else active[block].cpu().clone()
         finite = torch.isfinite(value)
         self.digits = max(self.digits, torch.finfo(released.dtype).eps)
         self.disturbed += int((value[~due] != 0).sum())
@@ -118,7 +113,7 @@ class Listener(Watcher, Parts):
         """draws"""
 
     def follow(self, ready: Preparation) -> None:
-        """A run is about to begin: which coordinates of its gradients are kept is drawn anew."""
+        """Draws anew which coordinates of its gradients are kept."""
         super().follow(ready)
         self._kept = _places(ready.engine.layout, self._most)
         self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
@@ -126,10 +121,8 @@ class Listener(Watcher, Parts):
     def heard(self, answer: Answer, stage: str) -> None:
         self.released += 1
         for query in answer.queries:
-            of_gradients = isinstance(query, GradientSum)
-            active = query.active if isinstance(query, GradientSum) else None
-            kept = self._kept if of_gradients else slice(self._most)
-            self.hear((stage, answer.draw), query, answer.releases[query.name].value, active, kept)
+            kept = self._kept if isinstance(query, GradientSum) else slice(self._most)
+            self.hear(stage, answer, query, kept)
 
 
 class Bystanders(Canaries):
@@ -140,17 +133,12 @@ class Bystanders(Canaries):
         self.noise = Parts(claim)
 
     def heard(self, answer: Answer, stage: str) -> None:
-        query, block = answer.gradient, slice(-_BLOCK, None)
-        if query is not None:
-            active = None if query.active is None else query.active[block]
-            self.noise.hear((stage, answer.draw), query, answer.releases[query.name].value[block], active, slice(None))
+        if answer.gradient is not None:
+            self.noise.hear(stage, answer, answer.gradient, slice(None), slice(-_BLOCK, None))
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
-    """Coordinates to keep, in order: all; or the head of every tensor, a stretch anywhere, and others at random.
-
-    What repeats within a release does so in a stretch; what is wrong with some coordinates shows in others, too.
-    """
+    """Coordinates to keep, in order: all; or the head of every tensor, a stretch anywhere, and others at random."""
     every = np.arange(layout.size)
     if most is None or layout.size <= most:
         return every
@@ -170,8 +158,8 @@ class Heard:
     """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
 
     whole: Listener
-    peopled: Bystanders | None
-    """None: the block cannot be attached to the model"""
+    peopled: Bystanders
+    """which has heard nothing where no block can be attached to the model"""
     lives: Listener
     layout: Layout
     device: torch.device
@@ -180,12 +168,7 @@ class Heard:
 
     @property
     def all(self) -> list[Parts]:
-        return [self.whole, self.lives, *([] if self.peopled is None else [self.peopled.noise])]
-
-    def findings(self) -> Iterator[str]:
-        """Of what was seen from outside, what needs no test to be wrong."""
-        for watcher in (self.whole, self.lives, self.peopled):
-            yield from () if watcher is None else watcher.findings()
+        return [self.whole, self.lives, self.peopled.noise]
 
 
 def listen(subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None) -> Heard:
@@ -196,16 +179,16 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
             progress(min(whole.count, numbers), numbers)
 
     drawn_by = subject.tier if randomness is None else randomness
-    short = steps = run_length(subject, _SHORT_RUN)
+    short = steps = subject.run_length(_SHORT_RUN)
     whole = Listener(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
-        ready = _ready(subject, whole, steps)
-        trained(ready, watch=whole, randomness=drawn_by, observers=[whole])
+        ready = _ready(subject, steps)
+        whole.train(ready, drawn_by)
         if whole.count == before:
             raise InputError(f"{subject.label}: {steps} steps released nothing, so there is no noise to hear")
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
-        steps = run_length(subject, min(max(rest, _SHORT_RUN), subject.plan.steps))
+        steps = subject.run_length(min(max(rest, _SHORT_RUN), subject.plan.steps))
     sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
     return Heard(
         whole=whole,
@@ -217,27 +200,24 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
     )
 
 
-def _ready(subject: Subject, listener: Listener, steps: int, **changes: Any) -> Preparation:
+def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps on one blank record that is never drawn; where everybody is, it adds nothing."""
     records = held(subject.data)
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
     data = replace(subject.data, train=blank, records=_NOBODY)
-    ready = plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
-    listener.follow(ready)
-    return ready
+    return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
 
 
-def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders | None:
-    """A run with records, as the subject's are."""
+def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders:
+    """A run with records, as the subject's are; none where no block can be attached."""
     assert subject.config.batch_size is not None
     heard = Bystanders(subject.plan)
-    few = so_many_records(subject, math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
+    few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
         ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
-    except (InputError, ModelError):
-        return None
-    heard.follow(ready)
-    trained(ready, watch=heard, randomness=randomness, observers=[heard])
+    except InputError:
+        return heard
+    heard.train(ready, randomness)
     return heard
 
 
@@ -252,12 +232,7 @@ def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | Non
     heard = Listener(subject.plan, interrupt)
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
-            train_prepared(
-                _ready(subject, heard, steps, checkpoint_every=every),
-                out=Path(folder) / "run",
-                watch=heard,
-                randomness=randomness,
-                observers=[heard],
-                resuming=resuming,
-            )
+            ready, out = _ready(subject, steps, checkpoint_every=every), Path(folder) / "run"
+            heard.follow(ready)
+            train_prepared(ready, out=out, watch=heard, observers=[heard], randomness=randomness, resuming=resuming)
     return heard

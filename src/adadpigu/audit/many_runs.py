@@ -1,11 +1,7 @@
 """Many whole runs, with one canary in the data and without it: how well does an auditor tell them apart?
 
-In the world with it the canary is a record like any other, Poisson-sampled with q in every step. A run is scored by one
-of three figures of what was released, step by step, x_t = ⟨e_j, release⟩/C:
-
-    Σ_t log((1 − q) + q exp((x_t − ½)/σ²)),      Σ_t x_t,      max_t x_t
-
-Pilot runs, which are not counted, choose the figure and the threshold. How often it errs in either world bounds ε from
+With x_t = ⟨e_j, release⟩/C, a run is scored by its log-likelihood ratio (`one_run`), by Σ_t x_t or by max_t x_t. Pilot
+runs, which are not counted, choose the score and the threshold. How often that errs in either world bounds ε from
 below. Nothing is assumed of sampler, clip, noise and mask; the price is that n runs show about ln(n) − 2 at most.
 """
 
@@ -16,7 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +20,7 @@ from adadpigu.audit import figures
 from adadpigu.audit.estimators import Errors, Scores, epsilon_from_errors, fewest, gaussian_mu, mu_epsilon
 from adadpigu.audit.one_run import InOrOut
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, trained
+from adadpigu.audit.subject import Subject
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
@@ -66,10 +61,7 @@ def audit_many_runs(
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Trains the subject `runs` times with a canary and as often without, and bounds ε by how well they are told apart.
-
-    Ten more pilot runs in each world choose the score and the threshold.
-    """
+    """Trains the subject `runs` times with a canary and as often without, after ten pilot runs in each world."""
     check_confidence(confidence)
     significance = min(1 - confidence, REFUTING)
     needed = fewest(lambda count: epsilon_from_errors(Errors.flawless(count), subject.delta, significance) > 0)
@@ -81,6 +73,8 @@ def audit_many_runs(
     canary = InOrOut(_COORDINATES, 1, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     worlds = _observe(subject, canary, runs, progress)
     errors, significance = worlds.errors, 1 - confidence
+    within, without = (scores[np.isfinite(scores)] for scores in (worlds.within, worlds.without))
+    everyone = np.concatenate([within, without, [worlds.threshold]])
     return subject.result(
         "many-runs",
         epsilon_lower=epsilon_from_errors(errors, subject.delta, significance),
@@ -93,8 +87,24 @@ def audit_many_runs(
             "the whole run is as hard to tell apart as two Gaussians",
         ),
         findings=canary.findings(),
-        details=_details(subject, worlds, significance) | {"releases_not_finite": canary.broken},
-        draw=partial(_draw, worlds=worlds),
+        details={
+            **_details(subject, worlds, significance),
+            "mean_within": float(within.mean()) if len(within) else None,
+            "mean_without": float(without.mean()) if len(without) else None,
+            "releases_not_finite": canary.broken,
+        },
+        draw=partial(
+            figures.worlds,
+            without=without,
+            within=within,
+            bins=np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))),
+            labels=(
+                f"runs without the canary, {errors.false_alarms} of {errors.without} above",
+                f"runs with the canary, {errors.misses} of {errors.within} not above",
+            ),
+            limits=[worlds.threshold],
+            about=(f"{worlds.score} (dashed: the threshold)", "runs"),
+        ),
     )
 
 
@@ -116,12 +126,8 @@ def _observe(subject: Subject, canary: InOrOut, runs: int, progress: Progress | 
         "which training does not diverge, such as a smaller lr",
     )
     best, threshold = found or (0, 0.0)
-    return Worlds(
-        within=within[_PILOTS:, best],
-        without=without[_PILOTS:, best],
-        threshold=threshold,
-        score=_SCORES[best],
-    )
+    within, without = within[_PILOTS:, best], without[_PILOTS:, best]
+    return Worlds(within=within, without=without, threshold=threshold, score=_SCORES[best])
 
 
 def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
@@ -150,14 +156,13 @@ def choose(within: Scores, without: Scores) -> tuple[int, float] | None:
 def _runner(subject: Subject, canary: InOrOut) -> Callable[[bool], Sequence[float]]:
     """Runs the same preparation from the same weights again and again; each run gives its scores."""
     ready = subject.prepare(attach=canary.attach)
-    canary.follow(ready)
     layout, randomness = ready.engine.layout, choose_randomness(subject.tier, ready.device)
     start = layout.read(ready.model)
 
     def once(present: bool) -> Sequence[float]:
         canary.enter(torch.tensor([present]))
         layout.write(ready.model, start)
-        trained(ready, randomness=canary.coins(randomness), watch=canary, observers=[canary])
+        canary.train(ready, canary.coins(randomness))
         return [float(score) for score in (canary.ratio, canary.total, canary.largest)]
 
     return once
@@ -181,33 +186,4 @@ def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str,
         "reach": epsilon_from_errors(best, delta, significance),
         "reach_certain": epsilon_from_errors(best, delta, REFUTING),
         "runs_to_refute": fewest(refutes) if subject.epsilon <= _MOST_REFUTED else None,
-        "mean_within": _mean(worlds.within),
-        "mean_without": _mean(worlds.without),
     }
-
-
-def _finite(scores: Scores) -> Scores:
-    return scores[np.isfinite(scores)]
-
-
-def _mean(scores: Scores) -> float | None:
-    """Of those that are finite."""
-    finite = _finite(scores)
-    return float(finite.mean()) if len(finite) else None
-
-
-def _draw(figure: Any, *, worlds: Worlds) -> None:
-    errors, within, without = worlds.errors, _finite(worlds.within), _finite(worlds.without)
-    everyone = np.concatenate([within, without, [worlds.threshold]])
-    figures.worlds(
-        figure,
-        without=without,
-        within=within,
-        bins=np.linspace(everyone.min(), everyone.max(), min(40, max(10, len(everyone) // 10))),
-        labels=(
-            f"runs without the canary, {errors.false_alarms} of {errors.without} above",
-            f"runs with the canary, {errors.misses} of {errors.within} not above",
-        ),
-        limits=[worlds.threshold],
-        about=(f"{worlds.score} (dashed: the threshold)", "runs"),
-    )

@@ -1,12 +1,11 @@
 """A membership attack with shadow models (online LiRA, Carlini et al. 2022): whose record was in the training data?
 
-Models are trained in pairs on random halves of the records, so that every record is in exactly half of the models. Each
-is attacked with the models of all other pairs as shadows. With φ = log(p/(1 − p)), p a record's label's probability,
+Pairs of models are trained on random halves of the records. Each is attacked with all other pairs as shadows. With
+φ = log(p/(1 − p)), p the probability of a record's label,
 
     score = log N(φ; shadows that have the record) − log N(φ; shadows that have not)
 
-The ROC is a figure for people: pairs of record and model are not independent. The coins of one target are, so guesses
-about them bound ε. What is found out about records is sensitive, unless they are public or stand-ins.
+The ROC is a figure for people. The coins of one target are independent, so guesses about them bound ε. Sensitive.
 """
 
 from __future__ import annotations
@@ -62,10 +61,11 @@ def audit_membership(
         f"models={models}; allowed: more records, or more models",
     )
     seen = _Attacked(subject, models)
-    seen.train(progress)
+    seen.train_all(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
     roc, significance = Roc.of(scores[seen.members], scores[~seen.members]), 1 - confidence
     trials, above = guesses(scores, seen.members), seen.rates_above_claim()
+    flawless = [Trial.flawless(count, trials[0].guesses)] * models
 
     def shown(significance: float) -> float:
         return 0.0 if above else epsilon_of_guesses(trials, subject.delta, significance)
@@ -87,9 +87,7 @@ def audit_membership(
             "true_positive_rates": [_rate(roc, rate, subject, significance) for rate in FALSE_POSITIVE_RATES],
             "guesses_a_model": trials[0].guesses,
             "most_right_of_a_model": max(trial.right for trial in trials),
-            "reach": epsilon_of_guesses(
-                [Trial.flawless(count, trials[0].guesses)] * models, subject.delta, significance
-            ),
+            "reach": epsilon_of_guesses(flawless, subject.delta, significance),
         },
         draw=partial(
             figures.membership, roc=roc, epsilon=subject.epsilon, delta=subject.delta, marked=FALSE_POSITIVE_RATES
@@ -98,10 +96,7 @@ def audit_membership(
 
 
 class _Attacked(Watcher):
-    """Models trained on random halves of the records, and how confident each is about all of them.
-
-    A half has half the batch size out of half the declared records: q is the claim's, σ and the steps are too.
-    """
+    """Models trained on random halves of the records, at the claim's q, σ and steps, and their confidences."""
 
     def __init__(self, subject: Subject, models: int) -> None:
         super().__init__()
@@ -112,12 +107,11 @@ class _Attacked(Watcher):
         batch, declared = _halved(subject)
         self.ready = subject.prepare(data=replace(subject.data, records=declared), batch_size=batch)
 
-    def train(self, progress: Progress | None) -> None:
+    def train_all(self, progress: Progress | None) -> None:
         """One preparation, the same first weights for every model: they are public."""
         ready, everyone = self.ready, self.ready.data.train
         layout, randomness = ready.engine.layout, choose_randomness(self._subject.tier, ready.device)
-        start = layout.read(ready.model)
-        steps = ready.plan.steps
+        start, steps = layout.read(ready.model), ready.plan.steps
         for number, half in enumerate(self.members):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
@@ -169,8 +163,8 @@ def guesses(scores: Scores, members: Coins) -> list[Trial]:
 def epsilon_of_guesses(trials: list[Trial], delta: float, significance: float) -> float:
     """The largest ε that the guesses about one of the targets refute; they share the significance.
 
-    Formal guarantee: whatever the mechanism, at most its ε at δ but for a chance of `significance`. The coins of a
-    target are fair and independent of each other and of its shadows, which is all that the bound for one run asks for.
+    Formal guarantee: at most the mechanism's ε at δ, but for a chance of `significance`. The bound for one run needs
+    fair coins, independent of each other and of the shadows, and a target has them.
     """
     return max(one_run_epsilon(trial, delta, significance / len(trials)) for trial in trials)
 
@@ -189,14 +183,11 @@ def logit_confidence(outputs: Tensor, labels: Tensor) -> Tensor:
 def likelihood_ratios(confidences: Scores, members: Coins) -> Scores:
     """The score of every record under every target, [models, records]; the models 2k and 2k + 1 are a pair.
 
-    A record has as many shadows on one side as on the other, whether the target has it or not: under models that tell
-    nothing, members and others score alike.
+    Every record has as many shadows with it as without, so members and others score alike if models tell nothing.
     """
-    scores = np.empty_like(confidences)
-    for target in range(len(confidences)):
-        shadows = np.arange(len(confidences)) // 2 != target // 2
-        scores[target] = _ratio(confidences[target], confidences[shadows], members[shadows])
-    return scores
+    pairs = np.arange(len(confidences)) // 2
+    others = [pairs != pair for pair in pairs]
+    return np.stack([_ratio(c, confidences[o], members[o]) for c, o in zip(confidences, others, strict=True)])
 
 
 def _ratio(target: Scores, shadows: Scores, members: Coins) -> Scores:
@@ -240,12 +231,10 @@ class Roc:
 
     @property
     def true_positives(self) -> Scores:
-        """As rates."""
         return np.asarray(self.members / self.members[-1])
 
     @property
     def false_positives(self) -> Scores:
-        """As rates."""
         return np.asarray(self.others / self.others[-1])
 
     @property
@@ -257,8 +246,7 @@ class Roc:
         """The largest rate of true positives there, between its Clopper-Pearson bounds."""
         allowed = math.floor(false_positives * int(self.others[-1]) + 1e-9)
         found = int(self.members[np.searchsorted(self.others, allowed, side="right") - 1])
-        trials = int(self.members[-1])
-        side = significance / 2
+        trials, side = int(self.members[-1]), significance / 2
         return rate_below(found, trials, side), found / trials, rate_above(found, trials, side)
 
 

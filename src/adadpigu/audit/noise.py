@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import get_args
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from adadpigu.audit.listening import Heard, Part, Parts, listen
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
-from adadpigu.core.randomness import Randomness, Tier
+from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 
 _FEWEST = 10_000
@@ -30,7 +29,7 @@ _TAILS = (3.0, 4.0, 4.5)
 _COMPARED = 2**18
 """numbers of which it is looked at whether any are equal: of more, some are by rounding"""
 _PROCESSES_FROM = 1_000_000
-"""numbers from which on two more processes are started: seconds, which a smaller audit does not take itself"""
+"""numbers from which on two more processes are started and their keys compared: that takes seconds"""
 _ONE_PROCESS = (
     "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
     "processes are)"
@@ -47,12 +46,7 @@ def audit_noise(
     progress: Progress | None = None,
     randomness: Randomness | None = None,
 ) -> AuditResult:
-    """Trains until so many numbers of noise were drawn, and holds them to what is claimed.
-
-    `randomness` unset is what training would choose.
-
-    Two generators of this process must not share a number, nor must two fresh processes, which are started from
-    1,000,000 numbers on: a constant key gives noise that no other test tells from good noise.
+    """Trains until so many numbers of noise were drawn, and tests them. `randomness` unset is what training chooses.
 
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the standard deviations that `epsilon_certain` goes by. That holds under masks that are learned
@@ -63,7 +57,8 @@ def audit_noise(
     require(numbers >= _FEWEST, few)
     heard = listen(subject, numbers, randomness, progress)
     parts, layout = heard.whole.parts, heard.layout
-    kinds, tensors, z, lags = _by_release(parts), _by_tensor(parts, layout), _flat(parts), _Repeats.among(parts)
+    kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
+    z, lags = _flat(parts), _Repeats.among(parts)
     checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout), *_fresh_checks(heard, lags)]
     here, elsewhere, key_assumed = _keys(subject, heard, numbers, randomness)
     return subject.result(
@@ -77,7 +72,7 @@ def audit_noise(
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
-            *([_UNPEOPLED] if heard.peopled is None else []),
+            *([] if heard.peopled.noise.parts else [_UNPEOPLED]),
             *heard.whole.assumed(),
         ),
         findings=(*_plain(heard), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
@@ -89,7 +84,7 @@ def audit_noise(
             "largest": float(np.abs(z).max()),
             "frozen_disturbed": sum(part.disturbed for part in heard.all),
             "empty_draws": heard.whole.released,
-            "draws_with_records": 0 if heard.peopled is None else len(heard.peopled.noise.parts),
+            "draws_with_records": len(heard.peopled.noise.parts),
             **heard.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
@@ -102,17 +97,17 @@ def _keys(
 ) -> tuple[list[keys.Drawn], list[keys.Drawn], tuple[str, ...]]:
     """Numbers of generators as the subject's runs make them, here and elsewhere, and what is then left to assume."""
     tier = subject.tier if randomness is None else randomness.tier
-    if tier is not None and tier not in get_args(Tier):
+    if tier == "reproducible":
         return [], [], (_GIVEN,)
-    here = keys.drawn_here(tier, heard.device)  # type: ignore[arg-type]  # narrowed above
+    here = keys.drawn_here(tier, heard.device)
     if numbers < _PROCESSES_FROM:
         return here, [], (_ONE_PROCESS,)
-    return here, keys.drawn_elsewhere(tier, heard.device), ()  # type: ignore[arg-type]
+    return here, keys.drawn_elsewhere(tier, heard.device), ()
 
 
 def _plain(heard: Heard) -> Iterator[str]:
     """What needs no test to be wrong."""
-    whole, peopled = heard.whole, heard.peopled
+    whole, peopled = heard.whole, heard.peopled.noise
     if disturbed := sum(part.disturbed for part in heard.all):
         yield f"{disturbed} numbers were released of coordinates that are frozen"
     if odd := sum(part.odd for part in heard.all):
@@ -121,9 +116,10 @@ def _plain(heard: Heard) -> Iterator[str]:
         yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
     if whole.bare:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
-    if peopled is not None and peopled.noise.bare:
-        yield f"{peopled.noise.bare} of {peopled.noise.count} numbers have no noise where records were drawn"
-    yield from heard.findings()
+    if peopled.bare:
+        yield f"{peopled.bare} of {peopled.count} numbers have no noise where records were drawn"
+    for watcher in (whole, heard.lives, heard.peopled):
+        yield from watcher.findings()
     if heard.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
@@ -147,10 +143,9 @@ def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class _Repeats:
-    """Of a sequence of noise, how much it agrees with itself at every lag from 1 on.
+    """How much a sequence of noise agrees with itself at every lag from 1 on (`laws.product_p`).
 
-    Pairs may be chosen by a mask that was learned from the earlier number: the later one is N(0, 1) all the same, given
-    that one and the mask, since it is drawn after both (`laws.product_p`).
+    A mask that was learned from the earlier number of a pair may choose it: the later one is drawn after both.
     """
 
     products: Numbers
@@ -178,7 +173,7 @@ def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
     yield _equal_check(heard.whole)
     yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(heard.whole.parts, heard.layout)
-    if heard.peopled is not None and heard.peopled.noise.count:
+    if heard.peopled.noise.count:
         yield from _peopled_checks(heard.peopled.noise)
 
 
@@ -216,15 +211,13 @@ def _equal_check(heard: Parts) -> Check:
 
 def _peopled_checks(heard: Parts) -> Iterator[Check]:
     """Whether draws that have taken records get the same noise."""
-    z = _flat(heard.parts)
-    squares, settled = float(z @ z), all(part.due.all() for part in heard.parts)
-    spread = math.sqrt(squares / len(z))
-    told = f"where records are drawn, noise has {spread:.4g} times the standard deviation that is claimed"
-    yield Check("draws with records", _settled_or_not_p(squares, len(z), settled), told)
+    kind = _kind_of(heard.parts)
+    told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+    yield Check("draws with records", kind.p, told)
     yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Kind:
     """All noise of one named release, or of one tensor in it."""
 
@@ -239,12 +232,15 @@ class _Kind:
 
     @property
     def spread(self) -> float:
-        """The standard deviation, over what is claimed."""
+        """Standard deviation over the claimed one."""
         return math.sqrt(self.squares / self.count)
 
     @property
     def p(self) -> float:
-        return _settled_or_not_p(self.squares, self.count, self.settled)
+        """Exact where the count is settled, else by a bet."""
+        return (
+            laws.spread_p(self.squares, self.count) if self.settled else float(laws.scale_p(self.squares, self.count))
+        )
 
     def most(self, significance: float) -> float:
         """The standard deviation, over what is claimed, that would give so little noise with that probability."""
@@ -269,27 +265,18 @@ class _Kind:
         }
 
 
-def _settled_or_not_p(squares: float, count: int, settled: bool) -> float:
-    """Of a sum of squares; exact where the count is settled, else by a bet."""
-    return laws.spread_p(squares, count) if settled else float(laws.scale_p(squares, count))
+def _kind_of(parts: Sequence[Part]) -> _Kind:
+    z, settled = _flat(parts), all(part.due.all() for part in parts)
+    return _Kind(parts[0].draw, parts[0].name, min(part.share for part in parts), float(z @ z), len(z), settled)
 
 
-def _by_release(parts: Sequence[Part]) -> list[_Kind]:
-    """The noise of every named release of every planned draw."""
-    found = []
-    for (draw, name), them in _grouped(parts).items():
-        z, settled = _flat(them), all(part.due.all() for part in them)
-        share = min(part.share for part in them)
-        found.append(_Kind(draw=draw, name=name, share=share, squares=float(z @ z), count=len(z), settled=settled))
-    return found
-
-
-def _grouped(parts: Sequence[Part]) -> dict[tuple[PlannedDraw, str], list[Part]]:
+def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
+    """By named release of a planned draw, where noise is due."""
     found: dict[tuple[PlannedDraw, str], list[Part]] = {}
     for part in parts:
         if part.due.any():
             found.setdefault((part.draw, part.name), []).append(part)
-    return found
+    return list(found.values())
 
 
 def _flat(parts: Sequence[Part]) -> Numbers:
@@ -300,15 +287,12 @@ def _flat(parts: Sequence[Part]) -> Numbers:
 def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
     """The noise of gradients, tensor by tensor, over all steps and runs."""
     kinds = []
-    for (draw, name), them in _grouped(parts).items():
-        squares, counts = _by_coordinate(them, layout)
-        share = min(part.share for part in them)
+    for them in _grouped(parts):
+        (squares, counts), whole = _by_coordinate(them, layout), _kind_of(them)
         for slot in layout.slots:
-            where = slice(slot.start, slot.stop)
-            total, count = float(squares[where].sum()), int(counts[where].sum())
+            total, count = float(squares[slot.start : slot.stop].sum()), int(counts[slot.start : slot.stop].sum())
             if count:
-                facts = {"squares": total, "count": count, "settled": False, "tensor": slot.name}
-                kinds.append(_Kind(draw=draw, name=name, share=share, **facts))  # type: ignore[arg-type]
+                kinds.append(replace(whole, squares=total, count=count, settled=False, tensor=slot.name))
     return kinds
 
 
@@ -342,9 +326,8 @@ def _tensor_checks(kinds: Sequence[_Kind], parts: Sequence[Part], layout: Layout
 def _cost(subject: Subject, kinds: Sequence[_Kind], tensors: Sequence[_Kind], significance: float) -> float:
     """ε of the claim's plan with no more noise than the bounds that hold together leave possible.
 
-    Half of the significance is the whole releases', half the tensors'. The worst bound counts: a record may move any
-    tensor as far as the whole. Of several releases of one draw, the one that tells most is counted alone: the others
-    can only add to ε.
+    Half of the significance goes to whole releases, half to tensors. The worst bound of a draw counts, be it of a
+    tensor or of one of several releases: the others can only add to ε.
     """
     noise: dict[PlannedDraw, float] = {}
     for them in (kinds, tensors):

@@ -1,17 +1,15 @@
 """One run with thousands of canaries, each in the data set or not by the flip of a coin; then the auditor guesses.
 
-Those that are in are Poisson-sampled with q in every step. The auditor scores canary j by its likelihood ratio,
+Those that are in are Poisson-sampled with q in every step. With x_t = ⟨e_j, release⟩/C, canary j's score is
 
-    Σ_t log((1 − q) + q exp((x_tj − ½)/σ²)),      x_tj = ⟨e_j, release⟩/C
+    Σ_t log((1 − q) + q exp((x_t − ½)/σ²))
 
-and guesses "in" for the highest scores and "out" for the lowest, so many of each as was fixed in advance. How many
-guesses were right bounds ε from below (`estimators`).
+The auditor guesses "in" for the highest scores and "out" for the lowest. How many are right bounds ε from below.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from functools import partial
 
 import numpy as np
@@ -30,9 +28,9 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
 )
-from adadpigu.audit.outside import Answer
+from adadpigu.audit.outside import Answer, chance
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, scaled, trained
+from adadpigu.audit.subject import Subject, scaled
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
@@ -41,10 +39,7 @@ _LEAST_NOISE, _MOST_NOISE, _HALVINGS = 1 / 16, 64.0, 12
 
 
 class InOrOut(Canaries):
-    """Canaries that are in the data set or not, and what the releases of a run tell about each.
-
-    The block is larger than their number. The mask is public: canaries move from frozen coordinates to active ones.
-    """
+    """Canaries that are in the data set or not, and their scores. They move from frozen coordinates to active ones."""
 
     def __init__(self, coordinates: int, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
         super().__init__(coordinates, count)
@@ -54,14 +49,14 @@ class InOrOut(Canaries):
         self.enter(torch.zeros(count, dtype=torch.bool))
 
     def enter(self, present: Tensor) -> None:
-        """Another run, with these canaries in the data set."""
+        """Another run begins, with these canaries in the data set."""
         self.present = present
         self.ratio, self.total = torch.zeros(2, self.count, dtype=torch.float64)
         self.largest = torch.full_like(self.total, -math.inf)
         """x_t is what a canary's coordinate shows: log-likelihood ratio, sum and maximum of all x_t"""
 
     def choose(self, active: Tensor | None) -> Tensor:
-        """Those that are in keep the coin that every record has; the others are never drawn."""
+        """Canaries that are in are tossed for as every record is; the others are never drawn."""
         return torch.where(self.present, torch.nan, 1.0)
 
     def places(self, active: Tensor | None) -> Tensor:
@@ -82,12 +77,6 @@ class InOrOut(Canaries):
         self.total[seen] += shown
         self.largest[seen] = torch.maximum(self.largest[seen], shown)
         self.looks += len(shown)
-
-
-def flips(count: int) -> Tensor:
-    """Fair coins."""
-    bits = np.frombuffer(secrets.token_bytes(count), dtype=np.uint8) & 1
-    return torch.from_numpy(bits.astype(bool))
 
 
 def log_ratio(value: Tensor, sample_rate: float, variance: float) -> Tensor:
@@ -184,10 +173,8 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
 
 def _train(subject: Subject, count: int, progress: Progress | None) -> InOrOut:
     flipped = InOrOut(2 * count, count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
-    flipped.enter(flips(count))
+    flipped.enter(torch.from_numpy(chance().random(count) < 0.5))
     flipped.tell(progress, subject.plan.steps)
     ready = subject.prepare(attach=flipped.attach)
-    flipped.follow(ready)
-    coins = flipped.coins(choose_randomness(subject.tier, ready.device))
-    trained(ready, randomness=coins, watch=flipped, observers=[flipped])
+    flipped.train(ready, flipped.coins(choose_randomness(subject.tier, ready.device)))
     return flipped

@@ -1,8 +1,7 @@
 """Watches a run from the public side of the line: what was asked, what was answered, and where the weights went.
 
-Of a step that a GPU replays Python sees nothing; what it has released lies in the tensors that were handed out while it
-was recorded. So that nobody shows the auditor other releases than the weights get, a run is prepared to step by plain
-SGD, and after every step the weights have to be where the release takes them:
+Python does not see a step that a GPU replays; its releases lie in the tensors that were handed out at recording. Runs
+step by plain SGD where they can, so that after every step the weights have to be where the release takes them:
 
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
 """
@@ -19,10 +18,11 @@ import torch
 from torch import Tensor
 
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject
+from adadpigu.audit.subject import Subject, trained
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.mechanism import Release
+from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import InputError
 from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.training.distributed import current
@@ -50,8 +50,12 @@ class Answer:
 
     @property
     def gradient(self) -> GradientSum | None:
-        """The query that asks for a sum of gradients."""
-        return next((query for query in self.queries if isinstance(query, GradientSum)), None)
+        return gradient_of(self.queries)
+
+
+def gradient_of(queries: Sequence[Query]) -> GradientSum | None:
+    """The query that asks for a sum of gradients."""
+    return next((query for query in queries if isinstance(query, GradientSum)), None)
 
 
 class _Replayed:
@@ -84,7 +88,7 @@ class Watcher:
     """A watch and an observer; `heard` is called once a draw, after its step."""
 
     def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:
-        """`after` is told the number of every step."""
+        """`after` is called with the number of every step."""
         self._after = after
         self._answers: list[Answer] = []
         self._recorded: list[_Replayed] = []
@@ -105,6 +109,11 @@ class Watcher:
     def follow(self, ready: Preparation) -> None:
         """This run is about to begin; where it steps by plain SGD, its weights are looked at after every step."""
         self._ready = ready
+
+    def train(self, ready: Preparation, randomness: Randomness | Tier | None) -> None:
+        """Trains what was made ready, and follows it."""
+        self.follow(ready)
+        trained(ready, randomness=randomness, watch=self, observers=[self])
 
     def tell(self, progress: Progress | None, total: int, *, done: int = 0, a_step: int = 1) -> None:
         """Tells the progress after each step: of `total`, `done` before this run, so many `a_step`."""

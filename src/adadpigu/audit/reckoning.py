@@ -76,9 +76,8 @@ def _direction(draws: Sequence[Draw], delta: float, *, removed: bool) -> Reckone
 class _Line:
     """E[e^(zS)]/(z(z + 1)) on the line of z, as a logarithm, and two weights of the trapezoid rule.
 
-    Where few draws are made, S has nearly an atom below ε, and the integrand falls as 1/|z|² alone. To fade it out
-    smoothly is to smear 1 − e^(ε−S) by little where the law of S is smooth, around ε. `rougher` fades twice as early,
-    on every second point.
+    With few draws S has nearly an atom below ε, and the integrand falls as 1/|z|² alone. To fade it out smoothly is to
+    smear 1 − e^(ε−S) a little where S is smooth. `rougher` fades twice as early, on every second point.
     """
 
     z: Complex

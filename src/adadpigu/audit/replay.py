@@ -1,30 +1,44 @@
 """The replay audit: does any input of the noise change by more than its declared sensitivity when one record changes?
 
-The subject's own run, cut to a few public records (or stand-ins) and steps, is recorded and played again on neighbours
-with a hostile record more or an ordinary one less (`neighbours`). Deterministic, and it takes seconds.
+The subject's own run, cut to a few public records (or stand-ins) and steps, is recorded on D and played again on
+D′ = D ± one record: the mechanism hands out the *recorded* releases, common records meet the same chance, and the
+record that differs is in every batch. Then everything public must be the same, and ‖sum − sum′‖ ≤ sensitivity at every
+call. Deterministic, and it takes seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import le
+from typing import Any
+
+import torch
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit import figures
-from adadpigu.audit.adversarial import EDGE, Record, Steep, adversarial_records, hostile_base
-from adadpigu.audit.neighbours import PrepareOn, ReplayResult, replay_all, replay_edge
+from adadpigu.audit.adversarial import EDGE, Edge, Record, Steep, Unchecked, adversarial_records, hostile_base
+from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Attach, Subject
-from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE
-from adadpigu.audit.watching import so_many_records
-from adadpigu.data.datasets import DataSet
-from adadpigu.errors import InputError, ModelError, require
+from adadpigu.audit.subject import Attach, Subject, held, trained
+from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Player, Recorder, public_state
+from adadpigu.core.bounding import Query
+from adadpigu.core.randomness import Randomness, ReproducibleRandomness
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import AdaDPIGUError, InputError, require
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation
 
-Effects = tuple[tuple[tuple[str, str], float], ...]
-"""by stage and name of a draw, how far a record moves it at most, in units of σ"""
+PrepareOn = Callable[..., Preparation]
+"""makes a run ready on a data set (and an `attach`), with a model initialised alike and the same seed every time"""
+REMOVED = "removed"
+"""the neighbour that has an ordinary record less"""
+_EMPTY, _FULL = frozenset({1}), frozenset({2})
+"""draws of D that take nobody, and that take everybody"""
 _POPULATION, _SHARE = 300, 32 / 300
 """records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
 _SLICE = 256
@@ -42,12 +56,12 @@ def audit_replay(
     """
     check_confidence(confidence)
     require(steps >= 1, f"steps={steps} is not at least 1")
-    data, prepare_on = so_many_records(subject, _POPULATION), _cut(subject, steps)
+    data, prepare_on = subject.first(_POPULATION), _cut(subject, steps)
     found, untried = replay_all(prepare_on, data, share=_SHARE, progress=progress), []
     found |= _on_hostile_base(prepare_on, data)
     try:
         found[EDGE] = replay_edge(prepare_on, data, share=_SHARE)
-    except (InputError, ModelError) as error:
+    except InputError as error:
         untried.append(f"nothing is wrong at the mask's edge: the dummy block cannot be attached ({error})")
     shown = _shown(subject, steps, found)
     return subject.result(
@@ -83,21 +97,10 @@ def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> dict[str, ReplayRe
     every = adversarial_records(data)
     few: dict[str, Record] = {name: every[name] for name in ("large", "duplicated", "wrong class") if name in every}
     base = replay_all(prepare_on, hostile_base(data), records=few, share=_SHARE)
-    rounded = replay_all(_steep(prepare_on), data, records={"duplicated": every["duplicated"]}, share=_SHARE)
+    steep = partial(prepare_on, attach=Steep.attach)
+    rounded = replay_all(steep, data, records={"duplicated": every["duplicated"]}, share=_SHARE)
     found = {f"{name} beside ties": result for name, result in base.items()}
     return found | {f"{name} where rounding decides": result for name, result in rounded.items()}
-
-
-def _steep(prepare_on: PrepareOn) -> PrepareOn:
-    """The same run, with a loss under which the last digit of an output decides."""
-
-    def prepared(data: DataSet, attach: Attach | None = None) -> Preparation:
-        loss = Steep()
-        ready = prepare_on(data, attach=loss.attach)
-        loss.on = True
-        return ready
-
-    return prepared
 
 
 def _cut(subject: Subject, steps: int) -> PrepareOn:
@@ -107,6 +110,8 @@ def _cut(subject: Subject, steps: int) -> PrepareOn:
 
     def prepare_on(data: DataSet, attach: Attach | None = None) -> Preparation:
         ready = subject.prepare(data=data, attach=attach, **changes)
+        if isinstance(ready.loss, Steep):
+            ready.loss.on = True
         plan = _cut_plan(ready.plan, steps)
         kept = tuple(replace(old, steps=new.steps) for old, new in zip(ready.stages, plan.stages, strict=True))
         return replace(ready, stages=kept, plan=plan)
@@ -126,23 +131,20 @@ def _shown(subject: Subject, steps: int, found: Mapping[str, ReplayResult]) -> f
         return math.inf
     stages = _cut_plan(subject.plan, steps).stages
     order = [(stage.name, draw.name) for stage in stages for _ in range(stage.steps) for draw in stage.draws]
+    kinds = list(dict.fromkeys(order))
     seen = set()
     for result in found.values():
-        moved = dict.fromkeys(order, 0.0)
+        moved = dict.fromkeys(kinds, 0.0)
         for kind, effect in zip(order, result.effects, strict=True):
             moved[kind] = max(moved[kind], round(effect, 6))
-        seen.add(tuple(moved.items()))
-
-    def within(one: Effects, other: Effects) -> bool:
-        return one != other and all(a <= b for (_, a), (_, b) in zip(one, other, strict=True))
-
-    farthest = [one for one in seen if not any(within(one, other) for other in seen)]
-    shown = max(_epsilon(subject, dict(effects)) for effects in farthest)
+        seen.add(tuple(moved.values()))
+    farthest = [one for one in seen if not any(one != other and all(map(le, one, other)) for other in seen)]
+    shown = max(_epsilon(subject, dict(zip(kinds, effects, strict=True))) for effects in farthest)
     return shown if any(result.breaches for result in found.values()) else min(shown, subject.epsilon)
 
 
 def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> float:
-    """ε of the plan with every σ over the effect that a record has there; a draw that it does not move is free."""
+    """ε of the plan, each σ divided by how far the record moves the draw; a draw that it does not move is free."""
 
     def found(stage: str, draw: PlannedDraw) -> PlannedDraw | None:
         moved = effects.get((stage, draw.name), 0.0)
@@ -159,3 +161,117 @@ def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
             by_breach.setdefault(breach, []).append(name)
     told = {breach: ", ".join(names) if len(names) < len(found) else "any" for breach, names in by_breach.items()}
     return [f"{breach} (record: {names})" for breach, names in told.items()]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a replay found, what was wrong with the recording included."""
+
+    draws: int
+    largest: float
+    breaches: tuple[str, ...]
+    effects: tuple[float, ...] = ()
+    """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
+    exposed: bool = False
+    """whether something differs that no noise covers"""
+
+
+class Recording:
+    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes."""
+
+    def __init__(
+        self,
+        prepare_on: PrepareOn,
+        data: DataSet,
+        *,
+        randomness: Randomness | None = None,
+        share: float | None = None,
+        empty: frozenset[int] = frozenset(),
+        full: frozenset[int] = frozenset(),
+        aim: Callable[[Sequence[Query]], None] | None = None,
+    ) -> None:
+        """`share`, `empty`, `full` say who is drawn, instead of q; `aim` is told what a neighbour is about to ask."""
+        self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
+        inner = ReproducibleRandomness(0) if randomness is None else randomness
+        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
+        ready = prepare_on(data)
+        self._tape = Recorder(partial(public_state, ready.model, ready.front))
+        with self._coins.chance, _in_order(ready.device), earlier_runs.apart():
+            trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
+
+    def with_record(self, record: Record) -> ReplayResult:
+        """The replay with one record more, which no check of input sees."""
+        return self._play(Unchecked(self._records, record), removed=None)
+
+    def without_last(self) -> ReplayResult:
+        """The replay without the last record."""
+        records = TensorRecords(self._records.inputs[:-1], self._records.targets[:-1], name=self._records.name)
+        return self._play(records, removed=len(records))
+
+    def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
+        ready = self._prepare_on(replace(self._data, train=records))
+        if isinstance(records, Unchecked):
+            records.show()
+        player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
+        coins = NeighbourCoins(self._coins, removed)
+        try:
+            frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
+            with frozen, _in_order(ready.device), earlier_runs.apart():
+                trained(  # one that stops is a breach
+                    ready, randomness=coins, observers=[player], mechanism=player.mechanism, to_the_end=False
+                )
+        except ReplayError as breach:
+            player.expose(str(breach))
+        except AdaDPIGUError as error:
+            player.expose(f"the neighbour's run ends where the recorded one goes on: {error}")
+        return ReplayResult(
+            draws=len(self._tape.calls),
+            largest=player.largest,
+            breaches=(*self._tape.breaches, *player.breaches),
+            effects=tuple(player.effects),
+            exposed=player.exposed or bool(self._tape.breaches),
+        )
+
+
+@contextlib.contextmanager
+def _in_order(device: torch.device) -> Iterator[None]:
+    """Has a GPU add in a fixed order, where it otherwise adds in any: what is public is compared bit by bit."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            warnings.filterwarnings("ignore", message=".*deterministic")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def replay_all(
+    prepare_on: PrepareOn,
+    data: DataSet,
+    *,
+    records: Mapping[str, Record] | None = None,
+    progress: Progress | None = None,
+    **drawn: Any,
+) -> dict[str, ReplayResult]:
+    """Records a run and replays it on every neighbour, by name: `records` added one by one, an ordinary one removed.
+
+    `records` are all adversarial ones unless given. In the second draw of D nobody is drawn, so that the extra record
+    is alone there, in the third everybody; `drawn` (of `Recording`) chooses who else is drawn.
+    """
+    recording = Recording(prepare_on, data, empty=_EMPTY, full=_FULL, **drawn)
+    records, found = adversarial_records(data) if records is None else records, dict[str, ReplayResult]()
+    for name in (*records, REMOVED):
+        found[name] = recording.without_last() if name == REMOVED else recording.with_record(records[name])
+        if progress is not None:
+            progress(len(found), len(records) + 1)
+    return found
+
+
+def replay_edge(prepare_on: PrepareOn, data: DataSet, **drawn: Any) -> ReplayResult:
+    """The same with a dummy block beside the model, and a record at the mask's edge."""
+    edge = Edge()
+    attached = partial(prepare_on, attach=edge.attach)
+    recording = Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn)
+    return recording.with_record(edge.record(data))

@@ -1,9 +1,7 @@
 """Does every draw take every record independently, with the probability q that the accountant was told?
 
-The subject's own training loop is run on public records or stand-ins, and what reaches the engine in each draw is held
-to the law of Poisson sampling (`watching`, `laws`):
-
-    record i is in draw t with probability q, whatever else is in that draw or in another
+The subject's own training loop runs on public records or stand-ins (`watching`). What reaches the engine has to follow
+the law of Poisson sampling (`laws`): record i is in draw t with probability q, whatever else is in any draw.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from adadpigu.audit.estimators import rate_above, rate_below
 from adadpigu.audit.laws import Check, Counts
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
-from adadpigu.audit.watching import Taken, Watched, run_length, watch
+from adadpigu.audit.watching import Taken, Watched, watch
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 from adadpigu.training.configured import training_options
@@ -31,7 +29,7 @@ _LEAST_DRAWS, _MOST_DRAWS = 200, 1500
 """unless the caller says how many"""
 _FEWEST_DRAWS = 10
 _BATCH = 128
-"""records in a draw, on average, where a CPU draws them: its time goes by draws, what a draw tells by its records"""
+"""records in a draw, on average, on a CPU: more of them tell more, and hardly take longer"""
 _COMPARED = 2000
 """draws, or records, that are compared each with each"""
 _SMALL_DRAWS = 80
@@ -46,10 +44,10 @@ def audit_sampler(
     progress: Progress | None = None,
     randomness: Randomness | None = None,
 ) -> AuditResult:
-    """Trains for so many steps and holds what was drawn to Poisson sampling at the claimed rates.
+    """Trains for so many steps and compares what was drawn with Poisson sampling at the claimed rates.
 
-    `draws` unset is as many as show a record that is never or always drawn, between 200 and 1,500. `randomness` unset
-    is what training would choose.
+    `draws` unset is between 200 and 1,500, enough to show a record that is never or always drawn. `randomness` unset is
+    what training chooses.
 
     Formal guarantee: a sampler that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the inclusion rates that `epsilon_certain` goes by.
@@ -57,11 +55,10 @@ def audit_sampler(
     check_confidence(confidence)
     few = f"draws={draws} are too few to test a law of batch sizes; allowed: at least {_FEWEST_DRAWS}"
     require(draws is None or draws >= _FEWEST_DRAWS, few)
-    rate = subject.sample_rate
-    records = _records(subject)
-    steps = run_length(subject, _enough_draws(records, rate) if draws is None else draws)
+    rate, records = subject.sample_rate, _records(subject)
+    steps = subject.run_length(_enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
-    short = run_length(subject, _SMALL_DRAWS)
+    short = subject.run_length(_SMALL_DRAWS)
     small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
     checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
     if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two
@@ -168,10 +165,7 @@ def _spread(trials: int, rate: float) -> float:
 
 
 def _cost(subject: Subject, kinds: Sequence[Taken], significance: float) -> float:
-    """ε of the claim's plan at rates that are exceeded: that of all records together, or that of one of them.
-
-    A guarantee is for every record, so one that is drawn too often refutes it. All bounds hold together.
-    """
+    """ε of the claim's plan at rates that are exceeded, by all records together or by one. All bounds hold together."""
     shown = {}
     for taken in kinds:
         count, records = taken.counts.shape

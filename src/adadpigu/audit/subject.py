@@ -1,7 +1,8 @@
 """What is audited: a run that can be made ready again and again, and what is claimed for it.
 
 Mechanism audits never look at private records: named data sets are public, and for own data the records are stand-ins,
-random numbers in the shape that the description declares.
+random numbers in the shape that the description declares. What a finished run claims stands in its folder, which may be
+a stranger's: privacy.json, ledger and config are checked against each other, and nothing in it is run.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
-from torch.nn import functional as F
 
-from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon
+from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon, library_versions, read_ledger
+from adadpigu.accounting.ledger_reading import NAME as LEDGER
+from adadpigu.accounting.plan import check_delta
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.stand_ins import stand_ins_for
-from adadpigu.config import RunConfig
+from adadpigu.config import RunConfig, merge, parse
 from adadpigu.core.gradients import Loss
 from adadpigu.core.randomness import Tier
 from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.errors import InputError, require
 from adadpigu.methods import make_method
-from adadpigu.runs.loading import front_and_body, load_data
-from adadpigu.runs.run import Run
+from adadpigu.runs.loading import front_and_body, load_data, refuse_code
+from adadpigu.runs.reading import CONFIG, PRIVACY, Fields, file_of, json_of, text_of
+from adadpigu.runs.run import Run, says
 from adadpigu.training.configured import configured, training_options
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.resuming import settings_of
@@ -77,7 +81,6 @@ class Subject:
 
     @property
     def label(self) -> str:
-        """The subject in a few words."""
         return f"{self.config.method} on {self.data.name}" + (" (stand-in records)" if self.stands_in else "")
 
     @property
@@ -94,11 +97,21 @@ class Subject:
     @property
     def terms(self) -> dict[str, object]:
         """What the run's privacy rests on, for the details of an audit."""
-        return {
-            "sample_rate": self.sample_rate,
-            "steps": self.plan.steps,
-            "noise_multiplier": self.noise_multiplier,
-        }
+        return {"sample_rate": self.sample_rate, "steps": self.plan.steps, "noise_multiplier": self.noise_multiplier}
+
+    def run_length(self, steps: int) -> int:
+        """`steps`, and those of the method's first stages on top where it has fixed their number."""
+        try:
+            make_method(self.config.method, self.config.method_options).stages(steps)
+        except InputError:
+            return steps + sum(stage.steps for stage in self.plan.stages[:-1])
+        return steps
+
+    def first(self, count: int) -> DataSet:
+        """The first records, over again where there are fewer, under the same description: no rate moves."""
+        records = held(self.data)
+        inputs, targets = records.take(torch.arange(count) % len(records))
+        return replace(self.data, train=TensorRecords(inputs, targets, name=records.name))
 
     def cost(self, found: Found) -> float:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
@@ -134,7 +147,7 @@ class Subject:
         data = self.data if data is None else data
         config = replace(self.config, **({} if steps is None else {"steps": steps}) | changes)
         front, body = front_and_body(config, data, seed=config.seed or 0)
-        loss: Loss = F.cross_entropy
+        loss: Loss | None = None
         try:
             if attach is not None:
                 body, data, loss = attach(body, data)
@@ -230,3 +243,74 @@ def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> R
     if run.interrupted and to_the_end:
         raise KeyboardInterrupt
     return run
+
+
+def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
+    """The config of a finished run, at the δ of its claim and with the noise of its ledger."""
+    settings = Fields(_settings(read_ledger(file_of(folder, LEDGER))), f"run={str(folder)!r}: {LEDGER}")
+    config = merge(parse(text_of(folder, CONFIG), str(folder / CONFIG)))
+    if not trust_code:
+        refuse_code(config, folder)
+    delta, sigma = _claim(folder)[1], settings.number("noise_multiplier", 0)
+    settings.check(sigma is not None, "noise_multiplier", "a number of at least 0")
+    return replace(config, delta=delta, epsilon=None, noise_multiplier=sigma, reproducible_noise=False)
+
+
+def claim_of_run(folder: Path, subject: Subject) -> Subject:
+    """The subject that a run's config gave, with the run's own claim; what contradicts that claim is a finding."""
+    (claimed, delta), record = _claim(folder), read_ledger(file_of(folder, LEDGER))
+    model, given = _settings(record).get("model"), subject.settings["model"]
+    require(
+        model == given,
+        f"run={str(folder)!r}: its config gives a model of {given}, trained was one of {model}; allowed: a run of "
+        "`adadpigu train`, whose model its config names",
+    )
+    findings = tuple(_contradictions(folder, record, subject, claimed, delta))
+    assumed = tuple(_trusted(folder, record))
+    return replace(subject, epsilon=claimed, findings=findings, assumed=assumed, ledger=record)
+
+
+def _contradictions(
+    folder: Path, record: LedgerRecord, subject: Subject, claimed: float, delta: float
+) -> Iterator[str]:
+    spent = epsilon(record.plan.event(), delta)
+    if record.delta != delta:
+        yield f"the claim is at delta={delta:g}, the ledger at delta={record.delta:g}"
+    if spent > claimed * (1 + 1e-6):
+        yield f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}"
+    if record.plan != subject.plan:
+        yield "the plan on the ledger is not the one that the run's config gives"
+    if not all(life.secret for life in record.sessions()):
+        yield "noise was drawn that can be repeated: the ledger says that it was not secret"
+    if not says(folder / CONFIG, record.header["facts"].get("config")):
+        yield "config.toml is not the one that the run began with"
+
+
+def _trusted(folder: Path, record: LedgerRecord) -> Iterator[str]:
+    """What an audit of today's code cannot know about a run of the past."""
+    made, now = record.header["facts"].get("versions"), library_versions()
+    yield "the run was made by this code" + (
+        "" if made == now else f", though its ledger names {made}, and this is {now}"
+    )
+    if json_of(folder, PRIVACY).flag("diagnostics_exposed"):
+        yield "diagnostics of the run were exposed: they are outside its guarantee"
+    yield from (f"not covered by the run's own word: {caveat}" for caveat in record.caveats)
+
+
+def _settings(record: LedgerRecord) -> dict[str, Any]:
+    facts = record.header.get("facts")
+    found = facts.get("settings") if isinstance(facts, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _claim(folder: Path) -> tuple[float, float]:
+    """(ε, δ) as privacy.json has them."""
+    claim = json_of(folder, PRIVACY)
+    found, delta = claim.number("epsilon_pld", 0), claim.number("delta")
+    require(delta is not None, f"{claim.where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
+    assert delta is not None
+    check_delta(delta)
+    private = claim.flag("private") and found is not None
+    require(private, f"{claim.where} claims no privacy: there is nothing to audit; allowed: a private run")
+    assert found is not None
+    return found, delta

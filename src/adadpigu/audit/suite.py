@@ -18,7 +18,6 @@ from adadpigu.methods import all_methods
 
 _BASE = "digits-adadpigu"
 """the preset whose data, model and rates the subjects share"""
-_DIRECTIONS = "random directions"
 _SHORT: dict[str, dict[str, object]] = {
     "white-box": {"observations": 12_000},
     "replay": {"steps": 4},
@@ -29,7 +28,7 @@ _SHORT: dict[str, dict[str, object]] = {
 """the audits of the short list, and their sizes; in the long one they have their own"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Entry:
     """One audit of one method, or of one with settings that are not its defaults."""
 
@@ -48,7 +47,6 @@ class Entry:
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
     def result(self, progress: Progress | None = None) -> AuditResult:
-        """Runs it."""
         shared = {"epsilon": 8.0, "steps": 100, "method": self.method}
         subject = subject_of(merge(read_preset(_BASE), {**shared, **self.settings}), sample_rate=self.sample_rate)
         return AUDITS[self.audit](subject, progress=progress, **self.options)
@@ -62,7 +60,7 @@ _VARIANTS: tuple[tuple[str, str, tuple[str, ...], dict[str, object], float], ...
     ("released normalisation", "quantile", ("replay", "noise", "accountant"), {"normalisation": "released"}, 0.05),
     ("long draws in slices", "dpsgd", ("white-box", "replay"), {"physical_batch_size": 96}, 0.25),
     ("long draws at once", "parameter-freezing", ("replay",), {"physical_batch_size": None}, 0.25),
-    (_DIRECTIONS, "adadpigu", ("white-box",), {}, 0.05),
+    ("random directions", "adadpigu", ("white-box",), {}, 0.05),
 )
 """(what differs, method, audits that look there, settings, q): each has a path of its own behind it"""
 
@@ -74,15 +72,8 @@ def entries(*, full: bool = False) -> Iterator[Entry]:
         for audit, options in sizes.items():
             long = full and audit in ("white-box", "one-run")
             facts, rate = ({"steps": 3000}, 0.02) if long else ({}, 0.05)
-            yield Entry(method=method, audit=audit, settings=facts, sample_rate=rate, options=options)
+            yield Entry(method, audit, settings=facts, sample_rate=rate, options=options)
     for variant, method, audits, settings, rate in _VARIANTS:
-        more: dict[str, object] = {"directions": 2} if variant == _DIRECTIONS else {}
+        more: dict[str, object] = {"directions": 2} if variant == "random directions" else {}
         for audit in audits:
-            yield Entry(
-                method=method,
-                audit=audit,
-                settings=settings,
-                sample_rate=rate,
-                options=sizes[audit] | more,
-                variant=variant,
-            )
+            yield Entry(method, audit, settings, rate, options=sizes[audit] | more, variant=variant)

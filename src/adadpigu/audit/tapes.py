@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def _call(total: BoundedSum) -> Call:
     query = total.query
     of_losses = isinstance(query, RecordSum) and ("loss" in query.needs or len(query.losses_at) > 0)
     return Call(
-        name=total.query.name,
+        name=query.name,
         sensitivity=total.sensitivity,
         share=query.share,
         public=_tensors(query),
@@ -66,7 +67,7 @@ def _call(total: BoundedSum) -> Call:
 
 
 def _tensors(query: Query) -> dict[str, Tensor]:
-    """Copies of the tensors that a query holds."""
+    """Copies."""
     tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
     tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
     return {key: value.detach().clone() for key, value in tensors.items()}
@@ -126,13 +127,15 @@ class TapedMechanism(GaussianMechanism):
 
 
 class Tape:
-    """Keeps, draw by draw, what was asked for and what reached the noise; as an observer, what a run tells the world.
+    """Keeps what each draw was asked for, what reached the noise, and, as an observer, what the run reports.
 
     `state` reads what is public when a draw is asked for.
     """
 
-    def __init__(self, state: Callable[[], State] | None = None) -> None:
+    def __init__(self, state: Callable[[], State] = dict) -> None:
         self._state = state
+        self.mechanism = partial(TapedMechanism, self)
+        """makes the mechanism of the run which this tape follows"""
         self.calls: list[list[Call]] = []
         self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
@@ -140,13 +143,9 @@ class Tape:
         self.kept: State = {}
         self.breaches: list[str] = []
 
-    def mechanism(self, ledger: Ledger, randomness: Randomness, processes: Processes) -> GaussianMechanism:
-        """That of the run which this tape follows."""
-        return TapedMechanism(self, ledger, randomness, processes)
-
     def asked(self, queries: Sequence[Query]) -> None:
         self.asked_for.append([(_plain(query), _tensors(query)) for query in queries])
-        self.states.append({} if self._state is None else self._state())
+        self.states.append(self._state())
 
     def replayed(self, name: str) -> Release | None:
         """The release to hand out instead of a noisy one."""
@@ -165,14 +164,16 @@ class Tape:
         self.tell(vars(metrics))
 
     def end(self, run: Run) -> None:
-        self.tell(_outcome(run))
+        """All that a finished run says of itself, the clock aside, and its model."""
+        facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
+        self.tell({**facts, "outputs": digest(sorted(run.outputs.items())), **vars(run.privacy)})
         self.kept = public_state(run.model)
 
 
 class Recorder(Tape):
     """The tape of the run on D. Its breaches need no neighbour."""
 
-    def __init__(self, state: Callable[[], State] | None = None) -> None:
+    def __init__(self, state: Callable[[], State] = dict) -> None:
         super().__init__(state)
         self.released: list[dict[str, Release]] = []
         self._bare: dict[str, tuple[int, int]] = {}
@@ -187,18 +188,11 @@ class Recorder(Tape):
         super().end(run)
         if len(self.asked_for) != len(self.calls):
             self.breaches.append(f"{len(self.asked_for)} draws were asked for, {len(self.calls)} released")
-
-    def bare(self) -> list[str]:
-        """The releases of which one in a thousand entries, and at least four, came out as they had gone in.
-
-        With noise an entry does so when the noise rounds to nothing beside it, with a chance of about 1e-7: a false
-        alarm has one below 1e-9 for up to a million entries.
-        """
-        return [
-            f"{equal} of {looked} entries of {name!r} were released without noise"
-            for name, (equal, looked) in self._bare.items()
-            if equal >= max(_FEW, _BARE * looked)
-        ]
+        for name, (equal, looked) in self._bare.items():
+            # Noise rounds to nothing beside an entry with a chance of about 1e-7: a false alarm has one below 1e-9 for
+            # up to a million entries.
+            if equal >= max(_FEW, _BARE * looked):
+                self.breaches.append(f"{equal} of {looked} entries of {name!r} were released without noise")
 
     def _check(self, call: Call, asked: State, release: Release) -> None:
         """Whether noise was drawn for what was asked for, on all of it and on nothing else."""
@@ -216,13 +210,6 @@ class Recorder(Tape):
         self._bare[call.name] = equal + int(bare.sum()), seen + len(looked)
 
 
-def _outcome(run: Run) -> dict[str, object]:
-    """All that a finished run says of itself, the clock and the model aside."""
-    facts = {key: value for key, value in vars(run).items() if key not in ("seconds", "model", "privacy")}
-    outputs = digest(sorted(run.outputs.items()))
-    return {**facts, "outputs": outputs, **vars(run.privacy)}
-
-
 class Player(Tape):
     """The tape of a neighbour's run: hands out the recorded releases and notes every breach.
 
@@ -232,7 +219,7 @@ class Player(Tape):
     def __init__(
         self,
         recorded: Recorder,
-        state: Callable[[], State] | None = None,
+        state: Callable[[], State] = dict,
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
         super().__init__(state)
@@ -240,7 +227,7 @@ class Player(Tape):
         self.exposed = False
         """whether one of the breaches is more than a move beyond a sensitivity: then no noise covers it"""
         self.largest = 0.0
-        """largest difference seen, as a share of its sensitivity"""
+        """share of its sensitivity by which a sum has moved at most"""
         self.effects: list[float] = []
         """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
 
@@ -248,23 +235,27 @@ class Player(Tape):
         if len(self.states) >= len(self._recorded.states):
             raise ReplayError(f"draw {len(self.states)}: the neighbour asks for more draws than were recorded")
         super().asked(queries)
-        self._compare_asked(len(self.states) - 1)
+        draw, recorded = f"draw {len(self.states) - 1}", self._recorded
+        if (key := differing(recorded.states[len(self.states) - 1], self.states[-1])) is not None:
+            raise ReplayError(f"{draw}: {key!r} of the model is another on the neighbour, after the same releases")
+        before, now = recorded.asked_for[len(self.states) - 1], self.asked_for[-1]
+        if [plain for plain, _ in before] != [plain for plain, _ in now]:
+            raise ReplayError(f"{draw}: the neighbour asks for other releases than were recorded")
+        for (_, old), (plain, new) in zip(before, now, strict=True):
+            _refuse_difference(f"{draw}: {plain['name']!r}", old, new)
         if self._aim is not None:
             self._aim(queries)
 
     def replayed(self, name: str) -> Release:
-        """What was recorded under this name in the draw that is being made, whatever the sum is."""
         recorded, position = self._recorded.released, len(self.calls)
         if position >= len(recorded) or name not in recorded[position]:
             raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
         return recorded[position][name]
 
     def record(self, sums: Sequence[BoundedSum], releases: dict[str, Release]) -> None:
-        """Compares the sums with the recorded ones."""
         super().record(sums, releases)
-        position, now = len(self.calls) - 1, self.calls[-1]
-        before = self._recorded.calls[position]
-        shares = [self._compare(position, old, new) for old, new in zip(before, now, strict=True)]
+        before = self._recorded.calls[len(self.calls) - 1]
+        shares = [self._compare(old, new) for old, new in zip(before, self.calls[-1], strict=True)]
         self.effects.append(math.sqrt(sum(call.share * share**2 for call, share in zip(before, shares, strict=True))))
 
     def tell(self, facts: Mapping[str, object]) -> None:
@@ -277,9 +268,6 @@ class Player(Tape):
         super().end(run)
         if (key := differing(self._recorded.kept, self.kept)) is not None:
             self.expose(f"{key!r} of the model that is kept is another on the neighbour, after the same releases")
-
-    def finish(self) -> None:
-        """To be called after the run: everything recorded must have been asked for again."""
         if len(self.calls) != len(self._recorded.calls):
             self.expose(f"{len(self._recorded.calls)} draws recorded, {len(self.calls)} replayed")
 
@@ -288,27 +276,19 @@ class Player(Tape):
         self.breaches.append(breach)
         self.exposed = True
 
-    def _compare_asked(self, position: int) -> None:
-        if (key := differing(self._recorded.states[position], self.states[position])) is not None:
-            raise ReplayError(
-                f"draw {position}: {key!r} of the model is another on the neighbour, after the same releases"
-            )
-        before, now = self._recorded.asked_for[position], self.asked_for[position]
-        if [plain for plain, _ in before] != [plain for plain, _ in now]:
-            raise ReplayError(f"draw {position}: the neighbour asks for other releases than were recorded")
-        for (_, old), (plain, new) in zip(before, now, strict=True):
-            if (key := differing(old, new)) is not None:
-                raise ReplayError(f"draw {position}: {plain['name']!r} has another {key} on the neighbour")
-
-    def _compare(self, position: int, old: Call, new: Call) -> float:
-        if (key := differing(old.public, new.public)) is not None:
-            raise ReplayError(f"draw {position}: {new.name!r} has another {key} on the neighbour")
+    def _compare(self, old: Call, new: Call) -> float:
+        """How far the record moved a sum, as a share of its sensitivity."""
+        where = f"draw {len(self.calls) - 1}: {new.name!r}"
+        _refuse_difference(where, old.public, new.public)
         difference = float(torch.linalg.vector_norm(old.total - new.total))
         difference = difference if math.isfinite(difference) else math.inf
         share = difference / old.sensitivity if math.isfinite(old.sensitivity) else 0.0
         self.largest = max(self.largest, share)
         if not difference <= old.sensitivity * (1 + old.tolerance):
-            self.breaches.append(
-                f"draw {position}: {new.name!r} moves by {difference:.6g}, above its sensitivity {old.sensitivity:.6g}"
-            )
+            self.breaches.append(f"{where} moves by {difference:.6g}, above its sensitivity {old.sensitivity:.6g}")
         return share
+
+
+def _refuse_difference(where: str, old: State, new: State) -> None:
+    if (key := differing(old, new)) is not None:
+        raise ReplayError(f"{where} has another {key} on the neighbour")

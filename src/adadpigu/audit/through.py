@@ -24,7 +24,7 @@ from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Drive, Subject, trained_through
 from adadpigu.core.gradients import choose_engine
 from adadpigu.data.datasets import TensorRecords
-from adadpigu.errors import require, unknown
+from adadpigu.errors import check_known, require
 from adadpigu.extras import extra
 from adadpigu.runs.run import Run
 from adadpigu.training.own_loop import PrivateLoop
@@ -74,8 +74,7 @@ def audit_through(name: str, audit: Callable[..., AuditResult], subject: Subject
 
 def way_of(name: str) -> Way:
     """The way of that name; what it needs has to be installed."""
-    if name not in WAYS:
-        raise unknown("way to train (--through)", name, WAYS)
+    check_known("way to train (--through)", name, WAYS)
     way = WAYS[name]
     if way.needs is not None:
         module, group = way.needs
@@ -120,8 +119,8 @@ def by_opacus(ready: Preparation, **how: Any) -> Run:
 
 
 def by_sklearn(ready: Preparation, **how: Any) -> Run:
-    """Trains what was made ready by `fit`: a row of the table has a record's number, in a numeric and a categorical
-    column. What the estimator encodes is read back, and those records are trained on."""
+    """By `fit`: a row of the table is a record's number, in a numeric and a categorical column. What the estimator
+    encodes is read back, and those records are trained on."""
     import numpy as np
 
     from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator

@@ -26,9 +26,8 @@ from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Coins, PoissonSampler, Population, Sampler
 from adadpigu.core.sensitive import Records, unseal
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
-from adadpigu.methods import make_method
 from adadpigu.runs.run import Metrics
 from adadpigu.training.micro_batches import View
 from adadpigu.training.preparation import Preparation
@@ -72,22 +71,6 @@ class Followed(Preparation):
     def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
         own = super().samplers(stage)
         return {name: (self.spied(stage, name, sampler, sigma), sigma) for name, (sampler, sigma) in own.items()}
-
-
-def run_length(subject: Subject, steps: int) -> int:
-    """`steps`, and those of a method's first stages on top where it has fixed their number."""
-    try:
-        make_method(subject.config.method, subject.config.method_options).stages(steps)
-    except InputError:
-        return steps + sum(stage.steps for stage in subject.plan.stages[:-1])
-    return steps
-
-
-def so_many_records(subject: Subject, count: int) -> DataSet:
-    """The subject's first records, over again where there are fewer, under its own description: no rate moves."""
-    records = held(subject.data)
-    inputs, targets = records.take(torch.arange(count) % len(records))
-    return replace(subject.data, train=TensorRecords(inputs, targets, name=records.name))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +170,7 @@ def watch(
     progress: Progress | None = None,
 ) -> Watched:
     """Runs so many steps of the subject on so many records, and keeps what its draws have taken."""
-    ready = subject.prepare(data=so_many_records(subject, records), steps=steps, evaluate_every=steps)
+    ready = subject.prepare(data=subject.first(records), steps=steps, evaluate_every=steps)
     placed = held(ready.data)
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)

@@ -13,18 +13,15 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adadpigu.audit import figures
-from adadpigu.audit.canaries import DRAW, Canaries, WithBlock
+from adadpigu.audit.canaries import DRAW, Canaries
 from adadpigu.audit.estimators import Errors, fewest, gaussian_mu
 from adadpigu.audit.outside import chance, plainly_prepared
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
-from adadpigu.audit.subject import Subject, scaled, trained
-from adadpigu.audit.watching import so_many_records
-from adadpigu.core.gradients import Loss
+from adadpigu.audit.subject import Subject, scaled
 from adadpigu.core.randomness import choose_randomness
-from adadpigu.data.datasets import DataSet
 from adadpigu.errors import require
 from adadpigu.runs.run import Facts, Run
 from adadpigu.training.configured import training_options
@@ -42,8 +39,8 @@ _QUIET = 8
 class _HalfIn(Canaries):
     """Lets a random half of the canaries into every batch and keeps what is released along them, run after run.
 
-    Each lies along a direction over `spread` neighbouring coordinates, with signs drawn every step. Honest noise has
-    one law along all of them. Noise that neighbours share, up to a sign too, is loud along some and still along others.
+    Each lies along a direction over `spread` neighbouring coordinates, with signs drawn every step: noise that
+    neighbours share, even up to a sign, is loud along some directions and missing along others.
     """
 
     def __init__(self, a_world: int, spread: int) -> None:
@@ -65,14 +62,10 @@ class _HalfIn(Canaries):
         self.frozen = self.disturbed = 0
         """looks at frozen coordinates, and those that found a value other than 0, or a weight that had moved"""
 
-    def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
-        model, data, loss = super().attach(body, data)
-        self._weight = model.block.weight
-        return model, data, loss
-
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)
         self._place = self._place.to(ready.device)
+        self._weight = ready.model.get_parameter("block.weight")
 
     def begin(self, facts: Facts) -> None:
         super().begin(facts)
@@ -195,12 +188,7 @@ def audit_white_box(
             *seen.assumed(),
         ),
         findings=seen.findings(),
-        details={
-            **subject.terms,
-            "false_alarms": errors.false_alarms,
-            "misses": errors.misses,
-            **seen.details(),
-        },
+        details={**subject.terms, "false_alarms": errors.false_alarms, "misses": errors.misses, **seen.details()},
         draw=partial(
             figures.worlds,
             without=seen.without.numpy(),
@@ -221,15 +209,13 @@ def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | No
         # With the records beside them no more than B, as in every other run: a recorded step has room for few more.
         batch = round(subject.sample_rate * subject.data.records)
         a_world = max(1, min(a_world, batch // 2))
-        data = so_many_records(subject, round((batch - a_world) / subject.sample_rate))
+        data = subject.first(round((batch - a_world) / subject.sample_rate))
     canaries = _HalfIn(a_world, spread)
     while canaries.observed < wanted and not canaries.odd:
         before = canaries.observed
         canaries.tell(progress, wanted, done=before, a_step=a_world)
         ready = plainly_prepared(subject, data=data, attach=canaries.attach)
-        canaries.follow(ready)
-        coins = canaries.coins(choose_randomness(subject.tier, ready.device))
-        trained(ready, randomness=coins, watch=canaries, observers=[canaries])
+        canaries.train(ready, canaries.coins(choose_randomness(subject.tier, ready.device)))
         found = canaries.observed > before or canaries.odd
         require(found, f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
     return canaries

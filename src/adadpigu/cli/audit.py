@@ -6,7 +6,6 @@ both as JSON and as a figure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ from adadpigu.cli.progress import count_progress
 from adadpigu.cli.training_settings import configure, method_options, read_flags
 from adadpigu.config import GROUPS, RunConfig
 from adadpigu.data import is_named
-from adadpigu.errors import InputError, check_known, require
+from adadpigu.errors import check_known, require
 from adadpigu.training.distributed import current
 from adadpigu.training.distributed.launching import in_job, launched
 
@@ -106,27 +105,29 @@ def audit(
     sizes = {name: value for name, value in locals().items() if name in OWNERS and value is not None}
     flags = {**read_flags(settings), "method_options": method_options(option or [], [], {})}
     chosen = _chosen(kind, sizes, full)
-    function = _function(chosen, through)  # refused before data are fetched
+    _check_through(kind, through)
     if through == "processes" and not in_job():
         return launched(partial(audit, **given))
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
-    if chosen is None or function is None:
+    if chosen is None:
         others = {"run": run, "confidence": confidence, "diagnostics": diagnostics or None}
         _refuse_flags(flags | subject_flags | others | {"trust_model_code": trust_model_code or None}, "AUDIT=None")
         return _suite(full, out, as_json)
+    from adadpigu.audit import AUDITS, claim_of_run, config_of_run
+    from adadpigu.audit.through import audit_through
+
     if run is None:
         _refuse_flags({"trust_model_code": trust_model_code or None}, "RUN=None")
         asked, rate = _settings(chosen, flags, preset, config, sample_rate)
         subject = _subject(chosen, asked, rate, diagnostics)
     else:
-        from adadpigu.audit import claim_of_run, config_of_run
-
         _refuse_flags(flags | subject_flags, f"RUN={str(run)!r}")
         settled = config_of_run(run, trust_code=trust_model_code)
         subject = claim_of_run(run, _subject(chosen, settled, None, diagnostics, folder=run))
     folder = out or (run / "audits" if run else _new_folder(f"{subject.data.name}-{subject.config.method}"))
     check_folder(folder)
     with count_progress(notes(), f"{chosen.name}: {subject.label}") as progress:
+        function = AUDITS[chosen.name] if through is None else partial(audit_through, through, AUDITS[chosen.name])
         result = function(subject, confidence=confidence or 0.95, progress=progress, **sizes)
     if through == "processes" and current().rank:  # the first process writes down what was found
         return 0 if result.passed else 1
@@ -151,18 +152,14 @@ def _chosen(kind: str | None, given: dict[str, int], full: bool) -> Kind | None:
     return None if kind is None else KINDS[kind]
 
 
-def _function(kind: Kind | None, through: str | None) -> Callable[..., AuditResult] | None:
-    """What runs an audit; refuses a way to train that is not known, not installed, or not used in this audit."""
-    if through is None:
-        return None if kind is None else kind.function()
-    from adadpigu.audit.through import AUDITS, audit_through, way_of
+def _check_through(kind: str | None, through: str | None) -> None:
+    """Refuses a way to train that is not known, not installed, or not used in this audit, before data are fetched."""
+    if through is not None:
+        from adadpigu.audit.through import AUDITS, way_of
 
-    way_of(through)
-    what = "of all methods" if kind is None else repr(kind.name)
-    told = f"through={through!r} in audit {what}: it trains otherwise; allowed in {', '.join(AUDITS)}"
-    if kind is None or kind.name not in AUDITS:
-        raise InputError(told)
-    return partial(audit_through, through, kind.function())
+        way_of(through)
+        told = f"through={through!r} in audit {kind or 'of all methods'}: it trains otherwise; allowed in "
+        require(kind in AUDITS, told + ", ".join(AUDITS))
 
 
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:

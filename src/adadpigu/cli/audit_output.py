@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -34,13 +34,6 @@ class Kind(NamedTuple):
     sample_rate: float = 0.02
     steps: int = 3000
     """of what is audited where neither a run, a preset nor a config says so"""
-
-    def function(self) -> Callable[..., AuditResult]:
-        """What runs it."""
-        from adadpigu import audit
-
-        found: Callable[..., AuditResult] = getattr(audit, f"audit_{self.name.replace('-', '_')}")
-        return found
 
 
 _LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from adadpigu.audit.neighbours import Recording
-from adadpigu.audit.replay import audit_replay
+from adadpigu.audit.replay import Recording, audit_replay
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.through import audit_through
 from adadpigu.audit.white_box import audit_white_box
