@@ -9,6 +9,7 @@ after the noise; the loss that it hands to callbacks is NaN.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -78,7 +79,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, ELSEWHERE)
+        check_options("PrivateStrategy", options, ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
         self.parallel_devices: list[torch.device] = []
         """filled in by the Trainer"""
         self._records = records

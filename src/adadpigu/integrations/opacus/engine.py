@@ -192,7 +192,6 @@ class PrivacyEngine:
         how = {"length": length, "open_ended": steps is None, "out": self._out, **self._how}
         private = self._loader = PrivateDataLoader(loader, prepared, optimizer, **how)
         self.accountant.watch(private.loops)
-        optimizer.noise_multiplier = prepared.noise_multiplier  # type: ignore[attr-defined]  # scripts print it
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
         wrapped = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
         return wrapped[0], optimizer, wrapped[1], private

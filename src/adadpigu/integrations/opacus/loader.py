@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
@@ -46,6 +46,11 @@ class PrivateDataLoader:
         """the batch that the script works on"""
         self._optimizer, self._how = optimizer, how
         self._length, self._open_ended = length, open_ended
+        clip_norm = cast(DPSGD, prepared.method).clip_norm
+        self._query = GradientSum(clip_norm=clip_norm)
+        self._fixed = {"noise_multiplier": prepared.noise_multiplier, "max_grad_norm": clip_norm}
+        """what Opacus has as attributes of an optimizer: scripts print them, and schedulers of theirs change them"""
+        vars(optimizer).update(self._fixed)
         self._ended: list[PrivateLoop] = []
         self._pass: weakref.ref[Generator[Any]] | None = None
         """held by the script alone: where it lets go of a pass, the pass ends"""
@@ -95,13 +100,13 @@ class PrivateDataLoader:
 
     def _shown(self, batches: Generator[PrivateBatch]) -> Generator[Any]:
         """Each batch charged before it is drawn."""
-        query = GradientSum(clip_norm=cast(DPSGD, self.prepared.method).clip_norm)
         try:
             for _ in range(self._length):
+                self._check_fixed()
                 self._drawn = next(batches, None)
                 if self._drawn is None:  # the plan ends within this pass
                     return
-                self.batch = ScriptBatch(self._drawn, query, self.prepared)
+                self.batch = ScriptBatch(self._drawn, self._query, self.prepared)
                 yield self.batch.shown()
             if self.loop.done == self.prepared.plan.steps - 1:
                 next(batches, None)  # ends the run
@@ -112,6 +117,15 @@ class PrivateDataLoader:
                     batches.close()
                 self._ended.append(self.loop)
                 self._begin()
+
+    def _check_fixed(self) -> None:
+        for name, value in self._fixed.items():
+            given = getattr(self._optimizer, name, value)
+            require(
+                given == value,
+                f"optimizer.{name}={given!r}: the plan was made and charged for {value}; allowed: leave it, or "
+                f"{name}={given!r} in make_private of another PrivacyEngine, whose epsilon adds up",
+            )
 
     def _leave(self) -> None:
         """Ends a pass that somebody still holds and goes on with no more, such as a traceback."""

@@ -111,6 +111,10 @@ class PrivateLoss(Tensor):
             _refuse_other_loss()
         self._release()
 
+    def __truediv__(self, divisor: Any) -> Tensor:
+        """Itself where it is divided by one, as `accelerator.backward` does."""
+        return self if divisor == 1 else super().__truediv__(divisor)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Stored as the plain value it is."""
         return self.detach().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]

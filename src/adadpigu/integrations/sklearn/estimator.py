@@ -7,6 +7,7 @@ which is a release, and public facts. No loss, gradient or training accuracy is 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -47,6 +49,11 @@ NOT_COVERED = (
     "folds that are cut by position or label (RecordFolds cuts record by record)",
 )
 """that no estimator can see, so every statement names it"""
+
+_STANDARDISED = (
+    "X has mean 0 and deviation 1 in each column: a scaler that was fitted on these records has seen them without "
+    "noise, which no epsilon covers; leave it out: bounds= scales by public numbers"
+)
 
 _ELSEWHERE = {
     **dict.fromkeys(("batch_size", "epochs", "lr", "device"), "the estimator's argument of this name"),
@@ -157,6 +164,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         columns, count = self._declared(), int(self.records or 0)
         options = self._training(count)
         inputs = torch.from_numpy(encoded(cells, columns))
+        if is_standardised(cells):
+            warnings.warn(_STANDARDISED, stacklevel=3)
         table = TableFacts(label="", columns=columns)
         facts = (f"{count:,} records", *public, *table.public())
         data = DataSet(
@@ -197,6 +206,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "run_")
         inputs = torch.from_numpy(encoded(self._read(X, reset=False), self.columns_))
         return predict(self.run_.model, inputs, device=torch.device("cpu"))
+
+
+def is_standardised(cells: NDArray[Any]) -> bool:
+    """Whether columns look as a `StandardScaler` leaves the records that it was fitted on.
+
+    >>> is_standardised(np.array([[1.0, -1.0], [-1.0, 1.0], [1.0, 1.0], [-1.0, -1.0]])), is_standardised(np.eye(2))
+    (True, False)
+    """
+    if cells.dtype.kind != "f" or len(cells) < 2:
+        return False
+    return np.allclose(cells.mean(0), 0, atol=1e-5) and np.allclose(cells.std(0), 1, atol=1e-5)
 
 
 def chosen_delta(delta: float | None, records: int) -> float:

@@ -107,7 +107,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
-        check_options("PrivateTrainer", options, ELSEWHERE)
+        check_options(
+            "PrivateTrainer", options, ELSEWHERE, _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
+        )
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
@@ -163,12 +165,22 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             raise InputError("run: nothing was trained; allowed: after train()")
         return self._run
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.args.output_dir) / RUN_FOLDER
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` goes on with the run in `output_dir`, as its ledger allows."""
         require(
             not isinstance(resume_from_checkpoint, str),
             f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says; "
             f"allowed: True, with output_dir={self.args.output_dir!r}",
+        )
+        folder = self._folder
+        require(
+            resume_from_checkpoint or not (folder.is_dir() and any(folder.iterdir())),
+            f"output_dir={self.args.output_dir!r} holds a private run already; allowed: another output_dir, or "
+            "train(resume_from_checkpoint=True) to go on with that run",
         )
         self.args = private_settings(self.args, self._private, by_rules=self._loss is not None)  # they may have changed
         self._resuming, self._run, self._batches = bool(resume_from_checkpoint), None, None
@@ -194,7 +206,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
                 batch_size=args.per_device_train_batch_size,
                 steps=args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * each),
                 device=str(args.device),
-                out=Path(args.output_dir) / RUN_FOLDER,
+                out=self._folder,
                 resume=self._resuming,
                 **self._private,
             )
