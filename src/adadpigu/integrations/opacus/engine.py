@@ -53,52 +53,31 @@ class PrivacyEngine:
         out: Path | str | None = None,
     ) -> None:
         self.accountant = Accountant(accountant)
-        self.secure_mode = secure_mode
+        self._how: dict[str, Any] = {
+            "out": None if out is None else Path(out),
+            "randomness": "secure" if secure_mode else None,
+        }
+        """as `PrivateLoop.of` takes it"""
         self._records = records
         self._loader: PrivateDataLoader | None = None
-        self._out = None if out is None else Path(out)
-        self._how: dict[str, Any] = {"randomness": "secure" if secure_mode else None}
-        """as `PrivateLoop.of` takes it"""
 
-    def make_private(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any],
-        noise_multiplier: float,
-        max_grad_norm: float,
-        criterion: Loss | None = None,
-        total_steps: int | None = None,
-        **options: Any,
-    ) -> Private:
+    def make_private(self, *, noise_multiplier: float, total_steps: int | None = None, **parts: Any) -> Private:
         """Module, optimizer, criterion and loader, made private with a given noise; every pass adds to ε.
 
-        `criterion(outputs, targets)` is the loss whose per-record gradients are released: a torch loss, or any
-        function, which then holds all that comes after the model.
+        `parts` are `module`, `optimizer`, `data_loader`, `max_grad_norm` and options, as Opacus takes them, and
+        `criterion(outputs, targets)`, the loss whose per-record gradients are released: a torch loss, or any function,
+        which then holds all that comes after the model.
         """
-        planned = total_steps is not None or self._out is None
-        require(planned, f"out={str(self._out)!r}: a run folder is for a planned run; allowed: with total_steps")
-        parts = module, optimizer, data_loader, criterion
-        return self._make(*parts, max_grad_norm, options, steps=total_steps, noise_multiplier=noise_multiplier)
+        out = self._how["out"]
+        planned = total_steps is not None or out is None
+        require(planned, f"out={str(out)!r}: a run folder is for a planned run; allowed: with total_steps")
+        return self._make(noise_multiplier, total_steps, None, **parts)
 
     def make_private_with_epsilon(
-        self,
-        *,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        data_loader: DataLoader[Any],
-        target_epsilon: float,
-        target_delta: float,
-        epochs: int,
-        max_grad_norm: float,
-        criterion: Loss | None = None,
-        **options: Any,
+        self, *, target_epsilon: float, target_delta: float, epochs: int, **parts: Any
     ) -> Private:
         """As `make_private`, with the noise for which so many epochs cost at most the target."""
-        budget = Budget(epsilon=target_epsilon, delta=target_delta)
-        parts = module, optimizer, data_loader, criterion
-        return self._make(*parts, max_grad_norm, options, epochs=epochs, budget=budget)
+        return self._make(Budget(epsilon=target_epsilon, delta=target_delta), None, epochs, **parts)
 
     def get_epsilon(self, delta: float) -> float:
         """ε to cite: of the whole plan, from its first step on, however early it is left; of all passes without a plan.
@@ -138,17 +117,17 @@ class PrivacyEngine:
 
     def _make(
         self,
+        noise: float | Budget,
+        steps: int | None,
+        epochs: int | None,
+        /,
+        *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loader: DataLoader[Any],
-        criterion: Loss | None,
+        data_loader: DataLoader[Any],
         max_grad_norm: float,
-        further: dict[str, Any],
-        *,
-        steps: int | None = None,
-        epochs: int | None = None,
-        budget: Budget | None = None,
-        noise_multiplier: float | None = None,
+        criterion: Loss | None = None,
+        **further: Any,
     ) -> Private:
         free = self._loader is None
         require(free, "this PrivacyEngine has made a model private already; allowed: another engine for another")
@@ -162,15 +141,16 @@ class PrivacyEngine:
         for name in further:
             check_known("argument", name, _RULES)
         refuse_settings(_RULES, {"reduction": getattr(criterion, "reduction", "mean"), **further})
-        loader = validate_loader(getattr(loader, "original", loader), "data_loader")
+        loader = validate_loader(getattr(data_loader, "original", data_loader), "data_loader")
         data = _data_set(loader, self._records)
-        if self._out is not None:
-            check_free(self._out)
+        if self._how["out"] is not None:
+            check_free(self._how["out"])
         batch_size = min(int(loader.batch_size or 1), data.records)
         length = math.ceil(data.records / batch_size)
         steps = steps if epochs is None else epochs * length
-        if budget is not None and steps is not None:
-            noise_multiplier = self.accountant.noise_for(budget, batch_size / data.records, steps)
+        budget = noise if isinstance(noise, Budget) else None
+        if isinstance(noise, Budget):
+            noise = self.accountant.noise_for(noise, batch_size / data.records, steps or 0)
         prepared = prepare(
             _with_one_output(module, data.train, criterion),
             data,
@@ -180,7 +160,7 @@ class PrivacyEngine:
             options=TrainingOptions(
                 batch_size=batch_size,
                 steps=length if steps is None else steps,
-                noise_multiplier=noise_multiplier,
+                noise_multiplier=noise,
                 clipping=further.get("clipping", "flat"),
                 device=str(next(module.parameters()).device),
                 optimizer=lambda _: optimizer,
@@ -189,12 +169,11 @@ class PrivacyEngine:
             loss=criterion,
         )
         print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
-        how = {"length": length, "open_ended": steps is None, "out": self._out, **self._how}
-        private = self._loader = PrivateDataLoader(loader, prepared, optimizer, **how)
-        self.accountant.watch(private.loops)
+        private = PrivateDataLoader(loader, prepared, optimizer, length=length, open_ended=steps is None, **self._how)
+        self._loader, self.accountant.loops = private, private.loops
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
-        wrapped = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
-        return wrapped[0], optimizer, wrapped[1], private
+        model, loss = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
+        return model, optimizer, loss, private
 
 
 def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:

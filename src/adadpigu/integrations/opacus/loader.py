@@ -5,6 +5,7 @@ The guard is on from the first moment to the last: nothing but a release moves t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 import weakref
@@ -141,17 +142,10 @@ class PrivateDataLoader:
             self.loop.finish()
 
 
-class BatchMemoryManager:
+@contextlib.contextmanager
+def BatchMemoryManager(  # noqa: N802  as Opacus calls it
+    *, data_loader: PrivateDataLoader, max_physical_batch_size: int, optimizer: torch.optim.Optimizer
+) -> Iterator[PrivateDataLoader]:
     """Differentiates a logical batch in parts of a public size; the script goes through whole batches."""
-
-    def __init__(
-        self, *, data_loader: PrivateDataLoader, max_physical_batch_size: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        self._loader, self._most = data_loader, max_physical_batch_size
-
-    def __enter__(self) -> PrivateDataLoader:
-        self._loader.process_at_once(self._most)
-        return self._loader
-
-    def __exit__(self, *_: object) -> None:
-        return
+    data_loader.process_at_once(max_physical_batch_size)
+    yield data_loader
