@@ -175,18 +175,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             shape=table.shape,
             public=tuple(f"{fact} (declared)" for fact in facts),
         )
-        random = None if self.random_state is None else check_random_state(self.random_state)
-        seed = None if random is None else int(random.randint(2**31 - 1))
-        delta = None if self.delta is None else float(self.delta)
+        fixed = self.random_state is not None
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) if fixed else None
         run = train(
             made_model(self.model, inputs.shape[1], outputs, seed),
             data,
             method=self.method,
-            privacy=Budget(epsilon=float(self.epsilon), delta=chosen_delta(delta, count)),
+            privacy=Budget(epsilon=float(self.epsilon), delta=chosen_delta(self.delta, count)),
             loss=loss,
             seed=seed,
             observers=[Progress(Console())] if self.verbose else [],
-            ledger=None if self.ledger is None else Path(self.ledger),
+            ledger=self.ledger,
             **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere
@@ -225,7 +224,7 @@ def chosen_delta(delta: float | None, records: int) -> float:
     >>> chosen_delta(None, 500), chosen_delta(None, 100_000), chosen_delta(1e-4, 500)
     (1e-05, 1e-06, 0.0001)
     """
-    return min(1e-5, 1 / (10 * records)) if delta is None else delta
+    return min(1e-5, 1 / (10 * records)) if delta is None else float(delta)
 
 
 def expected_batch(records: int) -> int:

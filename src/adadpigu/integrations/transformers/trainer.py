@@ -40,7 +40,7 @@ from adadpigu.integrations.transformers.settings import ELSEWHERE, check_acceler
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
-from adadpigu.training.task import uncompiled
+from adadpigu.training.task import synthetic_records, uncompiled
 
 RUN_FOLDER = "private"
 """in Trainer's output_dir: ledger, privacy report, statement, checkpoints to go on from"""
@@ -226,10 +226,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def _losses(self) -> Losses:
         """The loss of each record, tried on synthetic records."""
-        example = {}
-        for column, values in self._data.train.take(torch.arange(0))[0].items():
-            shape, where = (4, *values.shape[1:]), {"dtype": values.dtype, "device": self.args.device}
-            example[column] = torch.ones(shape, **where) if column == MASK else torch.zeros(shape, **where)
+        example: Any = synthetic_records(self._data.train, self.args.device)[0]
+        if MASK in example:
+            example[MASK].fill_(1)
         if self._loss is not None:
             return LogitsLoss.on(self.model, self._loss, example)
         own = OwnLoss(self.compute_loss)
@@ -333,14 +332,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         output = super()._finalize_training(trial, num_train_samples, start_time)
         return TrainOutput(output.global_step, None, _public(output.metrics))  # type: ignore[arg-type, unused-ignore]
 
-    def _clip_grad_norm(self, model: nn.Module) -> None:
-        """Nothing: records were clipped one by one, and Trainer's default would clip the noisy sum again."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Records were clipped one by one, the norm would be that of noise, and nobody counts what was drawn."""
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """Nothing: it would be read as the norm of a gradient, and is that of noise."""
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        """Nobody counts what was drawn."""
+    _clip_grad_norm = _get_grad_norm = _get_num_items_in_batch = _nothing
 
     def _refuse_training_records(self, dataset: Any, name: str) -> None:
         """By where records lie, and by their tokens."""
