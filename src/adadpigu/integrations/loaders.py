@@ -108,7 +108,7 @@ class CollatedRecords:
         """What has become public by padding every record to the same length."""
         if self._blank is None:
             return ()
-        length = next(len(leaf) for leaf in tree_leaves(self._blank) if _has_length(leaf))
+        length = next(len(leaf) for leaf in tree_leaves(self._blank) if _length(leaf))
         return (f"the longest record has length {length}: all are padded to it",)
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]:
@@ -174,17 +174,14 @@ def _blank_of_greatest_length(dataset: Any) -> Any:
     for index in range(1, len(dataset)):
         item = dataset[index]
         require(tree_structure(item) == tree_structure(longest), _SEVERAL)
-        longest = tree_map(_longer, longest, item)
-    require(any(_has_length(leaf) for leaf in tree_leaves(longest)), _SEVERAL)
+        longest = tree_map(lambda *leaves: max(leaves, key=_length), longest, item)
+    require(any(map(_length, tree_leaves(longest))), _SEVERAL)
     return tree_map(_blank, longest)
 
 
-def _has_length(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _longer(one: Any, other: Any) -> Any:
-    return other if _has_length(other) and _has_length(one) and other.numel() > one.numel() else one
+def _length(leaf: Any) -> int:
+    """Of a leaf that has rows, how many numbers it holds; else 0."""
+    return leaf.numel() if isinstance(leaf, Tensor) and leaf.ndim else 0
 
 
 def _blank(leaf: Any) -> Any:

@@ -86,10 +86,6 @@ def attributes_put_back(
 class EpochBatches:
     """The batches of a private loop, an epoch at a time; they hold no record."""
 
-    loop: PrivateLoop
-    """set when the plan is fixed"""
-    done: int
-    """steps of earlier processes"""
     batch: PrivateBatch
     """the one that was handed out last"""
 
@@ -97,7 +93,7 @@ class EpochBatches:
         self._each = steps_an_epoch
 
     def start(self, loop: PrivateLoop) -> None:
-        """Begins the run; where an earlier process began an epoch, the first is the rest of it."""
+        """Begins the run; `done` steps were made by earlier processes, and the first epoch may be the rest of one."""
         self.loop, self.done, self._given = loop, loop.done, loop.done
         self._behind = loop.done % self._each
         self._batches = iter(loop)
