@@ -128,9 +128,11 @@ class CollatedRecords:
         """A record as a batch of one."""
         items = [self.origin[index], *([] if self._blank is None else [self._blank])]
         batch = check_tree(self._batch(items), "collate_fn: a batch")
-        pair = isinstance(batch, tuple) and len(batch) == 2
-        rows = len(tree_leaves(batch)[0]) == len(items)
-        require(rows and (pair or self.whole), f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}")
+        pair = self.whole or (isinstance(batch, tuple) and len(batch) == 2)
+        require(
+            pair and len(tree_leaves(batch)[0]) == len(items),
+            f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}",
+        )
         return select(batch, slice(1))
 
     def _batch(self, items: list[Any]) -> Tree:

@@ -64,14 +64,12 @@ class PrivateStrategy(SingleDeviceStrategy):
     def __init__(self, *, records: int, **options: Any) -> None:
         super().__init__()
         check_options("PrivateStrategy", options, ELSEWHERE, OF_LOOP)
-        self.parallel_devices: list[torch.device] = []
-        """filled in by the Trainer"""
+        self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
         self._records, self._settings = records, options
         self._loader: PrivateLoader | None = None
         self._loop: PrivateLoop | None = None
         self._run: Run | None = None
-        self._evaluated: list[tuple[str, object]] = []
-        """what loaders are called, and their data sets"""
+        self._evaluated: list[tuple[str, object]] = []  # what loaders are called, and their data sets
         self._begun = self._fitting = False
         self._accumulated = 1  # batches of the loader in one logical batch
 

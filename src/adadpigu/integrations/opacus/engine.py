@@ -33,15 +33,14 @@ from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import prepare
 
 Private = tuple[PrivateModule, torch.optim.Optimizer, PrivateCriterion, PrivateDataLoader]
-"""what `make_private` returns"""
 
 
 class PrivacyEngine:
     """Makes a module, an optimizer, a criterion and a loader private, by the calls of `opacus.PrivacyEngine`.
 
-    `accountant`: prv (the default; here the tight privacy loss distribution) or rdp. `secure_mode` asks for noise from
-    a cryptographic generator. Ours: `out` writes a run folder with its ledger, where the number of steps is known;
-    `records` is the *public* record count N, where the length of the data set is not public.
+    `accountant`: prv (here the tight privacy loss distribution) or rdp. `secure_mode`: noise from a cryptographic
+    generator. Ours: `out`, a run folder, where the number of steps is known; `records`, the *public* record count N,
+    where the length of the data set is not public.
     """
 
     def __init__(
@@ -80,10 +79,7 @@ class PrivacyEngine:
         return self._make(Budget(epsilon=target_epsilon, delta=target_delta), None, epochs, **parts)
 
     def get_epsilon(self, delta: float) -> float:
-        """ε to cite: of the whole plan, from its first step on, however early it is left; of all passes without a plan.
-
-        When a script stops may depend on what it saw, so a run that stopped at half of its steps claims all of them.
-        """
+        """ε to cite: of the whole plan from its first step on, however early it is left, or of all passes."""
         return self.accountant.get_epsilon(delta=delta)
 
     def report(self, delta: float | None = None) -> PrivacyReport:
@@ -129,8 +125,10 @@ class PrivacyEngine:
         criterion: Loss | None = None,
         **further: Any,
     ) -> Private:
-        free = self._loader is None
-        require(free, "this PrivacyEngine has made a model private already; allowed: another engine for another")
+        require(
+            self._loader is None,
+            "this PrivacyEngine has made a model private already; allowed: another engine for another",
+        )
         if criterion is None:
             raise InputError(
                 "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "
@@ -179,19 +177,15 @@ class PrivacyEngine:
 def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:
     """The records of a loader; `records` is their public count, None: their number, as Opacus takes it."""
     source: Any = loader.dataset
-    known = f"{len(source):,} records: the length of data_loader.dataset, as Opacus takes it"
-    train: IndexedRecords | CollatedRecords
+    name = "data_loader.dataset"
+    known = f"{len(source):,} records: the length of {name}, as Opacus takes it"
+    public, records = (known, len(source)) if records is None else (f"{records:,} records", records)
     if loader.collate_fn is default_collate:
-        train = IndexedRecords(source, name="data_loader.dataset")
-        require(not train.whole, f"data_loader.dataset: its records are no pairs; {PAIRS}")
-    else:
-        train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
-    return DataSet(
-        name="data_loader.dataset",
-        train=train,
-        records=len(source) if records is None else records,
-        public=(known if records is None else f"{records:,} records", *getattr(train, "declared", ())),
-    )
+        plain = IndexedRecords(source, name=name)
+        require(not plain.whole, f"{name}: its records are no pairs; {PAIRS}")
+        return DataSet(name=name, train=plain, records=records, public=(public,))
+    train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
+    return DataSet(name=name, train=train, records=records, public=(public, *train.declared))
 
 
 def _with_one_output(module: nn.Module, records: Population, criterion: Loss) -> nn.Module:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.errors import InputError, require
+from adadpigu.errors import require
 from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
@@ -42,10 +42,8 @@ class PrivateDataLoader:
     ) -> None:
         """`length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
         self.original, self.dataset, self.batch_size = loader, loader.dataset, loader.batch_size
-        self.prepared = prepared
         self.batch: ScriptBatch | None = None
-        """the batch that the script works on"""
-        self._optimizer, self._how = optimizer, how
+        self.prepared, self._optimizer, self._how = prepared, optimizer, how
         self._length, self._open_ended = length, open_ended
         clip_norm = cast(DPSGD, prepared.method).clip_norm
         self._query = GradientSum(clip_norm=clip_norm)
@@ -81,16 +79,16 @@ class PrivateDataLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass, which ends the one before."""
         self._leave()
-        if self.loop.failed:
-            raise InputError(
-                "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
-                "statement(); allowed: another PrivacyEngine, whose epsilon adds up"
-            )
-        if self.loop.ended:
-            raise InputError(
-                f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; "
-                "allowed: more epochs in make_private_with_epsilon"
-            )
+        require(
+            not self.loop.failed,
+            "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
+            "statement(); allowed: another PrivacyEngine, whose epsilon adds up",
+        )
+        require(
+            not self.loop.ended,
+            f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; allowed: "
+            "more epochs in make_private_with_epsilon",
+        )
         if self._drawn is not None and self._drawn.drop():
             warnings.warn("a batch was drawn and not used; it is charged all the same", stacklevel=2)
         if self._batches is None:

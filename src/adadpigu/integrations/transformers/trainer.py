@@ -140,8 +140,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             records=records,
             public=(f"{records:,} records", f"records padded to {length} tokens" if length else "records of one shape"),
         )
-        self._evaluated: list[Any] = []
-        """found to be other records than those that are trained on"""
+        self._evaluated: list[Any] = []  # found to be other records than those that are trained on
         for name, held in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             self._refuse_training_records(held, f"eval_dataset[{name!r}]" if name else "eval_dataset")
 
@@ -152,10 +151,6 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             raise InputError("run: nothing was trained; allowed: after train()")
         return self._run
 
-    @property
-    def _folder(self) -> Path:
-        return Path(self.args.output_dir) / RUN_FOLDER
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` goes on with the run in `output_dir`, as its ledger allows."""
         require(
@@ -163,7 +158,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says; "
             f"allowed: True, with output_dir={self.args.output_dir!r}",
         )
-        folder = self._folder
+        folder = Path(self.args.output_dir) / RUN_FOLDER
         require(
             resume_from_checkpoint or not (folder.is_dir() and any(folder.iterdir())),
             f"output_dir={self.args.output_dir!r} holds a private run already; allowed: another output_dir, or "
@@ -193,7 +188,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
                 batch_size=args.per_device_train_batch_size,
                 steps=args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * each),
                 device=str(args.device),
-                out=self._folder,
+                out=Path(args.output_dir) / RUN_FOLDER,
                 resume=self._resuming,
                 **self._private,
             )

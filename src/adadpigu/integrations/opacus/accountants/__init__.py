@@ -59,11 +59,8 @@ class Accountant:
         return high
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all that was begun, to cite: the whole plan of every run or pass that was charged for anything.
-
-        A script that stops early because of what it saw claims the whole plan, and nobody can tell when it will stop.
-        So this does not grow during a planned run; `history` says what was charged so far.
-        """
+        """ε to cite: of the whole plan of every run or pass that was charged for anything, since when a script stops
+        may depend on what it saw. `history` says what was charged so far."""
         return epsilon(compose((loop.planned, 1) for loop in self._begun()), delta, self._kind)
 
     @property
