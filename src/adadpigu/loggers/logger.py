@@ -67,9 +67,9 @@ class Logger(ABC):
     def begin(self, facts: Facts) -> None:
         """Opens the log: the first thing that is written."""
         self._on, self._moment = True, time.time()
-        self._try("at the beginning", lambda: self._open(facts))
+        self._try("at the beginning", lambda: self._begin(facts))
 
-    def _open(self, facts: Facts) -> None:
+    def _begin(self, facts: Facts) -> None:
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._start(facts, settings_of(facts))
