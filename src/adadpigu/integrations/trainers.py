@@ -24,16 +24,13 @@ from adadpigu.runs.run import Run
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 
-OF_LOOP = frozenset({"method", "privacy", "delta", "seed", "out", "observers", "randomness", "ledger"})
-"""arguments of `PrivateLoop` that an integration hands on beside the options of `train`"""
-
 
 def check_options(
     owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], named: Collection[str] = ()
 ) -> None:
     """Refuses a name that is no option, or is settled `elsewhere`, and a value that `train` would refuse.
 
-    `named` are the owner's other arguments: they are left alone, and one of them may be meant by a name.
+    `named` are the owner's other arguments, of which one may be meant.
 
     >>> check_options("PrivateTrainer", {"lr": 0.1}, elsewhere={"lr": "args.learning_rate"})
     Traceback (most recent call last):
@@ -43,7 +40,6 @@ def check_options(
         value = options[name]  # which may be records
         shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
         raise InputError(f"{name}={shown}: not an option of {owner}; allowed: {elsewhere[name]}")
-    options = {name: value for name, value in options.items() if name not in named}
     check_names(owner, options, elsewhere, named)
     TrainingOptions(**{"steps": 1, **options})
 

@@ -9,9 +9,11 @@ after the noise; the loss that it hands to callbacks is NaN.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,7 +24,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import InputError, require
 from adadpigu.integrations.lightning.loading import PrivateLoader
 from adadpigu.integrations.lightning.losses import Layers, ModuleLosses
@@ -33,8 +36,9 @@ from adadpigu.integrations.lightning.settings import (
     check_trainer,
     take_over_precision,
 )
-from adadpigu.integrations.trainers import OF_LOOP, check_options
-from adadpigu.runs.run import Run
+from adadpigu.integrations.trainers import check_options
+from adadpigu.methods import Method
+from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import trained_models
 from adadpigu.training.task import synthetic_records
@@ -47,10 +51,9 @@ _VALIDATED = (
 class PrivateStrategy(SingleDeviceStrategy):
     """Trains one LightningModule privately, on one device, in one `fit`.
 
-    `records` is the public record count N. `options` are those of `PrivateLoop` (`method`, `privacy`, `delta`, `seed`,
-    `out`, `observers`, `randomness`, `ledger`, `noise_multiplier`, `physical_batch_size`, …), but for what the Trainer,
-    the DataLoader and configure_optimizers say. After `fit`, `run` and `privacy` tell what was spent; with `out` there
-    is a run folder with its ledger.
+    `records` is the public record count N. The other arguments are those of `train` (method, privacy, noise_multiplier,
+    physical_batch_size, …), but what the Trainer, the DataLoader and configure_optimizers say. After `fit`, `run` and
+    `privacy` tell what was spent; with `out` there is a run folder with its ledger.
 
     The loss of a record is `private_losses(self, batch) -> [n]` of the module, or `training_step` of a batch of one.
 
@@ -61,11 +64,27 @@ class PrivateStrategy(SingleDeviceStrategy):
     strategy_name = "private"
     num_nodes = 1
 
-    def __init__(self, *, records: int, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        records: int,
+        method: Method | str | None = None,
+        privacy: Budget | None = None,
+        delta: float = 1e-5,
+        seed: int | None = None,
+        out: Path | str | None = None,
+        observers: Sequence[Observer] = (),
+        randomness: Randomness | Tier | None = None,
+        ledger: Path | str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, ELSEWHERE, OF_LOOP)
-        self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
-        self._records, self._settings = records, options
+        check_options("PrivateStrategy", options, ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
+        self.parallel_devices: list[torch.device] = []
+        """filled in by the Trainer"""
+        self._records = records
+        self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}
+        self._settings |= {"out": out, "observers": observers, "randomness": randomness, "ledger": ledger}
         self._loader: PrivateLoader | None = None
         self._loop: PrivateLoop | None = None
         self._run: Run | None = None

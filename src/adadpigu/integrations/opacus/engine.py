@@ -60,23 +60,45 @@ class PrivacyEngine:
         self._records = records
         self._loader: PrivateDataLoader | None = None
 
-    def make_private(self, *, noise_multiplier: float, total_steps: int | None = None, **parts: Any) -> Private:
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        criterion: Loss | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> Private:
         """Module, optimizer, criterion and loader, made private with a given noise; every pass adds to ε.
 
-        `parts` are `module`, `optimizer`, `data_loader`, `max_grad_norm` and options, as Opacus takes them, and
-        `criterion(outputs, targets)`, the loss whose per-record gradients are released: a torch loss, or any function,
-        which then holds all that comes after the model.
+        `criterion(outputs, targets)` is the loss whose per-record gradients are released: a torch loss, or any
+        function, which then holds all that comes after the model.
         """
         out = self._how["out"]
         planned = total_steps is not None or out is None
         require(planned, f"out={str(out)!r}: a run folder is for a planned run; allowed: with total_steps")
-        return self._make(noise_multiplier, total_steps, None, **parts)
+        parts = module, optimizer, data_loader, max_grad_norm, criterion
+        return self._make(noise_multiplier, total_steps, None, *parts, **options)
 
     def make_private_with_epsilon(
-        self, *, target_epsilon: float, target_delta: float, epochs: int, **parts: Any
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float,
+        criterion: Loss | None = None,
+        **options: Any,
     ) -> Private:
         """As `make_private`, with the noise for which so many epochs cost at most the target."""
-        return self._make(Budget(epsilon=target_epsilon, delta=target_delta), None, epochs, **parts)
+        budget, parts = Budget(epsilon=target_epsilon, delta=target_delta), (module, optimizer, data_loader)
+        return self._make(budget, None, epochs, *parts, max_grad_norm, criterion, **options)
 
     def get_epsilon(self, delta: float) -> float:
         """ε to cite: of the whole plan from its first step on, however early it is left, or of all passes."""
@@ -116,13 +138,11 @@ class PrivacyEngine:
         noise: float | Budget,
         steps: int | None,
         epochs: int | None,
-        /,
-        *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: DataLoader[Any],
         max_grad_norm: float,
-        criterion: Loss | None = None,
+        criterion: Loss | None,
         **further: Any,
     ) -> Private:
         require(

@@ -14,7 +14,7 @@ import inspect
 import math
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,20 @@ from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
 
+from adadpigu.accounting import Budget
 from adadpigu.core.gradients import Loss, Losses
+from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.data.checking import digests, refuse_copies, refuse_repeated, refuse_shared_records
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import OWN_GENERATOR
 from adadpigu.errors import InputError, PrivacyLineError, require
-from adadpigu.integrations.trainers import OF_LOOP, EpochBatches, attributes_put_back, check_options, warn_of_no_effect
+from adadpigu.integrations.trainers import EpochBatches, attributes_put_back, check_options, warn_of_no_effect
 from adadpigu.integrations.transformers.columns import LABELS, MASK, Columns
 from adadpigu.integrations.transformers.layers import register_rules
 from adadpigu.integrations.transformers.losses import LogitsLoss, OwnLoss, usual_loss
 from adadpigu.integrations.transformers.settings import ELSEWHERE, check_accelerator, private_settings
-from adadpigu.runs.run import Run
+from adadpigu.methods import Method
+from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.task import synthetic_records, uncompiled
 
@@ -60,9 +63,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     """A `Trainer` whose training is differentially private.
 
     `records` is the public record count N, `max_length` the public length that all records are padded to,
-    `args.per_device_train_batch_size` (times `gradient_accumulation_steps`) the expected batch B. `options` are those
-    of `adadpigu.PrivateLoop` (`privacy`, `method`, `delta`, `seed`, `randomness`, `observers`, `ledger`,
-    `noise_multiplier`, `physical_batch_size`, `clipping`, `ema`, …). `loss` is a function of logits and
+    `args.per_device_train_batch_size` (times `gradient_accumulation_steps`) the expected batch B. `privacy`, `method`,
+    `delta`, `seed`, `randomness`, `observers`, `ledger` and further `options` (`noise_multiplier`,
+    `physical_batch_size`, `clipping`, `ema`, …) are those of `adadpigu.train`. `loss` is a function of logits and
     labels that takes the place of the model's usual loss; an overridden `compute_loss` and `compute_loss_func` are
     called with one record at a time. `dataset` is the name under which a shared ledger knows the records. Further
     arguments of `Trainer` (`callbacks`, `compute_metrics`, `optimizers`, …) are handed on.
@@ -85,19 +88,27 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         eval_dataset: Any = None,
         processing_class: Any = None,
         max_length: int | None = None,
+        privacy: Budget | None = None,
+        method: Method | str | None = None,
+        delta: float = 1e-5,
         loss: Loss | None = None,
         dataset: str = "own data",
+        seed: int | None = None,
+        randomness: Randomness | Tier | None = None,
+        observers: Sequence[Observer] = (),
+        ledger: Path | str | None = None,
+        compute_loss_func: Any = None,
         **options: Any,
     ) -> None:
         model = uncompiled(model)
         bare: Any = getattr(model, "get_base_model", lambda: model)()  # under peft
-        of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
-        own = of_trainer.get("compute_loss_func") is not None or type(self).compute_loss is not Trainer.compute_loss
+        own = compute_loss_func is not None or type(self).compute_loss is not Trainer.compute_loss
         require(loss is None or not own, "loss= beside a compute_loss of your own; allowed: one of them")
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
+        of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
         check_options(
-            "PrivateTrainer", options, ELSEWHERE, OF_LOOP | {"max_length", "records", "dataset"} | _OF_TRAINER
+            "PrivateTrainer", options, ELSEWHERE, _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
         )
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
@@ -105,7 +116,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             warn_of_no_effect(f"dataloader_num_workers={args.dataloader_num_workers}", read)
         places = set((getattr(model, "hf_device_map", None) or {}).values())
         require(len(places) < 2, f"model={type(model).__name__} is spread over several devices; allowed: one")
-        self._private = options
+        private = {"privacy": privacy, "method": method, "delta": delta, "seed": seed, "randomness": randomness}
+        self._private: dict[str, Any] = {**options, **private, "observers": observers, "ledger": ledger}
         self._batches: EpochBatches | None = None
         self._run: Run | None = None
         self._resuming = self._sees_records = False
@@ -117,6 +129,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
+            compute_loss_func=compute_loss_func,
             **of_trainer,
         )
         if self.pop_callback(DEFAULT_PROGRESS_CALLBACK) is not None:
