@@ -343,3 +343,17 @@ def test_a_model_that_caches_is_evaluated_between_steps(plainly: dict[bool, Tens
     assert model.calls > 0
     assert [line for line in private.run.privacy.not_covered if "'calls'" in line]
     assert torch.equal(weights_of(model), plainly[True])
+
+
+def test_a_length_that_is_not_given_is_told_with_what_to_set(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=f"max_length is not given: every record is padded to {LENGTH} tokens.*set"):
+        trainer(tmp_path, made(AutoModelForSequenceClassification), max_length=None)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("max_lenght", "max_length"), ("privcy", "privacy"), ("compute_metric", "compute_metrics")]
+)
+def test_a_misspelt_argument_gets_the_nearest_name(given: str, meant: str, tmp_path: Path) -> None:
+    told = f"unknown option of PrivateTrainer {given!r}; did you mean {meant!r}"
+    with pytest.raises(ad.InputError, match=told):
+        trainer(tmp_path, made(AutoModelForSequenceClassification), **{given: 8})

@@ -1,4 +1,4 @@
-"""Habits of people who come from Opacus: any net and any loader in their script, and one look at the first line."""
+"""Habits of people who come from Opacus: any net and loader in their script, the first line, accelerate."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import adadpigu as ad
 from adadpigu.integrations.opacus import PrivacyEngine
 
 N = 24
@@ -27,17 +28,21 @@ class Scaled(nn.Module):
         return scores
 
 
-def script(model: Any) -> int:
-    """As a tutorial has it, but for two lines; the steps that it took."""
+def made(model: Any, **changes: Any) -> Any:
+    """Model, optimizer, criterion and loader of a script."""
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % 3)
-    model, optimizer, criterion, loader = PrivacyEngine().make_private(
+    return PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         criterion=nn.CrossEntropyLoss(),
         data_loader=DataLoader(data, batch_size=8, shuffle=True, drop_last=True, pin_memory=False),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
+        **{"noise_multiplier": 1.0, "max_grad_norm": 1.0, **changes},
     )
+
+
+def script(model: Any) -> int:
+    """As a tutorial has it, but for two lines; the steps that it took."""
+    model, optimizer, criterion, loader = made(model)
     scheduler, steps = torch.optim.lr_scheduler.StepLR(optimizer, 1), 0
     for data, target in loader:
         optimizer.zero_grad()
@@ -64,3 +69,45 @@ def test_the_first_line_says_which_path_runs_and_why(
 ) -> None:
     assert script(model) == N // 8
     assert re.match(f"per-record gradients: {path}", capsys.readouterr().err.splitlines()[0])
+
+
+@pytest.mark.filterwarnings("ignore:data_loader")
+@pytest.mark.parametrize("name", ["noise_multiplier", "max_grad_norm"])
+def test_noise_or_bound_assigned_after_make_private_is_refused_before_the_next_draw(name: str) -> None:
+    """As schedulers of Opacus do: the plan was charged for other values, so they would have no effect."""
+    model, optimizer, criterion, loader = made(nn.Linear(6, 3), total_steps=3)
+    batches = iter(loader)
+    data, target = next(batches)
+    criterion(model(data), target).backward()
+    optimizer.step()
+    setattr(optimizer, name, 0.5)
+    charged = loader.loop.spent
+    with pytest.raises(ad.InputError, match=rf"optimizer.{name}=0.5: .*charged for 1.0; allowed: .*make_private"):
+        next(batches)
+    assert loader.loop.spent == charged
+
+
+@pytest.mark.filterwarnings("ignore:data_loader")
+def test_a_script_may_hand_what_make_private_returned_to_accelerate() -> None:
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    model, optimizer, criterion, loader = made(nn.Linear(6, 3))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    before, steps = model.weight.detach().clone(), 0
+    for data, target in loader:
+        optimizer.zero_grad()
+        accelerator.backward(criterion(model(data), target))
+        optimizer.step()
+        steps += 1
+    assert steps == N // 8
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:data_loader")
+def test_accumulation_by_accelerate_is_refused_with_what_to_write() -> None:
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer, criterion, loader = made(nn.Linear(6, 3))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    batches = iter(loader)
+    data, target = next(batches)
+    with pytest.raises(ad.InputError, match="to accumulate: BatchMemoryManager"):
+        accelerator.backward(criterion(model(data), target))

@@ -1,4 +1,4 @@
-"""Habits of people who come from scikit-learn: class weights as a dict, or "balanced"."""
+"""Habits of people who come from scikit-learn: class weights, also "balanced", and a scaler before the estimator."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +19,8 @@ from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
 N = 40
 X = np.random.default_rng(0).uniform(-1, 1, (N, 3))
 Y = np.where(X[:, 0] > 0.5, "rare", "common")
+FACTS: dict[str, Any] = {"classes": ["rare", "common"], "bounds": (-1, 1), "records": N, "random_state": 0}
+FACTS["model"] = "linear"
 HOW: dict[str, Any] = {"method": "dpsgd", "lr": 0.5, "batch_size": 10, "epochs": 1}
 
 
@@ -25,8 +29,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> AdaDPIGUClassifie
     monkeypatch.setattr(
         estimator, "train", lambda *args, **how: ad.train(*args, randomness=ReproducibleRandomness(5), **how)
     )
-    facts: dict[str, Any] = {"classes": ["rare", "common"], "bounds": (-1, 1), "records": N, "random_state": 0}
-    return AdaDPIGUClassifier(model="linear", **facts, **HOW, **changes).fit(X, Y)
+    return AdaDPIGUClassifier(**FACTS, **HOW, **changes).fit(X, Y)
 
 
 def test_class_weights_in_a_dict_multiply_the_loss_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +69,10 @@ def test_weights_that_are_counted_from_records_or_fit_no_class_are_refused_with_
 ) -> None:
     with pytest.raises(ad.InputError, match=told):
         fitted(monkeypatch, class_weight=weights)
+
+
+def test_a_scaler_fitted_on_the_same_records_is_warned_of_and_named_in_the_statement() -> None:
+    pipeline = make_pipeline(StandardScaler(), AdaDPIGUClassifier(**FACTS, **HOW))
+    with pytest.warns(UserWarning, match="a scaler that was fitted on these records .*bounds="):
+        pipeline.fit(X, Y)
+    assert "a scaler" in pipeline[-1].privacy_.statement()

@@ -222,6 +222,7 @@ def by_transformers(ready: Preparation, **how: Any) -> Run:
             arguments,
             train_dataset=rows,
             records=ready.data.records,
+            max_length=1,
             loss=ready.loss,
             optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)),
         )

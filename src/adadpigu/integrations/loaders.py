@@ -108,7 +108,7 @@ class CollatedRecords:
         """What has become public by padding every record to the same length."""
         if self._blank is None:
             return ()
-        length = next(len(leaf) for leaf in tree_leaves(self._blank) if _has_length(leaf))
+        length = next(len(leaf) for leaf in tree_leaves(self._blank) if _length(leaf))
         return (f"the longest record has length {length}: all are padded to it",)
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]:
@@ -128,9 +128,11 @@ class CollatedRecords:
         """A record as a batch of one."""
         items = [self.origin[index], *([] if self._blank is None else [self._blank])]
         batch = check_tree(self._batch(items), "collate_fn: a batch")
-        pair = isinstance(batch, tuple) and len(batch) == 2
-        rows = len(tree_leaves(batch)[0]) == len(items)
-        require(rows and (pair or self.whole), f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}")
+        pair = self.whole or (isinstance(batch, tuple) and len(batch) == 2)
+        require(
+            pair and len(tree_leaves(batch)[0]) == len(items),
+            f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}",
+        )
         return select(batch, slice(1))
 
     def _batch(self, items: list[Any]) -> Tree:
@@ -174,17 +176,14 @@ def _blank_of_greatest_length(dataset: Any) -> Any:
     for index in range(1, len(dataset)):
         item = dataset[index]
         require(tree_structure(item) == tree_structure(longest), _SEVERAL)
-        longest = tree_map(_longer, longest, item)
-    require(any(_has_length(leaf) for leaf in tree_leaves(longest)), _SEVERAL)
+        longest = tree_map(lambda *leaves: max(leaves, key=_length), longest, item)
+    require(any(map(_length, tree_leaves(longest))), _SEVERAL)
     return tree_map(_blank, longest)
 
 
-def _has_length(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
-
-
-def _longer(one: Any, other: Any) -> Any:
-    return other if _has_length(other) and _has_length(one) and other.numel() > one.numel() else one
+def _length(leaf: Any) -> int:
+    """Of a leaf that has rows, how many numbers it holds; else 0."""
+    return leaf.numel() if isinstance(leaf, Tensor) and leaf.ndim else 0
 
 
 def _blank(leaf: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +25,12 @@ from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 
 
-def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str]) -> None:
+def check_options(
+    owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], named: Collection[str] = ()
+) -> None:
     """Refuses a name that is no option, or is settled `elsewhere`, and a value that `train` would refuse.
+
+    `named` are the owner's other arguments, of which one may be meant.
 
     >>> check_options("PrivateTrainer", {"lr": 0.1}, elsewhere={"lr": "args.learning_rate"})
     Traceback (most recent call last):
@@ -36,7 +40,7 @@ def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str
         value = options[name]  # which may be records
         shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
         raise InputError(f"{name}={shown}: not an option of {owner}; allowed: {elsewhere[name]}")
-    check_names(owner, options, elsewhere)
+    check_names(owner, options, elsewhere, named)
     TrainingOptions(**{"steps": 1, **options})
 
 
@@ -82,10 +86,6 @@ def attributes_put_back(
 class EpochBatches:
     """The batches of a private loop, an epoch at a time; they hold no record."""
 
-    loop: PrivateLoop
-    """set when the plan is fixed"""
-    done: int
-    """steps of earlier processes"""
     batch: PrivateBatch
     """the one that was handed out last"""
 
@@ -93,7 +93,7 @@ class EpochBatches:
         self._each = steps_an_epoch
 
     def start(self, loop: PrivateLoop) -> None:
-        """Begins the run; where an earlier process began an epoch, the first is the rest of it."""
+        """Begins the run; `done` steps were made by earlier processes, and the first epoch may be the rest of one."""
         self.loop, self.done, self._given = loop, loop.done, loop.done
         self._behind = loop.done % self._each
         self._batches = iter(loop)

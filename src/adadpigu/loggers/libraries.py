@@ -9,7 +9,7 @@ import json
 import os
 import re
 import shutil
-import time
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,14 @@ class TensorBoardLogger(Logger):
     name = "tensorboard"
 
     def __init__(self, folder: Path | str) -> None:
-        super().__init__()
-        self.folder = Path(folder)
+        super().__init__(folder)
         needed = (extra(name, group="tensorboard", purpose="the logger 'tensorboard'") for name in _MODULES)
         self._events, self._records, self._summaries = needed
-        self._file, self._moment = self.folder, 0.0
+        self._file = Path(folder)
 
     def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        seconds, rest = divmod(time.time_ns(), 10**9)
-        self._moment = float(seconds)
-        self._file = self.folder / f"events.out.tfevents.{seconds:010d}.{rest:09d}"  # read in the order of their names
+        assert self.folder is not None
+        self._file = self.folder / f"events.out.tfevents.{self._moment:020.9f}"  # read in the order of their names
         self._append(file_version="brain.Event:2")
         if facts.steps_done:  # what a process before this one wrote after its last checkpoint is made again
             begun = self._events.SessionLog(status=self._events.SessionLog.START)
@@ -61,9 +58,7 @@ class TensorBoardLogger(Logger):
 
     def _close(self, run: Run, results: Mapping[str, float]) -> None:
         self._write(run.steps_done, results)
-        indented = "\n".join(
-            f"    {line}" for line in run.privacy.statement().splitlines()
-        )  # Markdown shows it as it is
+        indented = textwrap.indent(run.privacy.statement(), "    ")  # Markdown shows it as it is
         self._append(summary=self._summaries.text("privacy", indented), step=run.steps_done)
 
     def _append(self, **content: Any) -> None:
@@ -88,33 +83,32 @@ class MLflowLogger(Logger):
     def __init__(
         self, folder: Path | str | None = None, *, uri: str | None = None, experiment: str = "adadpigu"
     ) -> None:
-        super().__init__()
+        super().__init__(folder)
         one = (folder is None) != (uri is None)
         check("folder", repr(folder), one, f"beside uri={uri!r}; allowed: one of them, where the runs are kept")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store of files needs neither server nor database
         self._tracking = extra("mlflow.tracking", group="mlflow", purpose="the logger 'mlflow'")
         self._entities = extra("mlflow.entities", group="mlflow", purpose="the logger 'mlflow'")
-        self._folder = None if folder is None else Path(folder)
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
-        self._run, self._moment = "", 0
+        self._run = ""
 
     def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
-        self._moment = int(time.time() * 1000)
-        if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        uri = self._uri if self._folder is None else self._folder.resolve().as_uri()
+        uri = self._uri if self.folder is None else self.folder.resolve().as_uri()
         self._client = self._tracking.MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(self._experiment)
         number = self._client.create_experiment(self._experiment) if found is None else found.experiment_id
-        made = self._client.create_run(number, start_time=self._moment, run_name=f"{facts.method} on {facts.dataset}")
+        made = self._client.create_run(
+            number, start_time=int(self._moment * 1000), run_name=f"{facts.method} on {facts.dataset}"
+        )
         self._run = made.info.run_id
         params = [self._entities.Param(name, str(value)[:_MOST]) for name, value in settings.items()]
         self._client.log_batch(self._run, params=params)
 
     def _write(self, step: int, numbers: Mapping[str, float]) -> None:
-        made = [self._entities.Metric(_key(name), value, self._moment, step) for name, value in numbers.items()]
+        moment = int(self._moment * 1000)
+        made = [self._entities.Metric(_key(name), value, moment, step) for name, value in numbers.items()]
         self._client.log_batch(self._run, metrics=made)
 
     def _close(self, run: Run, results: Mapping[str, float]) -> None:
@@ -171,17 +165,15 @@ class WandbLogger(Logger):
     name = "wandb"
 
     def __init__(self, folder: Path | str, *, project: str = "adadpigu") -> None:
-        super().__init__()
+        super().__init__(folder)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = extra("wandb", group="wandb", purpose="the logger 'wandb'")
-        self.folder, self._project = Path(folder), project
+        self._project = project
         self._run: Any = None
-        self._moment = 0.0
         self._rows: list[tuple[int, Mapping[str, float]]] = []
 
     def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._moment, self._rows = time.time(), []
+        self._rows = []
         self._run = self._wandb.init(
             project=self._project,
             name=f"{facts.method} on {facts.dataset}",

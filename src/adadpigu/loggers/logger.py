@@ -7,9 +7,11 @@ warning by name, and the run goes on to its model and its statement. The run fol
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from adadpigu.errors import first_line
@@ -54,20 +56,23 @@ def results_of(run: Run) -> dict[str, float]:
 
 
 class Logger(ABC):
-    """What all loggers share. A subclass says how a library is told of a beginning, of numbers, and of an ending.
-
-    One logger follows one run at a time.
-    """
+    """What all loggers share; a subclass says how a library is called. One logger follows one run at a time."""
 
     name: ClassVar[str]
 
-    def __init__(self) -> None:
-        self._on = False
+    def __init__(self, folder: Path | str | None = None) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self._on, self._moment = False, 0.0
 
     def begin(self, facts: Facts) -> None:
         """Opens the log: the first thing that is written."""
-        self._on = True
-        self._try("at the beginning", lambda: self._start(facts, settings_of(facts)))
+        self._on, self._moment = True, time.time()
+        self._try("at the beginning", lambda: self._begin(facts))
+
+    def _begin(self, facts: Facts) -> None:
+        if self.folder is not None:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._start(facts, settings_of(facts))
 
     def update(self, metrics: Metrics) -> None:
         """Writes the numbers of a step at which the test set was looked at."""

@@ -110,8 +110,13 @@ class TrainingOptions(CommonOptions):
         return device
 
 
-def check_names(owner: str, options: Mapping[str, Any], elsewhere: Collection[str] = ()) -> None:
-    """Refuses a name that is no option, with what it may stand for; `elsewhere` are those settled otherwise."""
+def check_names(
+    owner: str, options: Mapping[str, Any], elsewhere: Collection[str] = (), named: Collection[str] = ()
+) -> None:
+    """Refuses a name that is no option, with what it may stand for, also among the owner's `named` arguments.
+
+    Options that are settled `elsewhere` are refused, too.
+    """
     known = {field.name for field in fields(TrainingOptions)}.difference(elsewhere)
     for name in options.keys() - known:
         if name in _SAID_OTHERWISE:
@@ -119,7 +124,7 @@ def check_names(owner: str, options: Mapping[str, Any], elsewhere: Collection[st
         else:
             of = [kind.__name__ for kind in registered().values() if name in {field.name for field in fields(kind)}]
             if not of:
-                raise unknown(f"option of {owner}", name, known)
+                raise unknown(f"option of {owner}", name, known.union(named))
             meant = f"it is an option of the method, e.g. method={of[0]}({name}={options[name]!r})"
         raise InputError(f"unknown option of {owner} {name!r}; allowed: {meant}")
 

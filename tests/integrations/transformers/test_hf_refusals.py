@@ -166,7 +166,9 @@ def test_foreign_checkpoints_and_a_look_at_the_loader_are_refused(tmp_path: Path
 @pytest.mark.slow
 def test_a_run_that_is_finished_is_not_written_over_and_does_not_go_on(tmp_path: Path) -> None:
     trainer(classifier(), arguments(tmp_path)).train()
-    with pytest.raises(ad.InputError, match=r"out=.*private.* already holds a run"):
+    with pytest.raises(
+        ad.InputError, match=r"output_dir=.* holds a private run already; allowed: .*resume_from_checkpoint=True"
+    ):
         trainer(classifier(), arguments(tmp_path)).train()
     with pytest.raises(ad.InputError, match="it is finished"):
         trainer(classifier(), arguments(tmp_path)).train(resume_from_checkpoint=True)

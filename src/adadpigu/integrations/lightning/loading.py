@@ -42,10 +42,10 @@ class PrivateLoader(EpochBatches):
         refuse_shared_records(self.source, other, name)
         if not isinstance(other, Sized) or isinstance(other, IterableDataset) or not len(other):
             return
-        places = torch.linspace(0, len(other) - 1, min(_COMPARED, len(other)), dtype=torch.float64).round().long()
+        places = range(0, len(other), math.ceil(len(other) / _COMPARED))
         with isolated(SystemRandomness(), torch.device("cpu")):  # a data set may draw at random when a record is read
             try:
-                compared = _population(Subset(other, places.tolist()), default_collate)  # type: ignore[arg-type]
+                compared = _population(Subset(other, places), default_collate)  # type: ignore[arg-type]
             except (InputError, TypeError):  # records of another form
                 return
             forms = [describe_tree(population.take(torch.arange(0))[0]) for population in (self.data.train, compared)]

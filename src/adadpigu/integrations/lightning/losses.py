@@ -59,11 +59,9 @@ class ModuleLosses:
     def __init__(self, module: pl.LightningModule) -> None:
         self._module, self._name = module, type(module).__name__
         self.declared = callable(getattr(module, "private_losses", None))
-        """whether the module has private_losses"""
         self.logged: dict[str, None] = {}
-        """names that were logged, in order"""
         self._kept: dict[str, None] = {}
-        """attributes in which something was kept"""
+        """names that were logged and attributes in which something was kept, in order"""
         self._metrics = _metrics_of(module)
         self._in_eval = [part for part in module.modules() if not part.training]
         self._uncompiled = _running_uncompiled(module)

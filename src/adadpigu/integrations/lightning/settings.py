@@ -13,7 +13,7 @@ from lightning.pytorch import callbacks as known
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from adadpigu.errors import InputError, ModelError, require
+from adadpigu.errors import ModelError, require
 from adadpigu.integrations.trainers import Rule, refuse_settings, warn_of_no_effect
 
 ELSEWHERE: Mapping[str, str] = {
@@ -52,9 +52,8 @@ def check_trainer(trainer: Any) -> None:
     refuse_settings(_REFUSED, given)
     for callback in trainer.callbacks:
         for kind, remedy in _CALLBACKS.items():
-            if isinstance(callback, kind):
-                name = type(callback).__name__
-                raise InputError(f"callback {name}: not with private training; allowed: {remedy}")
+            refused = f"callback {type(callback).__name__}: not with private training; allowed: {remedy}"
+            require(not isinstance(callback, kind), refused)
 
 
 def take_over_precision(strategy: Any, options: dict[str, Any], *, by_rules: bool) -> None:

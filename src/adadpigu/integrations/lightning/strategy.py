@@ -9,6 +9,7 @@ after the noise; the loss that it hands to callbacks is NaN.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -78,7 +79,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, ELSEWHERE)
+        check_options("PrivateStrategy", options, ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
         self.parallel_devices: list[torch.device] = []
         """filled in by the Trainer"""
         self._records = records
@@ -87,11 +88,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         self._loader: PrivateLoader | None = None
         self._loop: PrivateLoop | None = None
         self._run: Run | None = None
-        self._evaluated: list[tuple[str, object]] = []
-        """what loaders are called, and their data sets"""
+        self._evaluated: list[tuple[str, object]] = []  # what loaders are called, and their data sets
         self._begun = self._fitting = False
-        self._accumulated = 1
-        """batches of the loader in one logical batch"""
+        self._accumulated = 1  # batches of the loader in one logical batch
 
     @property
     def root_device(self) -> torch.device:
@@ -115,13 +114,12 @@ class PrivateStrategy(SingleDeviceStrategy):
         return self.run.epsilon
 
     @property
-    def _trainer(self) -> Any:
-        return self._module.trainer
+    def _module(self) -> Any:
+        return self.lightning_module
 
     @property
-    def _module(self) -> pl.LightningModule:
-        assert self.lightning_module is not None
-        return self.lightning_module
+    def _trainer(self) -> Any:
+        return self._module.trainer
 
     def connect(self, model: pl.LightningModule) -> None:
         super().connect(model)
@@ -141,7 +139,7 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         if self._fitting:
-            check_module(self._module, trainer.datamodule)  # type: ignore[attr-defined]
+            check_module(self._module, self._trainer.datamodule)
         super().setup(trainer)
         if self._fitting and (len(self.optimizers) != 1 or not self.optimizers[0].param_groups):
             raise InputError(
@@ -150,18 +148,18 @@ class PrivateStrategy(SingleDeviceStrategy):
             )
 
     def process_dataloader(self, dataloader: object) -> object:
-        trainer, training = self._trainer, self._fitting and self._trainer.training
-        if training and self._loader is not None:
-            raise InputError("train_dataloader: several loaders; allowed: one DataLoader")
-        if training:
+        trainer = self._trainer
+        if self._fitting and trainer.training:
+            require(self._loader is None, "train_dataloader: several loaders; allowed: one DataLoader")
             self._loader = PrivateLoader(dataloader, self._records, self._accumulated)
-        else:
-            stage = "test" if trainer.testing else "predict" if trainer.predicting else "val"
-            self._evaluated.append((f"{stage}_dataloader", getattr(dataloader, "dataset", None)))
-        for name, dataset in self._evaluated if training else self._evaluated[-1:]:
-            if self._loader is not None:
+            for name, dataset in self._evaluated:
                 self._loader.refuse_training_records(dataset, name)
-        return self._loader if training else dataloader
+            return self._loader
+        stage = "test" if trainer.testing else "predict" if trainer.predicting else "val"
+        self._evaluated.append((f"{stage}_dataloader", getattr(dataloader, "dataset", None)))
+        if self._loader is not None:
+            self._loader.refuse_training_records(self._evaluated[-1][1], self._evaluated[-1][0])
+        return dataloader
 
     def on_train_start(self) -> None:
         """The plan is fixed and the ledger opened, before the first batch is asked for."""
@@ -175,8 +173,9 @@ class PrivateStrategy(SingleDeviceStrategy):
         if self._accumulated > 1:
             self._settings.setdefault("physical_batch_size", loader.batch_size // self._accumulated)
         steps = trainer.estimated_stepping_batches
-        endless = "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: give one of them"
-        require(math.isfinite(steps), endless)
+        require(
+            math.isfinite(steps), "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: one of them"
+        )
         self._loop = PrivateLoop(
             layers,
             self.optimizers[0],
@@ -199,11 +198,10 @@ class PrivateStrategy(SingleDeviceStrategy):
         rank_zero_info(f"per-record gradients: {self._loop.gradients}")
         loader.start(self._loop)
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Handles stay where they are: the loop takes records to the device."""
-        if self._fitting and self._trainer.training:
-            return batch
-        return super().batch_to_device(batch, device, dataloader_idx)
+        drawn = self._fitting and self._trainer.training
+        return batch if drawn else super().batch_to_device(batch, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """In the place of a loss, which would be un-noised: callbacks get NaN."""
@@ -217,13 +215,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         self.precision_plugin.post_backward(closure_loss, self._module)  # on_after_backward
         return closure_loss
 
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Callable[[], Any],
-        model: pl.LightningModule | torch.nn.Module | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """The closure comes first, since an optimiser's step takes no closure of records."""
         closure()
         self.precision_plugin._after_closure(self._module, optimizer)  # on_before_optimizer_step, gradient_clip_val

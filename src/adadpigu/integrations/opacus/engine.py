@@ -33,15 +33,14 @@ from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import prepare
 
 Private = tuple[PrivateModule, torch.optim.Optimizer, PrivateCriterion, PrivateDataLoader]
-"""what `make_private` returns"""
 
 
 class PrivacyEngine:
     """Makes a module, an optimizer, a criterion and a loader private, by the calls of `opacus.PrivacyEngine`.
 
-    `accountant`: prv (the default; here the tight privacy loss distribution) or rdp. `secure_mode` asks for noise from
-    a cryptographic generator. Ours: `out` writes a run folder with its ledger, where the number of steps is known;
-    `records` is the *public* record count N, where the length of the data set is not public.
+    `accountant`: prv (here the tight privacy loss distribution) or rdp. `secure_mode`: noise from a cryptographic
+    generator. Ours: `out`, a run folder, where the number of steps is known; `records`, the *public* record count N,
+    where the length of the data set is not public.
     """
 
     def __init__(
@@ -53,12 +52,13 @@ class PrivacyEngine:
         out: Path | str | None = None,
     ) -> None:
         self.accountant = Accountant(accountant)
-        self.secure_mode = secure_mode
+        self._how: dict[str, Any] = {
+            "out": None if out is None else Path(out),
+            "randomness": "secure" if secure_mode else None,
+        }
+        """as `PrivateLoop.of` takes it"""
         self._records = records
         self._loader: PrivateDataLoader | None = None
-        self._out = None if out is None else Path(out)
-        self._how: dict[str, Any] = {"randomness": "secure" if secure_mode else None}
-        """as `PrivateLoop.of` takes it"""
 
     def make_private(
         self,
@@ -77,10 +77,11 @@ class PrivacyEngine:
         `criterion(outputs, targets)` is the loss whose per-record gradients are released: a torch loss, or any
         function, which then holds all that comes after the model.
         """
-        planned = total_steps is not None or self._out is None
-        require(planned, f"out={str(self._out)!r}: a run folder is for a planned run; allowed: with total_steps")
-        parts = module, optimizer, data_loader, criterion
-        return self._make(*parts, max_grad_norm, options, steps=total_steps, noise_multiplier=noise_multiplier)
+        out = self._how["out"]
+        planned = total_steps is not None or out is None
+        require(planned, f"out={str(out)!r}: a run folder is for a planned run; allowed: with total_steps")
+        parts = module, optimizer, data_loader, max_grad_norm, criterion
+        return self._make(noise_multiplier, total_steps, None, *parts, **options)
 
     def make_private_with_epsilon(
         self,
@@ -96,15 +97,11 @@ class PrivacyEngine:
         **options: Any,
     ) -> Private:
         """As `make_private`, with the noise for which so many epochs cost at most the target."""
-        budget = Budget(epsilon=target_epsilon, delta=target_delta)
-        parts = module, optimizer, data_loader, criterion
-        return self._make(*parts, max_grad_norm, options, epochs=epochs, budget=budget)
+        budget, parts = Budget(epsilon=target_epsilon, delta=target_delta), (module, optimizer, data_loader)
+        return self._make(budget, None, epochs, *parts, max_grad_norm, criterion, **options)
 
     def get_epsilon(self, delta: float) -> float:
-        """ε to cite: of the whole plan, from its first step on, however early it is left; of all passes without a plan.
-
-        When a script stops may depend on what it saw, so a run that stopped at half of its steps claims all of them.
-        """
+        """ε to cite: of the whole plan from its first step on, however early it is left, or of all passes."""
         return self.accountant.get_epsilon(delta=delta)
 
     def report(self, delta: float | None = None) -> PrivacyReport:
@@ -138,20 +135,20 @@ class PrivacyEngine:
 
     def _make(
         self,
+        noise: float | Budget,
+        steps: int | None,
+        epochs: int | None,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
-        loader: DataLoader[Any],
-        criterion: Loss | None,
+        data_loader: DataLoader[Any],
         max_grad_norm: float,
-        further: dict[str, Any],
-        *,
-        steps: int | None = None,
-        epochs: int | None = None,
-        budget: Budget | None = None,
-        noise_multiplier: float | None = None,
+        criterion: Loss | None,
+        **further: Any,
     ) -> Private:
-        free = self._loader is None
-        require(free, "this PrivacyEngine has made a model private already; allowed: another engine for another")
+        require(
+            self._loader is None,
+            "this PrivacyEngine has made a model private already; allowed: another engine for another",
+        )
         if criterion is None:
             raise InputError(
                 "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "
@@ -162,15 +159,16 @@ class PrivacyEngine:
         for name in further:
             check_known("argument", name, _RULES)
         refuse_settings(_RULES, {"reduction": getattr(criterion, "reduction", "mean"), **further})
-        loader = validate_loader(getattr(loader, "original", loader), "data_loader")
+        loader = validate_loader(getattr(data_loader, "original", data_loader), "data_loader")
         data = _data_set(loader, self._records)
-        if self._out is not None:
-            check_free(self._out)
+        if self._how["out"] is not None:
+            check_free(self._how["out"])
         batch_size = min(int(loader.batch_size or 1), data.records)
         length = math.ceil(data.records / batch_size)
         steps = steps if epochs is None else epochs * length
-        if budget is not None and steps is not None:
-            noise_multiplier = self.accountant.noise_for(budget, batch_size / data.records, steps)
+        budget = noise if isinstance(noise, Budget) else None
+        if isinstance(noise, Budget):
+            noise = self.accountant.noise_for(noise, batch_size / data.records, steps or 0)
         prepared = prepare(
             _with_one_output(module, data.train, criterion),
             data,
@@ -180,7 +178,7 @@ class PrivacyEngine:
             options=TrainingOptions(
                 batch_size=batch_size,
                 steps=length if steps is None else steps,
-                noise_multiplier=noise_multiplier,
+                noise_multiplier=noise,
                 clipping=further.get("clipping", "flat"),
                 device=str(next(module.parameters()).device),
                 optimizer=lambda _: optimizer,
@@ -189,31 +187,25 @@ class PrivacyEngine:
             loss=criterion,
         )
         print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
-        how = {"length": length, "open_ended": steps is None, "out": self._out, **self._how}
-        private = self._loader = PrivateDataLoader(loader, prepared, optimizer, **how)
-        self.accountant.watch(private.loops)
-        optimizer.noise_multiplier = prepared.noise_multiplier  # type: ignore[attr-defined]  # scripts print it
+        private = PrivateDataLoader(loader, prepared, optimizer, length=length, open_ended=steps is None, **self._how)
+        self._loader, self.accountant.loops = private, private.loops
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
-        wrapped = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
-        return wrapped[0], optimizer, wrapped[1], private
+        model, loss = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
+        return model, optimizer, loss, private
 
 
 def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:
     """The records of a loader; `records` is their public count, None: their number, as Opacus takes it."""
     source: Any = loader.dataset
-    known = f"{len(source):,} records: the length of data_loader.dataset, as Opacus takes it"
-    train: IndexedRecords | CollatedRecords
+    name = "data_loader.dataset"
+    known = f"{len(source):,} records: the length of {name}, as Opacus takes it"
+    public, records = (known, len(source)) if records is None else (f"{records:,} records", records)
     if loader.collate_fn is default_collate:
-        train = IndexedRecords(source, name="data_loader.dataset")
-        require(not train.whole, f"data_loader.dataset: its records are no pairs; {PAIRS}")
-    else:
-        train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
-    return DataSet(
-        name="data_loader.dataset",
-        train=train,
-        records=len(source) if records is None else records,
-        public=(known if records is None else f"{records:,} records", *getattr(train, "declared", ())),
-    )
+        plain = IndexedRecords(source, name=name)
+        require(not plain.whole, f"{name}: its records are no pairs; {PAIRS}")
+        return DataSet(name=name, train=plain, records=records, public=(public,))
+    train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
+    return DataSet(name=name, train=train, records=records, public=(public, *train.declared))
 
 
 def _with_one_output(module: nn.Module, records: Population, criterion: Loss) -> nn.Module:

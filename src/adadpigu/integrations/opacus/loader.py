@@ -5,6 +5,7 @@ The guard is on from the first moment to the last: nothing but a release moves t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 import weakref
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
@@ -41,11 +42,14 @@ class PrivateDataLoader:
     ) -> None:
         """`length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
         self.original, self.dataset, self.batch_size = loader, loader.dataset, loader.batch_size
-        self.prepared = prepared
         self.batch: ScriptBatch | None = None
-        """the batch that the script works on"""
-        self._optimizer, self._how = optimizer, how
+        self.prepared, self._optimizer, self._how = prepared, optimizer, how
         self._length, self._open_ended = length, open_ended
+        clip_norm = cast(DPSGD, prepared.method).clip_norm
+        self._query = GradientSum(clip_norm=clip_norm)
+        self._fixed = {"noise_multiplier": prepared.noise_multiplier, "max_grad_norm": clip_norm}
+        """what Opacus has as attributes of an optimizer: scripts print them, and schedulers of theirs change them"""
+        vars(optimizer).update(self._fixed)
         self._ended: list[PrivateLoop] = []
         self._pass: weakref.ref[Generator[Any]] | None = None
         """held by the script alone: where it lets go of a pass, the pass ends"""
@@ -75,16 +79,16 @@ class PrivateDataLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass, which ends the one before."""
         self._leave()
-        if self.loop.failed:
-            raise InputError(
-                "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
-                "statement(); allowed: another PrivacyEngine, whose epsilon adds up"
-            )
-        if self.loop.ended:
-            raise InputError(
-                f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; "
-                "allowed: more epochs in make_private_with_epsilon"
-            )
+        require(
+            not self.loop.failed,
+            "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
+            "statement(); allowed: another PrivacyEngine, whose epsilon adds up",
+        )
+        require(
+            not self.loop.ended,
+            f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; allowed: "
+            "more epochs in make_private_with_epsilon",
+        )
         if self._drawn is not None and self._drawn.drop():
             warnings.warn("a batch was drawn and not used; it is charged all the same", stacklevel=2)
         if self._batches is None:
@@ -95,13 +99,13 @@ class PrivateDataLoader:
 
     def _shown(self, batches: Generator[PrivateBatch]) -> Generator[Any]:
         """Each batch charged before it is drawn."""
-        query = GradientSum(clip_norm=cast(DPSGD, self.prepared.method).clip_norm)
         try:
             for _ in range(self._length):
+                self._check_fixed()
                 self._drawn = next(batches, None)
                 if self._drawn is None:  # the plan ends within this pass
                     return
-                self.batch = ScriptBatch(self._drawn, query, self.prepared)
+                self.batch = ScriptBatch(self._drawn, self._query, self.prepared)
                 yield self.batch.shown()
             if self.loop.done == self.prepared.plan.steps - 1:
                 next(batches, None)  # ends the run
@@ -112,6 +116,15 @@ class PrivateDataLoader:
                     batches.close()
                 self._ended.append(self.loop)
                 self._begin()
+
+    def _check_fixed(self) -> None:
+        for name, value in self._fixed.items():
+            given = getattr(self._optimizer, name, value)
+            require(
+                given == value,
+                f"optimizer.{name}={given!r}: the plan was made and charged for {value}; allowed: leave it, or "
+                f"{name}={given!r} in make_private of another PrivacyEngine, whose epsilon adds up",
+            )
 
     def _leave(self) -> None:
         """Ends a pass that somebody still holds and goes on with no more, such as a traceback."""
@@ -127,17 +140,10 @@ class PrivateDataLoader:
             self.loop.finish()
 
 
-class BatchMemoryManager:
+@contextlib.contextmanager
+def BatchMemoryManager(  # noqa: N802  as Opacus calls it
+    *, data_loader: PrivateDataLoader, max_physical_batch_size: int, optimizer: torch.optim.Optimizer
+) -> Iterator[PrivateDataLoader]:
     """Differentiates a logical batch in parts of a public size; the script goes through whole batches."""
-
-    def __init__(
-        self, *, data_loader: PrivateDataLoader, max_physical_batch_size: int, optimizer: torch.optim.Optimizer
-    ) -> None:
-        self._loader, self._most = data_loader, max_physical_batch_size
-
-    def __enter__(self) -> PrivateDataLoader:
-        self._loader.process_at_once(self._most)
-        return self._loader
-
-    def __exit__(self, *_: object) -> None:
-        return
+    data_loader.process_at_once(max_physical_batch_size)
+    yield data_loader

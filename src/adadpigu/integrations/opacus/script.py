@@ -25,7 +25,7 @@ from adadpigu.core.gradients.norms import keep_norms_frozen
 from adadpigu.core.gradients.state import refuse_changes, untouched
 from adadpigu.core.sensitive import unseal
 from adadpigu.core.trees import Tree, call, count_rows, map_tensors, select, to_device
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.training.own_loop import PrivateBatch
 from adadpigu.training.preparation import Preparation
 
@@ -51,8 +51,7 @@ class ScriptBatch:
 
     def shown(self) -> tuple[Tree, Tree]:
         """A copy for the script, which may write to it."""
-        inputs, targets = (map_tensors(torch.clone, part) for part in self._drawn)
-        return inputs, targets
+        return map_tensors(torch.clone, self._drawn[0]), map_tensors(torch.clone, self._drawn[1])
 
     def outputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """The model's outputs, without a graph that reaches its parameters."""
@@ -65,11 +64,11 @@ class ScriptBatch:
                 "is, or .to(device); put what changes it into the Dataset, the collate_fn or the model's forward, and "
                 "look at other records under torch.no_grad()"
             )
-        if any(not isinstance(leaf, Tensor) or bool(leaf.any()) for leaf in tree_leaves(states) if leaf is not None):
-            raise InputError(
-                "the model was called with more than its inputs, such as a state of an earlier batch, which would "
-                "bring other records into this one; allowed: None or zeros"
-            )
+        require(
+            all(leaf is None or (isinstance(leaf, Tensor) and not leaf.any()) for leaf in tree_leaves(states)),
+            "the model was called with more than its inputs, such as a state of an earlier batch, which would bring "
+            "other records into this one; allowed: None or zeros",
+        )
         with torch.no_grad(), refuse_changes(module):
             # a Poisson batch may be empty, which not every model can take
             made = call(module, self._inputs) if count_rows(self._inputs) else no_rows(module, self._inputs)
@@ -82,11 +81,11 @@ class ScriptBatch:
         leaves = [id(leaf) for leaf in tree_leaves(outputs)]
         if not any(leaves == [id(leaf) for leaf in made][: len(leaves)] for made in self._made):
             return value
-        if not _alike(map_tensors(torch.flatten, targets), map_tensors(torch.flatten, self._drawn[1])):
-            raise InputError(
-                "the criterion was called with other targets than the batch of the private loader; "
-                f"{_DECLARE}, or targets that the Dataset makes"
-            )
+        require(
+            _alike(map_tensors(torch.flatten, targets), map_tensors(torch.flatten, self._drawn[1])),
+            "the criterion was called with other targets than the batch of the private loader; "
+            f"{_DECLARE}, or targets that the Dataset makes",
+        )
         return PrivateLoss.of(value, self._release)
 
 
@@ -111,13 +110,16 @@ class PrivateLoss(Tensor):
             _refuse_other_loss()
         self._release()
 
+    def __truediv__(self, divisor: Any) -> Tensor:
+        """Itself where it is divided by one, as `accelerator.backward` does."""
+        return self if divisor == 1 else super().__truediv__(divisor)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Stored as the plain value it is."""
         return self.detach().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 CurrentBatch = Callable[[], ScriptBatch | None]
-"""the batch that the script works on, if there is one"""
 
 
 class PrivateModule(nn.Module):

@@ -55,8 +55,11 @@ def _pairs(bounds: Bounds | None, numeric: Sequence[str], names: Sequence[str]) 
         pairs = _by_name("bounds", bounds, names)
     else:
         given: Any = bounds
-        single = _shape(given) == (2,)
-        fits = single or _shape(given) == (len(numeric), 2)
+        try:
+            shape = np.shape(given)
+        except ValueError:  # rows of several lengths
+            shape = ()
+        single, fits = shape == (2,), shape in ((2,), (len(numeric), 2))
         pairs = dict(zip(numeric, [given] * len(numeric) if single else given, strict=True)) if fits else {}
     odd = sorted(pairs.keys() ^ {*numeric})
     require(
@@ -66,14 +69,6 @@ def _pairs(bounds: Bounds | None, numeric: Sequence[str], names: Sequence[str]) 
         "from the records they would be learned without noise)",
     )
     return pairs
-
-
-def _shape(values: Any) -> tuple[int, ...] | None:
-    try:
-        shape: tuple[int, ...] = np.shape(values)
-    except ValueError:  # rows of several lengths
-        return None
-    return shape
 
 
 def _by_name(argument: str, given: Mapping[Any, Any], names: Sequence[str]) -> dict[str, Any]:

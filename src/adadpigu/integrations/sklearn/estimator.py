@@ -7,6 +7,7 @@ which is a release, and public facts. No loss, gradient or training accuracy is 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -47,6 +49,11 @@ NOT_COVERED = (
     "folds that are cut by position or label (RecordFolds cuts record by record)",
 )
 """that no estimator can see, so every statement names it"""
+
+_STANDARDISED = (
+    "X has mean 0 and deviation 1 in each column: a scaler that was fitted on these records has seen them without "
+    "noise, which no epsilon covers; leave it out: bounds= scales by public numbers"
+)
 
 _ELSEWHERE = {
     **dict.fromkeys(("batch_size", "epochs", "lr", "device"), "the estimator's argument of this name"),
@@ -157,6 +164,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         columns, count = self._declared(), int(self.records or 0)
         options = self._training(count)
         inputs = torch.from_numpy(encoded(cells, columns))
+        if is_standardised(cells):
+            warnings.warn(_STANDARDISED, stacklevel=3)
         table = TableFacts(label="", columns=columns)
         facts = (f"{count:,} records", *public, *table.public())
         data = DataSet(
@@ -166,18 +175,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             shape=table.shape,
             public=tuple(f"{fact} (declared)" for fact in facts),
         )
-        random = None if self.random_state is None else check_random_state(self.random_state)
-        seed = None if random is None else int(random.randint(2**31 - 1))
-        delta = None if self.delta is None else float(self.delta)
+        fixed = self.random_state is not None
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1)) if fixed else None
         run = train(
             made_model(self.model, inputs.shape[1], outputs, seed),
             data,
             method=self.method,
-            privacy=Budget(epsilon=float(self.epsilon), delta=chosen_delta(delta, count)),
+            privacy=Budget(epsilon=float(self.epsilon), delta=chosen_delta(self.delta, count)),
             loss=loss,
             seed=seed,
             observers=[Progress(Console())] if self.verbose else [],
-            ledger=None if self.ledger is None else Path(self.ledger),
+            ledger=self.ledger,
             **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere
@@ -199,13 +207,20 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return predict(self.run_.model, inputs, device=torch.device("cpu"))
 
 
+def is_standardised(cells: NDArray[Any]) -> bool:
+    """Whether columns look as a `StandardScaler` leaves the records that it was fitted on."""
+    if cells.dtype.kind != "f":
+        return False
+    return np.allclose(cells.mean(0), 0, atol=1e-5) and np.allclose(cells.std(0), 1, atol=1e-5)
+
+
 def chosen_delta(delta: float | None, records: int) -> float:
     """δ as given; else 1e-5, or a tenth of 1/N where that is less.
 
     >>> chosen_delta(None, 500), chosen_delta(None, 100_000), chosen_delta(1e-4, 500)
     (1e-05, 1e-06, 0.0001)
     """
-    return min(1e-5, 1 / (10 * records)) if delta is None else delta
+    return min(1e-5, 1 / (10 * records)) if delta is None else float(delta)
 
 
 def expected_batch(records: int) -> int:
@@ -230,21 +245,15 @@ def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed
         if seed is not None:
             torch.manual_seed(seed)
         made = model(features, outputs)
-        module = isinstance(made, nn.Module)
-        require(module, f"model gives a {type(made).__name__}; allowed: a function that returns an nn.Module")
-        shape = _shape_of_outputs(made, features)
-    require(shape == (2, outputs), f"model makes outputs of shape {shape} of 2 records; allowed: (2, {outputs})")
-    return made
-
-
-@torch.no_grad()
-def _shape_of_outputs(model: nn.Module, features: int) -> tuple[int, ...]:
-    """What the model makes of two records of zeros."""
+    module = isinstance(made, nn.Module)
+    require(module, f"model gives a {type(made).__name__}; allowed: a function that returns an nn.Module")
     try:
-        with untouched(model):
-            return tuple(model.eval()(torch.zeros(2, features)).shape)
+        with untouched(made), torch.no_grad():
+            shape = tuple(made.eval()(torch.zeros(2, features)).shape)
     except Exception as error:
         raise InputError(f"model does not take records of {features} numbers: {first_line(error)}") from error
+    require(shape == (2, outputs), f"model makes outputs of shape {shape} of 2 records; allowed: (2, {outputs})")
+    return made
 
 
 def with_caveats(run: Run, *uncovered: str) -> Run:

@@ -7,7 +7,6 @@ they differ by that record alone, and what the fits cost adds up as a shared led
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
@@ -23,9 +22,9 @@ class RecordFolds:
     """A splitter for `cv=`; equal records go together, and folds are of about equal size."""
 
     def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
-        for name, value, least, most in (("n_splits", n_splits, 2, math.inf), ("seed", seed, 0, 2**32 - 1)):
-            fits = isinstance(value, int | np.integer) and least <= value <= most
-            require(fits, f"{name}={value!r} is not a whole number from {least} to {most}")
+        for name, value, least in (("n_splits", n_splits, 2), ("seed", seed, 0)):
+            fits = isinstance(value, int | np.integer) and least <= value < 2**32
+            require(fits, f"{name}={value!r} is not a whole number from {least} to {2**32 - 1}")
         self.n_splits, self.seed = int(n_splits), int(seed)
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:

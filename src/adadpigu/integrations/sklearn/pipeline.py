@@ -52,7 +52,8 @@ def uncovered(steps: Sequence[tuple[str, Any]]) -> list[str]:
     """
     lines = []
     for name, step in steps:
-        if step is None or step == "passthrough" or type(step) in STATELESS or _is_elementwise(step):
+        function = step.func if type(step) is FunctionTransformer else ""
+        if step in (None, "passthrough") or type(step) in STATELESS or isinstance(function, np.ufunc | None):
             continue
         what = "fitted on these records without noise"
         if type(step) is FunctionTransformer:
@@ -61,7 +62,3 @@ def uncovered(steps: Sequence[tuple[str, Any]]) -> list[str]:
             what = "not covered if it was fitted on these records"
         lines.append(f"the pipeline's step {name!r} ({type(step).__name__}): {what}")
     return lines
-
-
-def _is_elementwise(step: object) -> bool:
-    return type(step) is FunctionTransformer and (step.func is None or isinstance(step.func, np.ufunc))  # type: ignore[attr-defined]

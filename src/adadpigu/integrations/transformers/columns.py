@@ -7,6 +7,7 @@ Padding to the longest of a batch would show in shapes and in time who was drawn
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from typing import Any
 
@@ -150,6 +151,12 @@ def _length_of(model: Any, asked: int | None, tokeniser: Any) -> int:
         most -= max(behind)
     known = [length for length in (most, getattr(tokeniser, "model_max_length", None)) if length and length < 10**6]
     length = min(known, default=0) if asked is None else asked
+    if asked is None and length:
+        warnings.warn(
+            f"max_length is not given: every record is padded to {length} tokens, all that model and tokeniser take, "
+            "and time and memory grow with that; set max_length= to a public length that the records fit in",
+            stacklevel=4,
+        )
     allowed = f"1 to {most or 'what the model takes'}, the public length of all records"
     require(1 <= length <= (most or length), f"max_length={length}; allowed: {allowed}")
     return length

@@ -93,10 +93,8 @@ def private_settings(args: Any, options: dict[str, Any], *, by_rules: bool) -> A
 def check_accelerator(accelerator: Any) -> None:
     """Refuses what accelerate was told by its own variables or launcher; it compiles nothing."""
     accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
-    for name, value, allowed in (
-        ("mixed_precision", accelerator.mixed_precision, "no"),
-        ("distributed_type", _plain(accelerator.distributed_type), "NO"),
-    ):
+    for name, allowed in (("mixed_precision", "no"), ("distributed_type", "NO")):
+        value = _plain(getattr(accelerator, name))
         require(
             value == allowed,
             f"accelerate: {name}={value!r} changes model or batches; allowed: {allowed!r} (it reads "

@@ -40,7 +40,7 @@ from adadpigu.integrations.transformers.settings import ELSEWHERE, check_acceler
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
-from adadpigu.training.task import uncompiled
+from adadpigu.training.task import synthetic_records, uncompiled
 
 RUN_FOLDER = "private"
 """in Trainer's output_dir: ledger, privacy report, statement, checkpoints to go on from"""
@@ -107,7 +107,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
-        check_options("PrivateTrainer", options, ELSEWHERE)
+        check_options(
+            "PrivateTrainer", options, ELSEWHERE, _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
+        )
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
@@ -151,8 +153,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             records=records,
             public=(f"{records:,} records", f"records padded to {length} tokens" if length else "records of one shape"),
         )
-        self._evaluated: list[Any] = []
-        """found to be other records than those that are trained on"""
+        self._evaluated: list[Any] = []  # found to be other records than those that are trained on
         for name, held in eval_dataset.items() if isinstance(eval_dataset, dict) else [("", eval_dataset)]:
             self._refuse_training_records(held, f"eval_dataset[{name!r}]" if name else "eval_dataset")
 
@@ -169,6 +170,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             not isinstance(resume_from_checkpoint, str),
             f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says; "
             f"allowed: True, with output_dir={self.args.output_dir!r}",
+        )
+        folder = Path(self.args.output_dir) / RUN_FOLDER
+        require(
+            resume_from_checkpoint or not (folder.is_dir() and any(folder.iterdir())),
+            f"output_dir={self.args.output_dir!r} holds a private run already; allowed: another output_dir, or "
+            "train(resume_from_checkpoint=True) to go on with that run",
         )
         self.args = private_settings(self.args, self._private, by_rules=self._loss is not None)  # they may have changed
         self._resuming, self._run, self._batches = bool(resume_from_checkpoint), None, None
@@ -214,10 +221,9 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def _losses(self) -> Losses:
         """The loss of each record, tried on synthetic records."""
-        example = {}
-        for column, values in self._data.train.take(torch.arange(0))[0].items():
-            shape, where = (4, *values.shape[1:]), {"dtype": values.dtype, "device": self.args.device}
-            example[column] = torch.ones(shape, **where) if column == MASK else torch.zeros(shape, **where)
+        example: Any = synthetic_records(self._data.train, self.args.device)[0]
+        if MASK in example:
+            example[MASK].fill_(1)
         if self._loss is not None:
             return LogitsLoss.on(self.model, self._loss, example)
         own = OwnLoss(self.compute_loss)
@@ -321,14 +327,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         output = super()._finalize_training(trial, num_train_samples, start_time)
         return TrainOutput(output.global_step, None, _public(output.metrics))  # type: ignore[arg-type, unused-ignore]
 
-    def _clip_grad_norm(self, model: nn.Module) -> None:
-        """Nothing: records were clipped one by one, and Trainer's default would clip the noisy sum again."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """Records were clipped one by one, the norm would be that of noise, and nobody counts what was drawn."""
 
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
-        """Nothing: it would be read as the norm of a gradient, and is that of noise."""
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        """Nobody counts what was drawn."""
+    _clip_grad_norm = _get_grad_norm = _get_num_items_in_batch = _nothing
 
     def _refuse_training_records(self, dataset: Any, name: str) -> None:
         """By where records lie, and by their tokens."""

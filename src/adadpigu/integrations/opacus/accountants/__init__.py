@@ -36,12 +36,9 @@ class Accountant:
         if name not in _OURS:
             why = " (gdp is an approximation from below, no bound)" if name == "gdp" else ""
             raise InputError(f"accountant={name!r}: allowed: {', '.join(sorted(_OURS))}{why}")
-        self._name = name
-        self._loops: Callable[[], list[PrivateLoop]] = list
-
-    def watch(self, loops: Callable[[], list[PrivateLoop]]) -> None:
-        """From here on these runs are accounted."""
-        self._loops = loops
+        self._kind = _OURS[name]
+        self.loops: Callable[[], list[PrivateLoop]] = list
+        """the runs that are accounted"""
 
     def noise_for(self, budget: Budget, sample_rate: float, steps: int) -> float:
         """σ for which so many steps cost at most the budget, by this accountant: Rényi accounting asks for more."""
@@ -49,7 +46,7 @@ class Accountant:
         low = high = tight = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta).noise_multiplier
 
         def cost(sigma: float) -> float:
-            return epsilon(plan_at(sigma).event(), budget.delta, _OURS[self._name])
+            return epsilon(plan_at(sigma).event(), budget.delta, self._kind)
 
         while cost(high) > budget.epsilon:
             low, high = high, 1.2 * high
@@ -62,12 +59,9 @@ class Accountant:
         return high
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of all that was begun, to cite: the whole plan of every run or pass that was charged for anything.
-
-        A script that stops early because of what it saw claims the whole plan, and nobody can tell when it will stop.
-        So this does not grow during a planned run; `history` says what was charged so far.
-        """
-        return epsilon(compose((loop.planned, 1) for loop in self._begun()), delta, _OURS[self._name])
+        """ε to cite: of the whole plan of every run or pass that was charged for anything, since when a script stops
+        may depend on what it saw. `history` says what was charged so far."""
+        return epsilon(compose((loop.planned, 1) for loop in self._begun()), delta, self._kind)
 
     @property
     def history(self) -> list[tuple[float, float, int]]:
@@ -110,10 +104,10 @@ class Accountant:
         )
 
     def _begun(self) -> list[PrivateLoop]:
-        return [loop for loop in self._loops() if loop.ended or not spending_of(loop.spent).free]
+        return [loop for loop in self.loops() if loop.ended or not spending_of(loop.spent).free]
 
     def _spent(self) -> DpEvent:
-        return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self._loops())
+        return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self.loops())
 
 
 def get_noise_multiplier(
