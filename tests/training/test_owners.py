@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import one_draw_ledger
+from conftest import one_draw_ledger
 from torch import Tensor, nn
 
 import adadpigu as ad
