@@ -51,8 +51,7 @@ def check(name: str, value: object, fits: bool, allowed: str) -> None:
         raise InputError(f"{name}={value}: {allowed}")
 
 
-_MANY = 20
-"""names that are listed in full; of more, the nearest"""
+_MANY = 20  # names that are listed in full; of more, the nearest
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

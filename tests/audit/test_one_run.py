@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adadpigu.audit import one_run
 from adadpigu.audit.one_run import InOrOut, audit_one_run, guessed, log_ratio
+from adadpigu.audit.outside import secret_rng
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -58,7 +59,7 @@ def test_a_canary_follows_the_mask_to_an_active_coordinate() -> None:
 
 def test_only_canaries_that_are_in_are_ever_drawn() -> None:
     flipped = InOrOut(2000, 1000, sample_rate=0.5, noise_multiplier=1.0)
-    flipped.enter(torch.from_numpy(one_run.chance().random(1000) < 0.5))
+    flipped.enter(torch.from_numpy(secret_rng().random(1000) < 0.5))
     coins = flipped.choose(None)
     assert torch.equal(coins.isnan(), flipped.present)
     assert bool((coins[~flipped.present] == 1).all())

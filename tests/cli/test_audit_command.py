@@ -71,14 +71,14 @@ def test_an_audit_goes_through_a_loop_and_catches_a_fault_that_is_there_alone(
     code, out, _ = call(*flags, "--json")
     facts = json.loads(out)
     assert (code, facts["through"], facts["subject"]) == (0, "loop", "dpsgd on digits, through loop")
-    genuine = PrivateBatch._settle
+    genuine = PrivateBatch.settle
 
     def moved(self: PrivateBatch) -> None:
         genuine(self)
         with torch.no_grad():
             next(self._loop._prepared.model.parameters()).add_(0.01)
 
-    monkeypatch.setattr(PrivateBatch, "_settle", moved)
+    monkeypatch.setattr(PrivateBatch, "settle", moved)
     code, out, _ = call(*flags)
     assert code == 1
     assert "weights moved otherwise than by what was released" in " ".join(out.split())

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import one_draw_ledger
 from torch import Tensor, nn
 
 import adadpigu as ad
@@ -24,6 +23,7 @@ from adadpigu.core.sampling import Owners, OwnerSampler
 from adadpigu.core.sensitive import unseal
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
+from conftest import one_draw_ledger
 
 C, CAP = 0.5, 3
 

@@ -27,12 +27,9 @@ from adadpigu.audit.watching import Followed, SpiedSampler
 from adadpigu.core.sampling import Sampler
 from adadpigu.training.preparation import Preparation
 
-Kind = tuple[float, float]
-"""(q, σ) of a draw"""
-_STEPS, _RECORDS = 20, 200
-"""of the run that is counted"""
-_ROUNDING = 1e-6
-"""share of ε by which two sound reckonings may differ"""
+Kind = tuple[float, float]  # (q, σ) of a draw
+_STEPS, _RECORDS = 20, 200  # of the run that is counted
+_ROUNDING = 1e-6  # share of ε by which two sound reckonings may differ
 _ORDERS = (*range(2, 64), 128, 256, 512, 1024)
 
 
@@ -111,8 +108,7 @@ class _Counted(Watcher):
         self.steps = ready.plan.steps
         self.released: Counter[Kind] = Counter()
         self.charged: Counter[Kind] = Counter()
-        self.told = 0.0
-        """ε that the run says it has spent"""
+        self.told = 0.0  # ε that the run says it has spent
 
     def spied(self, stage: int, name: str, sampler: Sampler, sigma: float) -> SpiedSampler:
         """Counts its tosses on the device: a recorded toss counts at every replay."""

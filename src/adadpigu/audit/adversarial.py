@@ -21,16 +21,12 @@ from adadpigu.core.gradients import Loss
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
 
-Record = tuple[Tensor, Tensor]
-"""an input and its target"""
+Record = tuple[Tensor, Tensor]  # an input and its target
 
 EDGE = "at the mask's edge"
-_LOUD = 1e4
-"""by how much the gradient at the edge exceeds C"""
-_STEEP = 2.0**26
-"""a power of two, so that nothing is rounded: one digit of a float32 at 1 is some radians"""
-_COORDINATES = 16
-"""of the dummy block: enough that a mask keeps some and freezes some"""
+_LOUD = 1e4  # by how much the gradient at the edge exceeds C
+_STEEP = 2.0**26  # a power of two, so that nothing is rounded: one digit of a float32 at 1 is some radians
+_COORDINATES = 16  # of the dummy block: enough that a mask keeps some and freezes some
 
 
 def adversarial_records(data: DataSet) -> dict[str, Record]:

@@ -29,10 +29,8 @@ from adadpigu.errors import ModelError
 from adadpigu.runs.run import Metrics
 from adadpigu.training.preparation import Preparation
 
-DRAW = "gradient"
-"""the draw that canaries take part in"""
-LOUD = 100.0
-"""a of every other canary, so that the clip has something to do; 1 of the others"""
+DRAW = "gradient"  # the draw that canaries take part in
+LOUD = 100.0  # a of every other canary, so that the clip has something to do; 1 of the others
 
 
 class WithBlock(nn.Module):
@@ -56,12 +54,10 @@ class CanaryLoss:
 
     def __init__(self, classes: int, coordinates: int, count: int, spread: int = 1) -> None:
         self.classes, self.spread = classes, spread
-        self.center = torch.zeros(coordinates)
-        """α on the block: what every record's gradient is there"""
+        self.center = torch.zeros(coordinates)  # α on the block: what every record's gradient is there
         self.place = torch.arange(max(1, count) * spread)
         """the coordinates of each canary, `spread` of the first, then of the second, …"""
-        self.signal = torch.zeros(max(1, count) * spread)
-        """what a canary adds to α on each of them"""
+        self.signal = torch.zeros(max(1, count) * spread)  # what a canary adds to α on each of them
 
     def to(self, device: torch.device) -> None:
         """Has them where the run is."""

@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import AdaDPIGUError
 
-_NEVER = math.nextafter(1.0, 0.0)
-"""a coin under which a record is drawn at q = 1 alone"""
+_NEVER = math.nextafter(1.0, 0.0)  # a coin under which a record is drawn at q = 1 alone
 
 
 class ReplayError(AdaDPIGUError):
@@ -37,8 +36,7 @@ class FrozenChance(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._key, self._calls = 0, 0
-        self.used = False
-        """whether anything was drawn at all"""
+        self.used = False  # whether anything was drawn at all
 
     def rekey(self, words: Tensor) -> None:
         """Another draw begins."""

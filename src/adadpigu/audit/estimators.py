@@ -27,25 +27,20 @@ Curve = Callable[[float], float]
 """f̄⁻¹ of a trade-off curve f: the least level at which a test can have power y; convex, the same either way round"""
 
 _EXACT = 1e-9
-_MOST_EPSILON = 60.0
-"""far more than any number of guesses can show: that grows as its logarithm"""
+_MOST_EPSILON = 60.0  # far more than any number of guesses can show: that grows as its logarithm
 _MOST_MU = 40.0
-_LARGEST_LOSS = 700.0
-"""e to this is about the largest number there is"""
+_LARGEST_LOSS = 700.0  # e to this is about the largest number there is
 _CURVE_POINTS = 2000
-_CURVE_DELTA = 1e-12
-"""a power that is no larger says nothing"""
+_CURVE_DELTA = 1e-12  # a power that is no larger says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
     """How a test that was fixed in advance did in two worlds, on independent observations."""
 
-    false_alarms: int
-    """"in" was said of so many observations of the world without"""
+    false_alarms: int  # "in" was said of so many observations of the world without
     without: int
-    misses: int
-    """"out" was said of so many observations of the world with"""
+    misses: int  # "out" was said of so many observations of the world with
     within: int
 
     @classmethod

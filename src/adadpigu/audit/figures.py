@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from adadpigu.audit.watching import Taken
 
 _BLUE, _RED = "#1b6ca8", "#c8553d"
-_MOST_SHOWN = 10.0
-"""where bars end"""
+_MOST_SHOWN = 10.0  # where bars end
 
 
 def worlds(

@@ -18,10 +18,8 @@ import torch
 from adadpigu.core.randomness import Tier, choose_randomness
 from adadpigu.errors import require
 
-_COUNT = 256
-"""numbers of either kind; that two generators share one of them has a chance of 2·256²/2⁵² < 1e-10"""
-_PATIENCE = 300
-"""seconds after which a process that draws so few numbers is taken to hang"""
+_COUNT = 256  # numbers of either kind; that two generators share one of them has a chance of 2·256²/2⁵² < 1e-10
+_PATIENCE = 300  # seconds after which a process that draws so few numbers is taken to hang
 _PROGRAM = """
 import json, sys, torch
 from adadpigu.core.randomness import choose_randomness
@@ -29,8 +27,7 @@ source = choose_randomness(sys.argv[1] or None, torch.device(sys.argv[2]))
 print(json.dumps([source.normal({count}).tolist(), source.uniform({count}).tolist()]))
 """
 
-Drawn = tuple[frozenset[float], frozenset[float]]
-"""normal and uniform numbers"""
+Drawn = tuple[frozenset[float], frozenset[float]]  # normal and uniform numbers
 
 
 def drawn_here(tier: Tier | None, device: torch.device) -> list[Drawn]:

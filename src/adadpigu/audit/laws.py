@@ -18,19 +18,14 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
-_NOTHING = 1e-22
-"""chances below it are left out of a law"""
-_DEVIATIONS = 16.0
-"""how many standard deviations of a sum are kept on either side"""
+_NOTHING = 1e-22  # chances below it are left out of a law
+_DEVIATIONS = 16.0  # how many standard deviations of a sum are kept on either side
 _CANDIDATES = 50
-_START = 16.0
-"""ρ: pairs from which on `product_p` is sharp"""
+_START = 16.0  # ρ: pairs from which on `product_p` is sharp
 _SHAPE, _RATE = 0.5, 0.005
 """of the Gamma law that `scale_p` bets on inverse variances by: wide, so that a few numbers without noise tell"""
-_FINEST = 2.0**-44
-"""below which numbers of a float64 generator may well be equal"""
-_STAKES = (2.0, 2.0**6, 2.0**20)
-"""what `rare_p` bets that there are so many times too many"""
+_FINEST = 2.0**-44  # below which numbers of a float64 generator may well be equal
+_STAKES = (2.0, 2.0**6, 2.0**20)  # what `rare_p` bets that there are so many times too many
 
 
 class Check(NamedTuple):

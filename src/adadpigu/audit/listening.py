@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
-from adadpigu.audit.outside import Answer, Watcher, chance, plainly_prepared
+from adadpigu.audit.outside import Answer, Watcher, plainly_prepared, secret_rng
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held
 from adadpigu.core.bounding import GradientSum, Query
@@ -33,20 +33,15 @@ from adadpigu.errors import InputError
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
-_NOBODY = 2**50
-"""declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5"""
+_NOBODY = 2**50  # declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5
 _BATCH = 64
 """records in a draw, on average, of a run that has any; no more than B, so that a recorded step has room for them"""
-_BLOCK = 2048
-"""coordinates that no record touches"""
+_BLOCK = 2048  # coordinates that no record touches
 _SHORT_RUN = 20
 """steps of the first run, which tells how many numbers a step gives, and of the two that are heard for a reason"""
-_KEPT = 4
-"""times as many numbers as were asked for are kept, of releases that have more"""
-_SAMPLE = 4096
-"""numbers whose digits are looked at"""
-_HEAD = 64
-"""first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at"""
+_KEPT = 4  # times as many numbers as were asked for are kept, of releases that have more
+_SAMPLE = 4096  # numbers whose digits are looked at
+_HEAD = 64  # first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at
 
 
 @dataclass(frozen=True)
@@ -56,11 +51,9 @@ class Part:
     draw: PlannedDraw
     name: str
     share: float
-    z: Numbers
-    """0 where no noise is due"""
+    z: Numbers  # 0 where no noise is due
     due: NDArray[np.bool_]
-    places: NDArray[np.int64] | None = None
-    """of a gradient: which coordinates these are"""
+    places: NDArray[np.int64] | None = None  # of a gradient: which coordinates these are
 
 
 class Parts:
@@ -69,16 +62,11 @@ class Parts:
     def __init__(self, claim: Plan) -> None:
         self._claimed = {(stage.name, draw.name): draw for stage in claim.stages for draw in stage.draws}
         self.parts: list[Part] = []
-        self.count = 0
-        """numbers of noise that are kept"""
-        self.disturbed = 0
-        """coordinates that are frozen and not exactly 0 in a release"""
-        self.bare = 0
-        """numbers that are active and have no noise"""
-        self.odd = 0
-        """numbers of noise that are not finite"""
-        self.digits = 0.0
-        """relative distance of neighbouring numbers, as coarse as it was in any release"""
+        self.count = 0  # numbers of noise that are kept
+        self.disturbed = 0  # coordinates that are frozen and not exactly 0 in a release
+        self.bare = 0  # numbers that are active and have no noise
+        self.odd = 0  # numbers of noise that are not finite
+        self.digits = 0.0  # relative distance of neighbouring numbers, as coarse as it was in any release
 
     def hear(
         self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
@@ -109,8 +97,7 @@ class Listener(Watcher, Parts):
         Parts.__init__(self, claim)
         self._most = most
         self._kept = np.arange(0)
-        self.planned = self.released = 0
-        """draws"""
+        self.planned = self.released = 0  # draws
 
     def follow(self, ready: Preparation) -> None:
         """Draws anew which coordinates of its gradients are kept."""
@@ -142,7 +129,7 @@ def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
     every = np.arange(layout.size)
     if most is None or layout.size <= most:
         return every
-    drawn, kept = chance(), np.zeros(layout.size, dtype=np.bool_)
+    drawn, kept = secret_rng(), np.zeros(layout.size, dtype=np.bool_)
     head = max(1, min(_HEAD, most // (4 * len(layout.slots))))
     for slot in layout.slots:
         kept[slot.start : min(slot.stop, slot.start + head)] = True
@@ -158,13 +145,11 @@ class Heard:
     """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
 
     whole: Listener
-    peopled: Bystanders
-    """which has heard nothing where no block can be attached to the model"""
+    peopled: Bystanders  # which has heard nothing where no block can be attached to the model
     lives: Listener
     layout: Layout
     device: torch.device
-    single_precision: bool
-    """whether the generator's numbers have no more digits than that"""
+    single_precision: bool  # whether the generator's numbers have no more digits than that
 
     @property
     def all(self) -> list[Parts]:

@@ -24,10 +24,8 @@ from adadpigu.audit.subject import Subject
 from adadpigu.core.randomness import choose_randomness
 from adadpigu.errors import require
 
-_COORDINATES = 64
-"""of the dummy block: a mask leaves the canary some to move to"""
-_PILOTS = 10
-"""runs in each world from which score and threshold are chosen; they are not counted"""
+_COORDINATES = 64  # of the dummy block: a mask leaves the canary some to move to
+_PILOTS = 10  # runs in each world from which score and threshold are chosen; they are not counted
 _SCORES = (
     "log-likelihood ratio of a run's releases",
     "sum of what the canary's coordinate shows",
@@ -35,8 +33,7 @@ _SCORES = (
 )
 _NEAREST = 0.1
 """of the way from one world to the other, which the threshold keeps from either, however little a world spreads"""
-_MOST_REFUTED = 40.0
-"""the ε above which nobody has the time to make the runs that refute it"""
+_MOST_REFUTED = 40.0  # the ε above which nobody has the time to make the runs that refute it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +43,7 @@ class Worlds:
     within: Scores
     without: Scores
     threshold: float
-    score: str = "score"
-    """what it is, in words"""
+    score: str = "score"  # what it is, in words
 
     @property
     def errors(self) -> Errors:

@@ -22,7 +22,7 @@ from torch import Tensor
 from adadpigu.audit import figures
 from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon, rate_above, rate_below
 from adadpigu.audit.one_run import guessed
-from adadpigu.audit.outside import Watcher, chance
+from adadpigu.audit.outside import Watcher, secret_rng
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.core.randomness import choose_randomness
@@ -30,17 +30,12 @@ from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import require
 from adadpigu.training.evaluation import predict
 
-Coins = NDArray[np.bool_]
-"""[models, records]: which model has which record"""
-_MANY = 32
-"""shadows on either side from which each record has variances of its own"""
+Coins = NDArray[np.bool_]  # [models, records]: which model has which record
+_MANY = 32  # shadows on either side from which each record has variances of its own
 _LEAST_VARIANCE = 1e-12
-FALSE_POSITIVE_RATES = (0.001, 0.01)
-"""at which the rate of true positives is told"""
-_FEWEST_MODELS = 6
-"""two shadows with a record and two without it, for a variance"""
-_GUESSED = 10
-"""one record in so many is guessed to be in, and one in so many to be out"""
+FALSE_POSITIVE_RATES = (0.001, 0.01)  # at which the rate of true positives is told
+_FEWEST_MODELS = 6  # two shadows with a record and two without it, for a variance
+_GUESSED = 10  # one record in so many is guessed to be in, and one in so many to be out
 
 
 def audit_membership(
@@ -100,7 +95,7 @@ class _Attacked(Watcher):
 
     def __init__(self, subject: Subject, models: int) -> None:
         super().__init__()
-        coins = chance().random((models // 2, len(subject.data.train))) < 0.5
+        coins = secret_rng().random((models // 2, len(subject.data.train))) < 0.5
         self.members: Coins = np.stack([coins, ~coins], axis=1).reshape(models, -1)
         self.confidences: Scores = np.empty(self.members.shape)
         self._subject = subject

@@ -26,8 +26,7 @@ from adadpigu.errors import require
 
 _FEWEST = 10_000
 _TAILS = (3.0, 4.0, 4.5)
-_COMPARED = 2**18
-"""numbers of which it is looked at whether any are equal: of more, some are by rounding"""
+_COMPARED = 2**18  # numbers of which it is looked at whether any are equal: of more, some are by rounding
 _PROCESSES_FROM = 1_000_000
 """numbers from which on two more processes are started and their keys compared: that takes seconds"""
 _ONE_PROCESS = (
@@ -226,8 +225,7 @@ class _Kind:
     share: float
     squares: float
     count: int
-    settled: bool
-    """whether nothing but the plan decides how many numbers these are"""
+    settled: bool  # whether nothing but the plan decides how many numbers these are
     tensor: str | None = None
 
     @property

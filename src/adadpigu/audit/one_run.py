@@ -28,7 +28,7 @@ from adadpigu.audit.estimators import (
     one_run_refutes,
     one_run_refutes_curve,
 )
-from adadpigu.audit.outside import Answer, chance
+from adadpigu.audit.outside import Answer, secret_rng
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled
 from adadpigu.core.randomness import choose_randomness
@@ -44,8 +44,7 @@ class InOrOut(Canaries):
     def __init__(self, coordinates: int, count: int, *, sample_rate: float, noise_multiplier: float) -> None:
         super().__init__(coordinates, count)
         self._rate, self._sigma, self._share = sample_rate, noise_multiplier, 1.0
-        self.looks = 0
-        """coordinates seen in all runs together"""
+        self.looks = 0  # coordinates seen in all runs together
         self.enter(torch.zeros(count, dtype=torch.bool))
 
     def enter(self, present: Tensor) -> None:
@@ -173,7 +172,7 @@ def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> floa
 
 def _train(subject: Subject, count: int, progress: Progress | None) -> InOrOut:
     flipped = InOrOut(2 * count, count, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
-    flipped.enter(torch.from_numpy(chance().random(count) < 0.5))
+    flipped.enter(torch.from_numpy(secret_rng().random(count) < 0.5))
     flipped.tell(progress, subject.plan.steps)
     ready = subject.prepare(attach=flipped.attach)
     flipped.train(ready, flipped.coins(choose_randomness(subject.tier, ready.device)))

@@ -36,8 +36,7 @@ _PLAIN_SGD: dict[str, Any] = {
     "warmup": 0.0,
 }
 """settings under which a release can be read off the weights; what a run costs does not depend on them"""
-_ROUNDINGS = 16
-"""of the weights' type, that a step by hand and one by an optimiser may be apart"""
+_ROUNDINGS = 16  # of the weights' type, that a step by hand and one by an optimiser may be apart
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def plainly_prepared(subject: Subject, **given: Any) -> Preparation:
         return subject.prepare(**given)
 
 
-def chance() -> np.random.Generator:
+def secret_rng() -> np.random.Generator:
     """An auditor's own: in a job the same in all processes, which look on together and have to stay in step."""
     return np.random.default_rng(current().broadcast_object(secrets.randbits(128)))
 
@@ -95,16 +94,12 @@ class Watcher:
         self._latest: _Replayed | None = None
         self._ready: Preparation | None = None
         self._before = torch.zeros(0)
-        self.replayed = 0
-        """steps that were replays"""
-        self.unchanged = 0
-        """of them, those that left every released number as it was"""
+        self.replayed = 0  # steps that were replays
+        self.unchanged = 0  # of them, those that left every released number as it was
         self.followed = self.astray = 0
         """steps after which weights were looked at, and those after which they were not where the release takes them"""
-        self.broken = 0
-        """releases with a number that is not finite"""
-        self.execution = ""
-        """how the latest run says that it was run"""
+        self.broken = 0  # releases with a number that is not finite
+        self.execution = ""  # how the latest run says that it was run
 
     def follow(self, ready: Preparation) -> None:
         """This run is about to begin; where it steps by plain SGD, its weights are looked at after every step."""

@@ -17,23 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Draw = tuple[float, float, int]
-"""(q, σ, how many of them)"""
+Draw = tuple[float, float, int]  # (q, σ, how many of them)
 Numbers = NDArray[np.float64]
 Complex = NDArray[np.complex128]
 
-_REACH = 12.0
-"""standard deviations of x beyond which nothing is"""
-_BLOCK = 64
-"""points on the line of z that are reckoned at once"""
-_FAR = 200.0
-"""as far up the line as anything is reckoned; what has not vanished there is faded out"""
+_REACH = 12.0  # standard deviations of x beyond which nothing is
+_BLOCK = 64  # points on the line of z that are reckoned at once
+_FAR = 200.0  # as far up the line as anything is reckoned; what has not vanished there is faded out
 _NARROW, _HALVINGS = 1e-5, 4
 _VANISHED = 1e-13
-_MOST = 2.0**20
-"""ε beyond which none is looked for"""
-_DOUBT = 4.0
-"""times as wrong as what a rougher rule would change, a reckoning may be"""
+_MOST = 2.0**20  # ε beyond which none is looked for
+_DOUBT = 4.0  # times as wrong as what a rougher rule would change, a reckoning may be
 _ORDERS = np.concatenate([np.geomspace(1e-3, 1, 40), np.geomspace(1, 4000, 160)[1:]])
 """c is one of them: the one that bounds ε best"""
 

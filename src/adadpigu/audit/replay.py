@@ -35,14 +35,11 @@ from adadpigu.training.preparation import Preparation
 
 PrepareOn = Callable[..., Preparation]
 """makes a run ready on a data set (and an `attach`), with a model initialised alike and the same seed every time"""
-REMOVED = "removed"
-"""the neighbour that has an ordinary record less"""
-_EMPTY, _FULL = frozenset({1}), frozenset({2})
-"""draws of D that take nobody, and that take everybody"""
+REMOVED = "removed"  # the neighbour that has an ordinary record less
+_EMPTY, _FULL = frozenset({1}), frozenset({2})  # draws of D that take nobody, and that take everybody
 _POPULATION, _SHARE = 300, 32 / 300
 """records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
-_SLICE = 256
-"""of those at once at most, so that a draw of all is of several slices"""
+_SLICE = 256  # of those at once at most, so that a draw of all is of several slices
 
 
 def audit_replay(
@@ -172,8 +169,7 @@ class ReplayResult:
     breaches: tuple[str, ...]
     effects: tuple[float, ...] = ()
     """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
-    exposed: bool = False
-    """whether something differs that no noise covers"""
+    exposed: bool = False  # whether something differs that no noise covers
 
 
 class Recording:

@@ -17,11 +17,9 @@ from adadpigu.errors import require
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Progress = Callable[[int, int], None]
-"""told how much of the work is done, and how much there is"""
+Progress = Callable[[int, int], None]  # told how much of the work is done, and how much there is
 
-REFUTING = 1e-6
-"""the chance of a false alarm at which a claim is refuted"""
+REFUTING = 1e-6  # the chance of a false alarm at which a claim is refuted
 _NAMES = {"epsilon_certain": "epsilon_lower_certain", "reach": "epsilon_reach", "exposed": "diagnostics_exposed"}
 """what has another name in JSON"""
 
@@ -38,22 +36,17 @@ class AuditResult:
     subject: str
     epsilon_claimed: float
     delta: float
-    epsilon_lower: float
-    """what was shown at `confidence`; infinite where nothing bounds what was seen"""
-    epsilon_certain: float
-    """what was shown at confidence 1 − 1e-6: above the claim, it is refuted"""
+    epsilon_lower: float  # what was shown at `confidence`; infinite where nothing bounds what was seen
+    epsilon_certain: float  # what was shown at confidence 1 − 1e-6: above the claim, it is refuted
     confidence: float
-    observations: int
-    """in each world, where there are two"""
+    observations: int  # in each world, where there are two
     assumed: tuple[str, ...]
     reach: float | None = None
     """what could have been shown at confidence 1 − 1e-6 by an attacker who never errs; None: no limit is known"""
     findings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    exposed: bool = False
-    """whether the user's own records were looked at"""
-    draw: Callable[[Figure], None] | None = field(default=None, repr=False, compare=False)
-    """fills an empty figure"""
+    exposed: bool = False  # whether the user's own records were looked at
+    draw: Callable[[Figure], None] | None = field(default=None, repr=False, compare=False)  # fills an empty figure
 
     @property
     def passed(self) -> bool:

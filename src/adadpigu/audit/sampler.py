@@ -25,15 +25,11 @@ from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 from adadpigu.training.configured import training_options
 
-_LEAST_DRAWS, _MOST_DRAWS = 200, 1500
-"""unless the caller says how many"""
+_LEAST_DRAWS, _MOST_DRAWS = 200, 1500  # unless the caller says how many
 _FEWEST_DRAWS = 10
-_BATCH = 128
-"""records in a draw, on average, on a CPU: more of them tell more, and hardly take longer"""
-_COMPARED = 2000
-"""draws, or records, that are compared each with each"""
-_SMALL_DRAWS = 80
-"""of about one record each, in which empty ones are common"""
+_BATCH = 128  # records in a draw, on average, on a CPU: more of them tell more, and hardly take longer
+_COMPARED = 2000  # draws, or records, that are compared each with each
+_SMALL_DRAWS = 80  # of about one record each, in which empty ones are common
 
 
 def audit_sampler(

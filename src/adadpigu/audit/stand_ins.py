@@ -18,10 +18,8 @@ from adadpigu.data.own import KINDS, TABLES, find_description, is_own
 from adadpigu.errors import require
 from adadpigu.runs.reading import FACTS, facts_of, json_of
 
-MOST_RECORDS = 20_000
-"""that are made, however many are declared: rates go by the declared count"""
-MOST_NUMBERS = 1 << 26
-"""in all of them together: of large records there are fewer"""
+MOST_RECORDS = 20_000  # that are made, however many are declared: rates go by the declared count
+MOST_NUMBERS = 1 << 26  # in all of them together: of large records there are fewer
 
 
 def stand_ins_for(config: RunConfig, folder: Path | None = None) -> DataSet:

@@ -47,8 +47,7 @@ Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 Found = Callable[[str, PlannedDraw], PlannedDraw | None]
 """(stage, draw of the plan): the draw with the noise or the rate that an audit found; None leaves it out"""
 
-Drive = Callable[..., Run]
-"""trains what was made ready, with the options of `train_prepared`"""
+Drive = Callable[..., Run]  # trains what was made ready, with the options of `train_prepared`
 _drive: ContextVar[Drive] = ContextVar("drive", default=train_prepared)
 _UNSETTLING = {"diagnostics": False, "ledger": None, "reserve": 1, "checkpoint_every": None, "evaluate_every": None}
 """what an audited run is not to do, whatever its config says"""
@@ -59,25 +58,18 @@ class Subject:
     """A run's settings with σ fixed, the public records it is audited on, and its claim."""
 
     config: RunConfig
-    data: DataSet
-    """public records or stand-ins; no test records"""
+    data: DataSet  # public records or stand-ins; no test records
     plan: Plan
     noise_multiplier: float
-    epsilon: float
-    """that is claimed"""
+    epsilon: float  # that is claimed
     delta: float
-    stands_in: bool = False
-    """whether `data` holds random numbers instead of the user's records"""
+    stands_in: bool = False  # whether `data` holds random numbers instead of the user's records
     exposed: bool = False
     """whether `data` holds the user's own records, so that what is found is outside their guarantee"""
-    settings: Mapping[str, object]
-    """what the run is defined by, as its ledger would keep it"""
-    findings: tuple[str, ...] = ()
-    """what was wrong with the claim before anything was run"""
-    assumed: tuple[str, ...] = ()
-    """of a finished run, what cannot be known"""
-    ledger: LedgerRecord | None = None
-    """of a finished run"""
+    settings: Mapping[str, object]  # what the run is defined by, as its ledger would keep it
+    findings: tuple[str, ...] = ()  # what was wrong with the claim before anything was run
+    assumed: tuple[str, ...] = ()  # of a finished run, what cannot be known
+    ledger: LedgerRecord | None = None  # of a finished run
 
     @property
     def label(self) -> str:

@@ -16,8 +16,7 @@ from adadpigu.audit.subject import subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.methods import all_methods
 
-_BASE = "digits-adadpigu"
-"""the preset whose data, model and rates the subjects share"""
+_BASE = "digits-adadpigu"  # the preset whose data, model and rates the subjects share
 _SHORT: dict[str, dict[str, object]] = {
     "white-box": {"observations": 12_000},
     "replay": {"steps": 4},
@@ -36,10 +35,8 @@ class Entry:
     audit: str
     settings: Mapping[str, object]
     sample_rate: float
-    options: Mapping[str, object]
-    """of the audit"""
-    variant: str = ""
-    """what differs from the defaults"""
+    options: Mapping[str, object]  # of the audit
+    variant: str = ""  # what differs from the defaults
 
     @property
     def subject(self) -> str:

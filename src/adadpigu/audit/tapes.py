@@ -27,16 +27,13 @@ from adadpigu.core.sensitive import unseal
 from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.tensors import digest
 
-TOLERANCE = 1e-5
-"""relative to the sensitivity, for floating-point noise"""
+TOLERANCE = 1e-5  # relative to the sensitivity, for floating-point noise
 LOSS_TOLERANCE = 1e-3
 """the same for sums of float32 losses: in another batch each is rounded otherwise, by 1e-7, however small the bound"""
-_BARE = 1e-3
-"""share of a release's entries that may equal the sum itself by chance"""
+_BARE = 1e-3  # share of a release's entries that may equal the sum itself by chance
 _FEW = 4
 
-State = Mapping[str, Tensor]
-"""public tensors by name"""
+State = Mapping[str, Tensor]  # public tensors by name
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,8 @@ class Call:
 
     name: str
     sensitivity: float
-    share: float
-    """of the draw's privacy cost"""
-    public: dict[str, Tensor]
-    """the learned tensors that shaped the sum: mask, centre, scale, parameters"""
+    share: float  # of the draw's privacy cost
+    public: dict[str, Tensor]  # the learned tensors that shaped the sum: mask, centre, scale, parameters
     total: Tensor = field(repr=False)
     tolerance: float = TOLERANCE
 
@@ -134,8 +129,7 @@ class Tape:
 
     def __init__(self, state: Callable[[], State] = dict) -> None:
         self._state = state
-        self.mechanism = partial(TapedMechanism, self)
-        """makes the mechanism of the run which this tape follows"""
+        self.mechanism = partial(TapedMechanism, self)  # makes the mechanism of the run which this tape follows
         self.calls: list[list[Call]] = []
         self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
@@ -226,8 +220,7 @@ class Player(Tape):
         self._recorded, self._aim = recorded, aim
         self.exposed = False
         """whether one of the breaches is more than a move beyond a sensitivity: then no noise covers it"""
-        self.largest = 0.0
-        """share of its sensitivity by which a sum has moved at most"""
+        self.largest = 0.0  # share of its sensitivity by which a sum has moved at most
         self.effects: list[float] = []
         """for each draw √(Σ_k s_k (difference_k/sensitivity_k)²): how far a record moves it, in units of σ"""
 

@@ -32,10 +32,8 @@ from adadpigu.training.preparation import Preparation
 from adadpigu.training.task import synthetic_records
 from adadpigu.training.train import train_prepared
 
-AUDITS = ("white-box", "noise", "replay")
-"""that can be made through something else than `train`"""
-_CELLS, _KINDS = 2**20, 16
-"""largest number and number of categories in a table for scikit-learn; float32 holds either"""
+AUDITS = ("white-box", "noise", "replay")  # that can be made through something else than `train`
+_CELLS, _KINDS = 2**20, 16  # largest number and number of categories in a table for scikit-learn; float32 holds either
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +41,10 @@ class Way:
     """How an integration trains what an audit has made ready."""
 
     drive: Drive
-    methods: tuple[str, ...] | None = None
-    """that it has; None: all"""
-    needs: tuple[str, str] | None = None
-    """a module that may not be installed, and the extra it comes with"""
-    takes_fronts: bool = True
-    """whether fixed features, released normalisation and augmentation go through it"""
-    assumed: tuple[str, ...] = ()
-    """what of the integration was not on the path"""
+    methods: tuple[str, ...] | None = None  # that it has; None: all
+    needs: tuple[str, str] | None = None  # a module that may not be installed, and the extra it comes with
+    takes_fronts: bool = True  # whether fixed features, released normalisation and augmentation go through it
+    assumed: tuple[str, ...] = ()  # what of the integration was not on the path
 
 
 def audit_through(name: str, audit: Callable[..., AuditResult], subject: Subject, **options: Any) -> AuditResult:

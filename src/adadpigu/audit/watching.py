@@ -35,16 +35,14 @@ from adadpigu.training.preparation import Preparation
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-_LABELS = 2**32
-"""a record's target is its label plus so many times its number, which counts from 1: 0 is no record"""
+_LABELS = 2**32  # a record's target is its label plus so many times its number, which counts from 1: 0 is no record
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpiedSampler(PoissonSampler):
     """A run's own sampler, which tells when its event is asked for, and when it tosses."""
 
-    own: Sampler
-    """whose answers these are: what is audited"""
+    own: Sampler  # whose answers these are: what is audited
     asked: Callable[[], object] = lambda: None
     tossed: Callable[[], object] = lambda: None
 
@@ -77,8 +75,7 @@ class Followed(Preparation):
 class _Numbered(View):
     """Reads the numbers off the records that the engine is about to see, and gives it their labels."""
 
-    seen: Tensor
-    """how often each number was shown since the draw began; changed in place, by recorded steps too"""
+    seen: Tensor  # how often each number was shown since the draw began; changed in place, by recorded steps too
     label_type: torch.dtype
 
     def __call__(self, records: Records) -> Records:
@@ -94,10 +91,8 @@ class _Numbered(View):
 class Taken:
     """All draws of one kind: which records each has taken."""
 
-    draw: PlannedDraw
-    """as claimed"""
-    counts: NDArray[np.uint8]
-    """[draws, records]: how often"""
+    draw: PlannedDraw  # as claimed
+    counts: NDArray[np.uint8]  # [draws, records]: how often
 
     @property
     def taken(self) -> NDArray[np.bool_]:
@@ -121,10 +116,8 @@ class Watched(Watcher):
         super().__init__()
         self._seen, self.planned = seen, planned
         self._current: PlannedDraw | None = None
-        self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []
-        """each with how often it has taken every record"""
-        self.stray = 0
-        """records that were looked at outside any draw that was charged"""
+        self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []  # each with how often it has taken every record
+        self.stray = 0  # records that were looked at outside any draw that was charged
 
     def announce(self, draw: PlannedDraw) -> None:
         self._close()

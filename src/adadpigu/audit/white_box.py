@@ -18,7 +18,7 @@ from torch import Tensor
 from adadpigu.audit import figures
 from adadpigu.audit.canaries import DRAW, Canaries
 from adadpigu.audit.estimators import Errors, fewest, gaussian_mu
-from adadpigu.audit.outside import chance, plainly_prepared
+from adadpigu.audit.outside import plainly_prepared, secret_rng
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled
 from adadpigu.core.randomness import choose_randomness
@@ -28,12 +28,10 @@ from adadpigu.training.configured import training_options
 from adadpigu.training.preparation import Preparation
 
 THRESHOLD = 0.5
-_MOST_A_WORLD = 256
-"""canaries in a batch"""
+_MOST_A_WORLD = 256  # canaries in a batch
 _MOST_MU = 40.0
 _MOST_SPREAD = 64
-_QUIET = 8
-"""coordinates without a canary until the method has a mask: it shall find something of the block to freeze"""
+_QUIET = 8  # coordinates without a canary until the method has a mask: it shall find something of the block to freeze
 
 
 class _HalfIn(Canaries):
@@ -46,7 +44,7 @@ class _HalfIn(Canaries):
     def __init__(self, a_world: int, spread: int) -> None:
         room = (2 * a_world + 1) * spread - 1 + _QUIET  # groups may begin anywhere
         super().__init__(room, room // spread, spread)
-        self._chance = chance()
+        self._chance = secret_rng()
         self._loudness = self._amount.clone()
         self._place = torch.arange(len(self._amount))
         self._signs = torch.ones(self.count, spread, dtype=torch.float64)
@@ -57,8 +55,7 @@ class _HalfIn(Canaries):
         self.within = self.without = torch.zeros(0, dtype=torch.float64)
         """⟨e_j, release⟩/C in both worlds, of all runs that have ended"""
         self._within, self._without = [self.within], [self.without]
-        self.odd = 0
-        """that were not finite"""
+        self.odd = 0  # that were not finite
         self.frozen = self.disturbed = 0
         """looks at frozen coordinates, and those that found a value other than 0, or a weight that had moved"""
 

@@ -23,17 +23,13 @@ class Kind(NamedTuple):
     """One audit as the command line knows it."""
 
     name: str
-    counts: str
-    """what its observations are"""
-    means: str
-    """what the ε that it shows says"""
+    counts: str  # what its observations are
+    means: str  # what the ε that it shows says
     sizes: Mapping[str, int] = MappingProxyType({})
     """options that it takes beside those that all take, and the most of each"""
-    looks_at_records: bool = False
-    """so that own data needs --diagnostics; the others never look at a private record"""
+    looks_at_records: bool = False  # so that own data needs --diagnostics; the others never look at a private record
     sample_rate: float = 0.02
-    steps: int = 3000
-    """of what is audited where neither a run, a preset nor a config says so"""
+    steps: int = 3000  # of what is audited where neither a run, a preset nor a config says so
 
 
 _LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"
@@ -52,8 +48,7 @@ _KINDS = (
     Kind("accountant", "draws counted", _RECKONED),
 )
 KINDS = {kind.name: kind for kind in _KINDS}
-OWNERS = {size: kind for kind in _KINDS for size in kind.sizes}
-"""which audit takes an option"""
+OWNERS = {size: kind for kind in _KINDS for size in kind.sizes}  # which audit takes an option
 
 
 def check_folder(folder: Path) -> None:

@@ -28,8 +28,7 @@ from adadpigu.errors import InputError, PrivacyLineError
 LEAST_CLIP = 1e-30
 """below it, rounding would be coarser than the bound, and noise in proportion to it could round to nothing"""
 
-Part = Literal["gradient", "loss", "input"]
-"""what a query may look at of a record"""
+Part = Literal["gradient", "loss", "input"]  # what a query may look at of a record
 
 
 class BoundedSum(Sensitive[Tensor]):
@@ -108,10 +107,8 @@ class Record:
 
     gradient: Tensor
     loss: Tensor
-    losses_at: Tensor
-    """its losses at other parameters"""
-    input: Tensor
-    """[k, ...]: its k copies as the model takes them; of several parts, the first"""
+    losses_at: Tensor  # its losses at other parameters
+    input: Tensor  # [k, ...]: its k copies as the model takes them; of several parts, the first
 
 
 @final

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from adadpigu.accounting.ledger import Ledger
 
 _MINT = object()
-_AT_ONCE = 2**22
-"""numbers to which noise is added at a time"""
+_AT_ONCE = 2**22  # numbers to which noise is added at a time
 
 
 @final

@@ -18,10 +18,8 @@ T = TypeVar("T")
 class Processes(Protocol):
     """The processes of one run; all of them call the same methods in the same order. Here: one that is alone."""
 
-    rank: int
-    """the number of this process, from 0; the first one keeps the ledger and speaks"""
-    size: int
-    """how many there are, W"""
+    rank: int  # the number of this process, from 0; the first one keeps the ledger and speaks
+    size: int  # how many there are, W
 
     def share_coins(self, taken: Tensor) -> Tensor:
         """Whether the first process's coins have taken each record, for those that live here; False for others."""

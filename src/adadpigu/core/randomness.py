@@ -26,11 +26,9 @@ from torch import Tensor
 
 from adadpigu.errors import check_known
 
-Tier = Literal["secure", "fast"]
-"""what a user may choose; `reproducible` is not private, so it is not among them"""
+Tier = Literal["secure", "fast"]  # what a user may choose; `reproducible` is not private, so it is not among them
 
-MT19937_WORDS = 624
-"""what the state of torch's (and numpy's) generator on the CPU holds"""
+MT19937_WORDS = 624  # what the state of torch's (and numpy's) generator on the CPU holds
 
 
 def fill(generator: torch.Generator, words: Tensor) -> None:
@@ -141,8 +139,7 @@ class DeviceRandomness(_SystemKeyed):
     tier: Tier = "fast"
 
     coins: torch.Generator
-    noise: torch.Generator
-    """which a recording has to know, so that every replay finds new numbers"""
+    noise: torch.Generator  # which a recording has to know, so that every replay finds new numbers
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

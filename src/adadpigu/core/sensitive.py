@@ -104,8 +104,7 @@ class GradientBatch:
 
     gradients: Tensor
     losses: Tensor
-    present: Tensor | None = None
-    """which rows are records, [b] of bool; None: all of them"""
+    present: Tensor | None = None  # which rows are records, [b] of bool; None: all of them
 
     def records_only(self) -> GradientBatch:
         """The rows that are records."""

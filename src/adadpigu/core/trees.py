@@ -14,8 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from adadpigu.errors import InputError
 
-Tree = Any
-"""a tensor, or a tuple, list or dict of trees"""
+Tree = Any  # a tensor, or a tuple, list or dict of trees
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:

@@ -24,8 +24,7 @@ class Augmentation:
 
     copies: int = 1
     shift: int = 0
-    shift_step: int = 1
-    """shifts are multiples of this"""
+    shift_step: int = 1  # shifts are multiples of this
     flip: bool = False
 
     def __post_init__(self) -> None:

@@ -130,12 +130,10 @@ def _attributes(dataset: Any) -> Iterable[Any]:
 
 Digests = NDArray[np.int64]
 
-_FRESH = 0.6
-"""of the test records that should be new to training: where no more of them are, about half are copies"""
+_FRESH = 0.6  # of the test records that should be new to training: where no more of them are, about half are copies
 _COPIES, _DISTINCT, _NUMBERS = 0.1, 0.25, 8
 """the caller is warned where so large a share of rows are copies, so many distinct, and rows have so many numbers"""
-_ALARM = 1e-6
-"""with at most this probability an honest test set is refused"""
+_ALARM = 1e-6  # with at most this probability an honest test set is refused
 
 
 def check_data(data: DataSet, classes: int | None, ignored: int | None = None) -> tuple[str, ...]:

@@ -37,12 +37,9 @@ class TensorRecords:
         self.name = name
         self.device: torch.device = tree_leaves(self.inputs)[0].device
         self._size = count_rows(self.targets)
-        self.whole = whole
-        """whether inputs hold all parts of a record"""
-        self.published = published
-        """of a published benchmark: features computed from them may be kept on disk"""
-        self.origin: object = None
-        """the data set that the tensors were made from, record by record; None: themselves"""
+        self.whole = whole  # whether inputs hold all parts of a record
+        self.published = published  # of a published benchmark: features computed from them may be kept on disk
+        self.origin: object = None  # the data set that the tensors were made from, record by record; None: themselves
 
     @classmethod
     def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:

@@ -18,10 +18,8 @@ from typing import Any
 
 from adadpigu.errors import InputError, first_line, require, unknown
 
-DESCRIPTION = "description.toml"
-"""the name of a description inside a folder of images"""
-MOST_CLASSES = 1 << 20
-"""that a description, or a run folder, may speak of"""
+DESCRIPTION = "description.toml"  # the name of a description inside a folder of images
+MOST_CLASSES = 1 << 20  # that a description, or a run folder, may speak of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +29,7 @@ class NumericColumn:
     name: str
     low: float
     high: float
-    missing: float | None = None
-    """the value that stands for an empty cell; None refuses it"""
+    missing: float | None = None  # the value that stands for an empty cell; None refuses it
 
     width = 1
 
@@ -43,10 +40,8 @@ class CategoricalColumn:
 
     name: str
     categories: tuple[str, ...]
-    other: bool = False
-    """whether any other category is encoded as one more, instead of refused"""
-    missing: str | None = None
-    """the category that stands for an empty cell; None refuses it"""
+    other: bool = False  # whether any other category is encoded as one more, instead of refused
+    missing: str | None = None  # the category that stands for an empty cell; None refuses it
 
     @property
     def width(self) -> int:
@@ -64,8 +59,7 @@ class TableFacts:
     label: str
     columns: tuple[Column, ...]
     ignore: tuple[str, ...] = ()
-    separator: str = ","
-    """between the cells of a text file"""
+    separator: str = ","  # between the cells of a text file
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,13 +118,10 @@ class Description:
     """All that is public about a person's own records."""
 
     path: Path
-    records: int
-    """N, the declared record count"""
-    classes: tuple[str, ...]
-    """their names; the position is the label"""
+    records: int  # N, the declared record count
+    classes: tuple[str, ...]  # their names; the position is the label
     facts: TableFacts | ImageFacts | ArrayFacts
-    test: Path | None = None
-    """a file or folder of the same form, outside the guarantee"""
+    test: Path | None = None  # a file or folder of the same form, outside the guarantee
 
     @property
     def public(self) -> tuple[str, ...]:
@@ -189,8 +180,7 @@ class _Key:
     """A key of a description."""
 
     allowed: str
-    read: Callable[[Any], Any]
-    """from a value of the file to the one that is used; None where it is not allowed"""
+    read: Callable[[Any], Any]  # from a value of the file to the one that is used; None where it is not allowed
     default: object = _REQUIRED
 
 

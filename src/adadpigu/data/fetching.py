@@ -25,8 +25,7 @@ from adadpigu.data.sources import MIRROR, Pieces, Watcher, from_elsewhere, from_
 from adadpigu.errors import InputError, require
 
 _SCRATCH = ".fetch-"
-DIGITS = 1437
-"""training records of the embedded digits"""
+DIGITS = 1437  # training records of the embedded digits
 DIGITS_SHAPE = (1, 8, 8)
 
 

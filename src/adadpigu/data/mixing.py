@@ -23,12 +23,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from adadpigu.core.randomness import seed_host
 from adadpigu.errors import InputError
 
-_PROBED = 32
-"""items that are made again, spread over the data set"""
-_FEW = 16
-"""numbers that an array may hold as constants, such as a mean and a deviation for each channel"""
-_LARGE = 1 << 30
-"""bytes of an array that is not copied to be changed"""
+_PROBED = 32  # items that are made again, spread over the data set
+_FEW = 16  # numbers that an array may hold as constants, such as a mean and a deviation for each channel
+_LARGE = 1 << 30  # bytes of an array that is not copied to be changed
 PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 

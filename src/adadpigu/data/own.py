@@ -109,8 +109,7 @@ class Inputs(NamedTuple):
     """Records without labels, and what to call each of them."""
 
     values: Tensor
-    names: tuple[str, ...]
-    """file names of images, else positions"""
+    names: tuple[str, ...]  # file names of images, else positions
 
 
 def is_own(name: str) -> bool:

@@ -16,8 +16,7 @@ from typing import Literal
 from adadpigu.data.formats import batch_to_cifar, csv_to_idx, sheet_to_cifar
 from adadpigu.errors import check_known, first_line
 
-Members = Mapping[str, Callable[[], bytes]]
-"""files at hand by base name, each read when it is called"""
+Members = Mapping[str, Callable[[], bytes]]  # files at hand by base name, each read when it is called
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +67,14 @@ class Published:
     classes: int
     records: int
     kind: Literal["idx", "cifar"]
-    train: tuple[str, ...]
-    """names of pieces: images then labels for idx, batches in order for cifar"""
+    train: tuple[str, ...]  # names of pieces: images then labels for idx, batches in order for cifar
     test: tuple[str, ...]
     pieces: tuple[Piece, ...]
     recipes: tuple[Recipe, ...]
-    homes: tuple[str, ...]
-    """addresses of the folders it is officially published in"""
-    downloads: tuple[str, ...]
-    """files to be fetched from one home"""
+    homes: tuple[str, ...]  # addresses of the folders it is officially published in
+    downloads: tuple[str, ...]  # files to be fetched from one home
     packages: tuple[Package, ...] = ()
-    archives: tuple[str, ...] = ()
-    """patterns of archives that a user's folder may hold"""
+    archives: tuple[str, ...] = ()  # patterns of archives that a user's folder may hold
 
     @property
     def size(self) -> int:

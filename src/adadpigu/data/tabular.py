@@ -28,25 +28,19 @@ from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, 
 from adadpigu.errors import InputError, require
 from adadpigu.extras import extra
 
-CHUNK = 8192
-"""rows held as Python objects at once"""
-_EMPTY = frozenset(("", "nan", "NaN"))
-"""cells that hold nothing, unless one is declared a category"""
-_MISSING = ("NAType", "NaTType")
-"""what pandas puts into an empty cell, besides None and NaN"""
+CHUNK = 8192  # rows held as Python objects at once
+_EMPTY = frozenset(("", "nan", "NaN"))  # cells that hold nothing, unless one is declared a category
+_MISSING = ("NAType", "NaTType")  # what pandas puts into an empty cell, besides None and NaN
 
 
 @dataclass(frozen=True)
 class Rows:
     """Some rows of a table."""
 
-    cells: Mapping[str, Sequence[Any] | NDArray[Any]]
-    """by column"""
-    where: Callable[[int], str]
-    """what to call a row in a refusal"""
+    cells: Mapping[str, Sequence[Any] | NDArray[Any]]  # by column
+    where: Callable[[int], str]  # what to call a row in a refusal
     if_missing: str = "`missing` in the description"
-    if_other: str = "`other = true` in the description"
-    """how to declare that a missing, or another, value is allowed"""
+    if_other: str = "`other = true` in the description"  # how to declare that a missing, or another, value is allowed
 
 
 def encode(rows: Rows, columns: Sequence[Column]) -> NDArray[np.float32]:

@@ -57,8 +57,7 @@ def code_block(text: str) -> str:
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 """how a data set is called on the hub; others are named in the model index alone"""
-_TASKS = {1: "tabular-classification", 3: "image-classification"}
-"""what a model does, by the dimensions of a record"""
+_TASKS = {1: "tabular-classification", 3: "image-classification"}  # what a model does, by the dimensions of a record
 
 
 def write_card(

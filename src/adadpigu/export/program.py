@@ -27,16 +27,13 @@ from adadpigu.errors import InputError, ModelError, first_line
 from adadpigu.export.subject import Exportable, Synthetic, statement_of, subject_of
 from adadpigu.extras import extra
 
-TOLERANCE = 1e-4
-"""how far outputs may be apart, in units of the largest output or of 1, whichever is more"""
+TOLERANCE = 1e-4  # how far outputs may be apart, in units of the largest output or of 1, whichever is more
 _BATCHES = (1, 2, 3, 16)
 """sizes that are tried: the first dimension is free, and programs like to specialise for one and two"""
-_TRACED = 4
-"""records at once while tracing; any number later"""
+_TRACED = 4  # records at once while tracing; any number later
 _NOTES = ("stack_trace", "from_node", "source_fn_stack", "nn_module_stack", "torch_fn")
 """what tracing writes to every node of where in the user's code it came from"""
-_LARGEST = 2**31 - 1
-"""bytes of one ONNX file"""
+_LARGEST = 2**31 - 1  # bytes of one ONNX file
 
 Outputs = Callable[[Tensor], Tensor]
 Convert = Callable[[ExportedProgram, dict[str, str]], tuple[bytes, Outputs]]
@@ -49,8 +46,7 @@ class Exported:
 
     path: Path
     bytes: int
-    difference: float
-    """the largest that was seen, in the units of `TOLERANCE`, which it does not exceed"""
+    difference: float  # the largest that was seen, in the units of `TOLERANCE`, which it does not exceed
 
 
 def export_program(run: Exportable, path: Path | str, *, records: Synthetic | None = None) -> Exported:

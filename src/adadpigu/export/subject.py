@@ -79,8 +79,7 @@ class Subject:
     synthetic: Synthetic | None
 
 
-Exportable = Run | Subject | Path | str
-"""what can be exported: a run, or the folder of one"""
+Exportable = Run | Subject | Path | str  # what can be exported: a run, or the folder of one
 
 
 def subject_of(run: Exportable, *, trust_code: bool = False, unbound: bool = False) -> Subject:
@@ -117,14 +116,10 @@ class CardFacts:
 
     privacy: PrivacyReport
     dataset: str
-    accuracy: float | None
-    """on test records, 0 to 1: the run's own word, not measured again"""
-    shape: tuple[int, ...] | None
-    """of a record"""
-    settings: Mapping[str, object] = field(default_factory=dict)
-    """how it was trained, as far as it is known"""
-    loadable: bool = False
-    """whether the run folder alone is enough to build the model again"""
+    accuracy: float | None  # on test records, 0 to 1: the run's own word, not measured again
+    shape: tuple[int, ...] | None  # of a record
+    settings: Mapping[str, object] = field(default_factory=dict)  # how it was trained, as far as it is known
+    loadable: bool = False  # whether the run folder alone is enough to build the model again
 
 
 def facts_of_run(run: Run | CardFacts | Path | str, *, unbound: bool = False) -> CardFacts:

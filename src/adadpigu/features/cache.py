@@ -20,8 +20,7 @@ from adadpigu.data.cache import atomic_write, locked
 from adadpigu.errors import InputError
 from adadpigu.tensors import digest, raw_bytes, read_file
 
-Progress = Callable[[int, int], None]
-"""told how many records are done, and of how many"""
+Progress = Callable[[int, int], None]  # told how many records are done, and of how many
 
 _NAME = "features"
 

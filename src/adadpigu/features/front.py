@@ -20,8 +20,7 @@ from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.priors.encoder import packaged_weights
 
 FEATURES = ("none", "scattering", "prior")
-_LEAST_CLIP = 1e-9
-"""of released normalisation: its square must be far from zero, and its inverse's from infinity"""
+_LEAST_CLIP = 1e-9  # of released normalisation: its square must be far from zero, and its inverse's from infinity
 NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
 
 

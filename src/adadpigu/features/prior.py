@@ -18,8 +18,7 @@ from adadpigu.features.scattering import OrderNorm, Scattering, check_images, ch
 from adadpigu.priors.encoder import SHA256, EncoderMaps, Plan, Weights
 from adadpigu.tensors import digest
 
-STEP = 8
-"""pixels an output position"""
+STEP = 8  # pixels an output position
 
 
 class Parts(nn.Module):

@@ -24,13 +24,10 @@ from adadpigu.errors import require
 
 Array = NDArray[np.float64]
 
-SCALES = 2
-"""J: the transform averages over 2^J pixels"""
-ORIENTATIONS = 8
-"""L"""
+SCALES = 2  # J: the transform averages over 2^J pixels
+ORIENTATIONS = 8  # L
 _WRAPS = 2
-_PI = 3.1415
-"""the π in Kymatio's norms (its angles have all digits); ours would be 3e-5 smaller"""
+_PI = 3.1415  # the π in Kymatio's norms (its angles have all digits); ours would be 3e-5 smaller
 
 
 def morlet_bank(height: int, width: int, scale: int) -> Array:
@@ -69,14 +66,10 @@ def _wrapped(values: NDArray[np.inexact], length: int, axis: int) -> NDArray[np.
     return np.moveaxis(values.reshape(-1, length, *values.shape[1:]).sum(0), 0, axis)
 
 
-CHANNELS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2 * SCALES * (SCALES - 1) // 2
-"""features a plane and position"""
-_ORDERS = [1, SCALES * ORIENTATIONS, CHANNELS - 1 - SCALES * ORIENTATIONS]
-"""channels of a plane: S0, S1, S2"""
-STEP = 2**SCALES
-"""pixels an output position"""
-_MARGIN = STEP
-"""pixels that reflection adds on each side"""
+CHANNELS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2 * SCALES * (SCALES - 1) // 2  # features a plane and position
+_ORDERS = [1, SCALES * ORIENTATIONS, CHANNELS - 1 - SCALES * ORIENTATIONS]  # channels of a plane: S0, S1, S2
+STEP = 2**SCALES  # pixels an output position
+_MARGIN = STEP  # pixels that reflection adds on each side
 _SMALLEST, _LARGEST = 8, 64
 
 

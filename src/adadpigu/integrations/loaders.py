@@ -34,8 +34,7 @@ _SEVERAL = (
     "the training loader: records of several lengths; allowed: one; pad each record to a public length in the Dataset "
     "or in collate_fn"
 )
-_CHECKED = 8
-"""records that are collated together once, to see that each comes out as it does alone"""
+_CHECKED = 8  # records that are collated together once, to see that each comes out as it does alone
 
 
 def validate_loader(loader: object, name: str) -> DataLoader[Any]:

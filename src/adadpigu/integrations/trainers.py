@@ -44,8 +44,7 @@ def check_options(
     TrainingOptions(**{"steps": 1, **options})
 
 
-Rule = tuple[tuple[object, ...], str]
-"""what a setting of another library may be here, and why"""
+Rule = tuple[tuple[object, ...], str]  # what a setting of another library may be here, and why
 
 
 def refuse_settings(rules: Mapping[str, Rule], given: Mapping[str, object]) -> None:
@@ -86,8 +85,7 @@ def attributes_put_back(
 class EpochBatches:
     """The batches of a private loop, an epoch at a time; they hold no record."""
 
-    batch: PrivateBatch
-    """the one that was handed out last"""
+    batch: PrivateBatch  # the one that was handed out last
 
     def __init__(self, steps_an_epoch: int) -> None:
         self._each = steps_an_epoch

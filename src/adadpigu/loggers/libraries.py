@@ -68,8 +68,7 @@ class TensorBoardLogger(Logger):
             self._records.RecordWriter(file).write(event.SerializeToString())
 
 
-_MOST = 250
-"""characters of a name or value that MLflow takes everywhere"""
+_MOST = 250  # characters of a name or value that MLflow takes everywhere
 
 
 class MLflowLogger(Logger):

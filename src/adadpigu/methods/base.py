@@ -88,8 +88,7 @@ def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Rele
 
 
 Positive = Annotated[float, "a finite number above 0"]
-Share = Annotated[float, "in (0, 1]"]
-"""types of options whose range `check_options` knows"""
+Share = Annotated[float, "in (0, 1]"]  # types of options whose range `check_options` knows
 
 
 class MethodState(ABC):

@@ -72,10 +72,8 @@ class Statistics(Learned):
     def __init__(self, options: StatisticsOptions, *, variance: Tensor, groups: Tensor) -> None:
         """`variance` is β at the start, [d], whose dtype state has; `groups` the number of each coordinate's group."""
         self._options = options
-        self.variance_held = not options.moves_variance
-        """whether β stays where it started"""
-        self.mean_held = options.mean_decay == 1
-        """whether α stays 0 (γ1 = 1)"""
+        self.variance_held = not options.moves_variance  # whether β stays where it started
+        self.mean_held = options.mean_decay == 1  # whether α stays 0 (γ1 = 1)
         self._groups = groups
         self._group_count = int(groups.max()) + 1
         self.variance = variance.clamp(options.floor, options.ceiling)

@@ -67,11 +67,9 @@ class ModelCard:
 
     name: str
     net: Net
-    shape: tuple[int, ...] | None
-    """the shape of a record that the model takes; None for any"""
+    shape: tuple[int, ...] | None  # the shape of a record that the model takes; None for any
     about: str
-    activation: str = "tanh"
-    """what stands between its layers where nobody chooses"""
+    activation: str = "tanh"  # what stands between its layers where nobody chooses
 
     def build(self, shape: tuple[int, ...], classes: int, activation: str | None = None) -> nn.Module:
         """A freshly initialised model for records of this shape; activation as in `parse_activation`."""

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from adadpigu.models.cards import Activation, ModelCard
 from adadpigu.priors.encoder import EncoderMaps, Plan, Weights, packaged_weights
 
-_SIDE = 4
-"""of the pooled maps that the head sees"""
+_SIDE = 4  # of the pooled maps that the head sees
 
 
 class _EarlierStages(EncoderMaps):

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from adadpigu.errors import InputError, require
 from adadpigu.tensors import digest, read_file, write_tensors
 
-Convolve = Callable[[str, Tensor], Tensor]
-"""applies a convolution, by its name, to maps"""
+Convolve = Callable[[str, Tensor], Tensor]  # applies a convolution, by its name, to maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +72,7 @@ def staged(plan: Plan, convolve: Convolve, x: Tensor) -> list[Tensor]:
     return maps
 
 
-STEP = 4
-"""pixels an output position"""
+STEP = 4  # pixels an output position
 
 
 class EncoderMaps(nn.Module):
@@ -121,8 +119,7 @@ def _key(name: str) -> str:
 
 
 PACKAGED = Path(__file__).with_name("processes.safetensors")
-SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"
-"""of the packaged weights, by `fingerprint`"""
+SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"  # of the packaged weights, by `fingerprint`
 
 
 @dataclass(frozen=True, kw_only=True)

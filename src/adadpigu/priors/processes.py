@@ -18,10 +18,8 @@ from torch.nn import functional as F
 from adadpigu.core.gradients import Loss
 from adadpigu.errors import require
 
-_WIDTH = 32
-"""channels of an untrained net"""
-_LOBES = 4
-"""waves along the outline of a leaf"""
+_WIDTH = 32  # channels of an untrained net
+_LOBES = 4  # waves along the outline of a leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +27,7 @@ class Processes:
     """Makes images of random processes, [n, 3, side, side], with values from 0 to 1."""
 
     side: int = 48
-    leaves: int = 24
-    """shapes painted onto an image, those that others hide included"""
+    leaves: int = 24  # shapes painted onto an image, those that others hide included
 
     def __post_init__(self) -> None:
         require(self.side >= 16 and self.side % 16 == 0, f"side={self.side} is not a multiple of 16, 16 at least")

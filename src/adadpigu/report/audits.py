@@ -14,8 +14,7 @@ from adadpigu.errors import InputError
 from adadpigu.report.embedding import listed, name
 from adadpigu.runs.reading import Fields, json_of
 
-FOLDER = "audits"
-"""of a run folder"""
+FOLDER = "audits"  # of a run folder
 
 
 @dataclass(frozen=True, kw_only=True)

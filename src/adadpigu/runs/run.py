@@ -41,17 +41,13 @@ class Metrics:
     step: int
     steps: int
     stage: str
-    epsilon: float | None
-    """ε spent so far, an upper bound by PLD; None without a guarantee"""
+    epsilon: float | None  # ε spent so far, an upper bound by PLD; None without a guarantee
     test_accuracy: float | None = None
-    active: float = 1.0
-    """share of coordinates that may change"""
-    mask: dict[str, float] = field(default_factory=dict)
-    """that share for each layer"""
+    active: float = 1.0  # share of coordinates that may change
+    mask: dict[str, float] = field(default_factory=dict)  # that share for each layer
     alpha: dict[str, float] = field(default_factory=dict)
     """mean of α over each layer's active coordinates; nothing where it is held at 0"""
-    beta: dict[str, float] = field(default_factory=dict)
-    """mean of β, likewise; nothing where gradients are not scaled"""
+    beta: dict[str, float] = field(default_factory=dict)  # mean of β, likewise; nothing where gradients are not scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +64,9 @@ class Facts:
     delta: float
     engine: str
     warnings: tuple[str, ...]
-    steps_done: int = 0
-    """before this process"""
-    steps_charged: int = 0
-    """until now, by all processes"""
-    secret: bool = True
-    """whether nobody can repeat the noise"""
+    steps_done: int = 0  # before this process
+    steps_charged: int = 0  # until now, by all processes
+    secret: bool = True  # whether nobody can repeat the noise
 
 
 class Observer(Protocol):

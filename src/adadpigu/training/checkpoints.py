@@ -32,10 +32,8 @@ class Checkpoint:
     """A run after so many steps."""
 
     step: int
-    run: str
-    """which run it belongs to"""
-    ledger: tuple[int, str]
-    """records and digest of the ledger when it was written"""
+    run: str  # which run it belongs to
+    ledger: tuple[int, str]  # records and digest of the ledger when it was written
     metrics: tuple[Mapping[str, Any], ...]
     state: State
 

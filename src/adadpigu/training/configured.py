@@ -14,8 +14,7 @@ from adadpigu.runs.loading import front_and_body, load_data
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation, prepare
 
-DEFAULT_EPOCHS = 20.0
-"""where neither steps nor epochs are given"""
+DEFAULT_EPOCHS = 20.0  # where neither steps nor epochs are given
 
 
 def configured(

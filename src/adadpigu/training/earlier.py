@@ -20,16 +20,13 @@ from adadpigu.accounting.wording import number
 class StartedRun:
     """Public facts of a run."""
 
-    run: str
-    """what its ledger calls it"""
-    preparation: object
-    """passes over one preparation are one run"""
+    run: str  # what its ledger calls it
+    preparation: object  # passes over one preparation are one run
     dataset: str
     records: int
     epsilon: float
     delta: float
-    ledger: Path | None
-    """the one that it shares with others, whose total stands in the statement and is tighter"""
+    ledger: Path | None  # the one that it shares with others, whose total stands in the statement and is tighter
 
     def adds_to(self, later: StartedRun) -> bool:
         """Whether a later run declared the same data set, and has no account yet that includes this one."""

@@ -31,10 +31,8 @@ from adadpigu.errors import InputError, ModelError, PrivacyLineError, require
 if TYPE_CHECKING:
     from adadpigu.training.own_loop import PrivateLoop
 
-_held: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
-"""parameters that an open loop trains"""
-_COMPARED = (bool, int, float, str, bytes, set)
-"""types of attributes that are compared by value"""
+_held: MutableMapping[Tensor, None] = WeakIdKeyDictionary()  # parameters that an open loop trains
+_COMPARED = (bool, int, float, str, bytes, set)  # types of attributes that are compared by value
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING = object()
 _KINDS = {

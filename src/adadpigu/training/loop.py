@@ -45,11 +45,9 @@ from adadpigu.training.threads import using
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-_CHECKPOINT_SECONDS = 60.0
-"""between checkpoints, where no number of steps was given"""
+_CHECKPOINT_SECONDS = 60.0  # between checkpoints, where no number of steps was given
 
-_COMPARED_EVERY = 64
-"""steps between looks at whether several processes still have the same weights"""
+_COMPARED_EVERY = 64  # steps between looks at whether several processes still have the same weights
 
 End = Literal["finished", "interrupted", "exhausted"]
 
@@ -98,10 +96,8 @@ class Session:
         self._untrained = Untrained(prepared.model)
         self._schedules = (prepared.options.lr_schedule, prepared.options.warmup) != ("constant", 0)
         self._started = 0.0
-        self.done = 0
-        """steps that were taken"""
-        self.reported: PrivacyReport | None = None
-        """what is claimed for a run that has ended or failed"""
+        self.done = 0  # steps that were taken
+        self.reported: PrivacyReport | None = None  # what is claimed for a run that has ended or failed
         self._end: End = "interrupted"
         self.stop = StopRequest()
         self._threads: int | None = None

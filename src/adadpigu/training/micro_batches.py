@@ -119,10 +119,8 @@ class MicroBatches:
         self._seen: list[PerSampleGradients] = []
         self._known: dict[int, int] = {}
         self._diagnostics = diagnostics
-        self.draws_on_host = False
-        """whether the forward of a draw of fixed shape has used a generator of the CPU"""
-        self.ran_out = False
-        """whether a GPU has run out of memory over drawn records"""
+        self.draws_on_host = False  # whether the forward of a draw of fixed shape has used a generator of the CPU
+        self.ran_out = False  # whether a GPU has run out of memory over drawn records
         self.relief: Callable[[], bool] = lambda: False
         """frees memory that can be done without, and says whether there was any"""
 

@@ -38,8 +38,7 @@ class ObserverHub:
         self._running = running
         self.observers = observers
         self.resumed = len(ledger.sessions()) > 1
-        self.looks: dict[int, float | None] = {}
-        """after which steps the test set is looked at, and the ε spent by then"""
+        self.looks: dict[int, float | None] = {}  # after which steps the test set is looked at, and the ε spent by then
         self.metrics: list[Metrics] = []
 
     def begin(self, done: int) -> None:

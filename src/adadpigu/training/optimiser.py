@@ -20,8 +20,7 @@ from adadpigu.errors import InputError, check_range, require, unknown
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-_UNFIT = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
-"""cannot be fed one noisy gradient a step"""
+_UNFIT = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)  # cannot be fed one noisy gradient a step
 
 
 def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimiserFactory:
@@ -62,8 +61,7 @@ class MaskedOptimiser:
     def __init__(self, model: nn.Module, layout: Layout, factory: OptimiserFactory) -> None:
         self._parameters = layout.parameters(model)
         self._model, self._layout = model, layout
-        self.weights = layout.read(model)
-        """θ as one vector, always in the same place"""
+        self.weights = layout.read(model)  # θ as one vector, always in the same place
         try:
             self.inner = factory(self._parameters)
         except (TypeError, ValueError) as error:

@@ -219,16 +219,12 @@ class PrivateLoop:
         prepared = self._prepared
         self.epsilon, self.delta = prepared.epsilons["pld"], prepared.delta
         self.noise_multiplier, self.gradients = prepared.noise_multiplier, prepared.engine.reason
-        self.planned = prepared.plan.event()
-        """all that the run may ever charge"""
-        self.batch: PrivateBatch | None = None
-        """the latest one"""
+        self.planned = prepared.plan.event()  # all that the run may ever charge
+        self.batch: PrivateBatch | None = None  # the latest one
         self._run: Run | None = None
         self._begun = self._entered = False
-        self.ended = False
-        """whether the run is over, well or not"""
-        self._busy = False
-        """whether the package's own code runs, which a first Ctrl-C does not interrupt"""
+        self.ended = False  # whether the run is over, well or not
+        self._busy = False  # whether the package's own code runs, which a first Ctrl-C does not interrupt
         with contextlib.ExitStack() as opening:
             trained = {slot.name for slot in prepared.engine.layout.slots}
             self._guard = Guard(prepared.model, optimizer, trained, loss, self)

@@ -26,11 +26,9 @@ from adadpigu.features.front import Front, apply_front
 from adadpigu.training.memory import free_memory
 from adadpigu.training.micro_batches import View, front_rows_alike
 
-_SHARE_OF_MEMORY = 0.6
-"""of a device's free memory that records and features may take"""
+_SHARE_OF_MEMORY = 0.6  # of a device's free memory that records and features may take
 
-_READ_TWICE = 32
-"""records that are read twice, to see whether they change"""
+_READ_TWICE = 32  # records that are read twice, to see whether they change
 
 Progress = Callable[[float | None], None]
 """told the share of features that are computed; None where the number of records, hence any share, is private"""

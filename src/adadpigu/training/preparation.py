@@ -56,22 +56,16 @@ class Preparation:
     delta: float
     stages: tuple[Stage, ...]
     plan: Plan
-    noise_multiplier: float
-    """σ of the run; 0 for a method without a guarantee"""
+    noise_multiplier: float  # σ of the run; 0 for a method without a guarantee
     engine: GradientEngine
-    view: View
-    """what the model is shown of a drawn record"""
-    front: Front | None
-    """the fixed part before the model, as far as it belongs to what is kept"""
+    view: View  # what the model is shown of a drawn record
+    front: Front | None  # the fixed part before the model, as far as it belongs to what is kept
     device: torch.device
     seed: int
-    epsilons: dict[str, float]
-    """ε of the whole plan, by accountant"""
+    epsilons: dict[str, float]  # ε of the whole plan, by accountant
     warnings: tuple[str, ...]
-    record: Tree
-    """a synthetic record, [1, ...], as it comes to the front"""
-    loss: Loss | None
-    """of outputs and targets; None where `losses(model, batch)` was given"""
+    record: Tree  # a synthetic record, [1, ...], as it comes to the front
+    loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
     told: tuple[str, ...] = ()
     """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
     threads: int | None = None

@@ -28,10 +28,8 @@ from adadpigu.training.learned import Learned
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.step import Draws
 
-_WARM_STEPS = 2
-"""run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep"""
-_MOST_RECORDINGS = 16
-"""of one run: a method whose steps keep changing gains nothing from more"""
+_WARM_STEPS = 2  # run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep
+_MOST_RECORDINGS = 16  # of one run: a method whose steps keep changing gains nothing from more
 
 Work = Callable[[], None]
 
@@ -78,8 +76,7 @@ class RecordedDraw:
 
     draw: str
     recorded: Recorded
-    kept: object
-    """vectors that the recording reads and nobody else may hold"""
+    kept: object  # vectors that the recording reads and nobody else may hold
 
 
 class ReplayedDraws(Draws):

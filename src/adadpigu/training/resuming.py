@@ -40,8 +40,7 @@ class Begun:
     folder: RunFolder | None = None
     checkpoint: Checkpoint | None = None
     """None of a new run, and where the process ended before the first one: what was charged stays charged"""
-    total: Callable[[], SharedTotal] | None = None
-    """what a shared ledger says of all its runs"""
+    total: Callable[[], SharedTotal] | None = None  # what a shared ledger says of all its runs
 
 
 def settings_of(prepared: Preparation) -> dict[str, object]:

@@ -30,18 +30,14 @@ from adadpigu.features.front import ByteScaling, Front, Fronted, apply_front
 class Task:
     """Records, loss and front of a run, as the engine will see them."""
 
-    data: DataSet
-    """its records are pairs, or whole where the loss takes whole records"""
+    data: DataSet  # its records are pairs, or whole where the loss takes whole records
     loss: Loss | None
     losses: Losses | None
-    given: object
-    """the loss as the user gave it"""
+    given: object  # the loss as the user gave it
     front: Front | None
-    example: tuple[Tree, Tensor]
-    """synthetic records, as they come to the front"""
+    example: tuple[Tree, Tensor]  # synthetic records, as they come to the front
     classes: int | None = None
-    ignored: int | None = None
-    """a label that counts for nothing"""
+    ignored: int | None = None  # a label that counts for nothing
 
     @classmethod
     def of(

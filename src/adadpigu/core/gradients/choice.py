@@ -30,8 +30,7 @@ from adadpigu.errors import ModelError, first_line
 E = TypeVar("E", bound=GradientEngine)
 
 ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
-_MANY_NUMBERS = 2**28
-"""of gradients, one GiB: more are not kept for a rehearsal"""
+_MANY_NUMBERS = 2**28  # of gradients, one GiB: more are not kept for a rehearsal
 
 
 def choose_engine(
@@ -99,8 +98,7 @@ class _Trial:
     net: nn.Module
     inputs: Tree
     targets: Tensor
-    own_losses: bool
-    """whether the losses are a function of the user's, which sees a batch"""
+    own_losses: bool  # whether the losses are a function of the user's, which sees a batch
 
     def engine(self, kind: type[E], reason: str = "") -> E:
         return kind(self.model, self.loss, reason, self.net)

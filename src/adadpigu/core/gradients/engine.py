@@ -26,14 +26,10 @@ from adadpigu.core.sensitive import GradientBatch, PerRecordLosses, PerSampleGra
 from adadpigu.core.standardising import Standardiser
 from adadpigu.core.trees import Tree, map_tensors, select
 
-LARGE = 2**20
-"""parameters from which a net counts as large: memory is kept for them"""
-ROWS_AT_ONCE = 256
-"""rows that go through a net together on a CPU: more would not fit its cache"""
-_FEW_ROWS = 16
-"""the same for a large net: what its layers keep should not come on top of its parameters"""
-_MANY_OPERATIONS = 2**22
-"""multiply-adds for each row from which a slice of one block takes no longer than a long one"""
+LARGE = 2**20  # parameters from which a net counts as large: memory is kept for them
+ROWS_AT_ONCE = 256  # rows that go through a net together on a CPU: more would not fit its cache
+_FEW_ROWS = 16  # the same for a large net: what its layers keep should not come on top of its parameters
+_MANY_OPERATIONS = 2**22  # multiply-adds for each row from which a slice of one block takes no longer than a long one
 
 
 class GradientEngine(ABC):
@@ -54,11 +50,9 @@ class GradientEngine(ABC):
         self.net = model if net is None else net
         """what is called with a batch's inputs: the model, or the `Objective` around it, with `GivenLosses`"""
         self.loss = loss
-        self.reason = reason
-        """One sentence for users: why this engine."""
+        self.reason = reason  # One sentence for users: why this engine.
         self.layout = Layout.of(model)
-        self.operations = 0.0
-        """multiply-adds of a forward for each row, about"""
+        self.operations = 0.0  # multiply-adds of a forward for each row, about
         self.rows_alike = False
         """whether a record's gradient is the same, bit for bit, at any place of a slice, in any number of blocks"""
         self.align = False

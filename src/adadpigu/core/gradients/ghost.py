@@ -27,8 +27,7 @@ _TILED_AT_MOST = 2**18
 """entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not measured"""
 _PART_BYTES_ELSEWHERE = 2**27
 """what the gradients of a slice of records may take, of one weight of a large net on a GPU"""
-_WIDE = 2**16
-"""entries of a weight from which its gradients at many positions are not kept"""
+_WIDE = 2**16  # entries of a weight from which its gradients at many positions are not kept
 
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """from x and dℓ/dy [b, ..., n] to a and b, whose products Σ_p a_p b_pᵀ are the gradient of a layer's `weight`"""
@@ -72,10 +71,8 @@ class OuterLayer:
     slot: Slot
     left: Tensor
     right: Tensor
-    weight: Tensor | None
-    """w, [m, n]; None: 1"""
-    center: Tensor | None
-    """α, [m, n]; None: 0"""
+    weight: Tensor | None  # w, [m, n]; None: 1
+    center: Tensor | None  # α, [m, n]; None: 0
 
     def squares(self) -> Tensor:
         """The squared norm of each record's part in this layer, [b]; where terms cancel, an upper bound of it."""

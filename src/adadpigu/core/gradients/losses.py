@@ -23,21 +23,17 @@ from adadpigu.core.gradients.state import Kept
 from adadpigu.core.trees import Tree, call, count_rows, describe_tree, map_tensors, select
 from adadpigu.errors import ModelError, first_line
 
-Loss = Callable[[Any, Any], Tensor]
-"""of a batch, from the model's outputs and the targets"""
-Losses = Callable[[nn.Module, Tree], Tensor]
-"""of each record, [n], from the model and a batch"""
+Loss = Callable[[Any, Any], Tensor]  # of a batch, from the model's outputs and the targets
+Losses = Callable[[nn.Module, Tree], Tensor]  # of each record, [n], from the model and a batch
 
 _LABELLED = (F.cross_entropy, F.nll_loss)
-_IGNORED = -100
-"""torch's default for `ignore_index`"""
+_IGNORED = -100  # torch's default for `ignore_index`
 
 
 class Objective(nn.Module):
     """`losses(model, batch)` as a module: what probes and runs models does the same with it, and so finds mixing."""
 
-    shown_as = "<losses>"
-    """how errors name it"""
+    shown_as = "<losses>"  # how errors name it
 
     def __init__(self, model: nn.Module, losses: Losses) -> None:
         super().__init__()
@@ -64,8 +60,7 @@ class RecordLoss:
 
     def __init__(self, loss: Loss, refusal: str | None) -> None:
         self._loss = loss
-        self.refusal = refusal
-        """Why vmap cannot run this loss, or None when it can."""
+        self.refusal = refusal  # Why vmap cannot run this loss, or None when it can.
 
     @classmethod
     def of(cls, loss: Loss, outputs: Tree, targets: Tree) -> RecordLoss:

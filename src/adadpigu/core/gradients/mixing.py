@@ -21,11 +21,9 @@ from adadpigu.core.gradients.state import describe
 from adadpigu.core.trees import Tree, count_rows, map_tensors, select
 from adadpigu.errors import ModelError
 
-_SEEDS = 16
-"""for a forward that draws at random: a mixup of three batches in ten is then missed in one run of 300"""
+_SEEDS = 16  # for a forward that draws at random: a mixup of three batches in ten is then missed in one run of 300
 _LARGE = 256
-_ORDINARY = 3
-"""the first alternatives of a record, which every forward has to take"""
+_ORDINARY = 3  # the first alternatives of a record, which every forward has to take
 
 
 Passage = tuple[str, list[Tensor], list[Tensor]]

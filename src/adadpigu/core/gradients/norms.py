@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-_frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""norms that `train_mode` leaves in evaluation mode"""
+_frozen: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # norms that `train_mode` leaves in evaluation mode
 
 
 def has_frozen_statistics(module: nn.Module) -> bool:

@@ -33,11 +33,9 @@ from adadpigu.errors import ModelError
 if TYPE_CHECKING:
     from adadpigu.core.gradients.ghost import OuterLayer
 
-_SLICE_BYTES = {"cpu": 8 * 2**20}
-"""what the gradients of a slice of records may take: on a CPU they stay in the cache"""
+_SLICE_BYTES = {"cpu": 8 * 2**20}  # what the gradients of a slice of records may take: on a CPU they stay in the cache
 _SLICE_BYTES_ELSEWHERE = 2**30
-_MOST_SELECTIONS = 8
-"""that are kept: a mask that grows takes in one parameter after the other"""
+_MOST_SELECTIONS = 8  # that are kept: a mask that grows takes in one parameter after the other
 Precision = Literal["float32", "bf16"]
 """what a net's products are computed in; norms, sums and noise are float64 in either case"""
 
@@ -61,12 +59,9 @@ class Selection:
     slots: tuple[Slot, ...]
     names: frozenset[str]
     sizes: list[int]
-    columns: Tensor | None
-    """their places in the flat gradient; None: all of it"""
-    layers: list[tuple[str, nn.Module]]
-    """those with a rule, by path"""
-    unfolds: bool
-    """whether any of the layers is run unfolded"""
+    columns: Tensor | None  # their places in the flat gradient; None: all of it
+    layers: list[tuple[str, nn.Module]]  # those with a rule, by path
+    unfolds: bool  # whether any of the layers is run unfolded
 
 
 @dataclass(eq=False)
@@ -99,13 +94,11 @@ class RuleEngine(GradientEngine):
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str, net: nn.Module | None = None) -> None:
         super().__init__(model, loss, reason, net)
         self.precision: Precision = "float32"
-        self.channels_last = True
-        """whether images are given with their channels side by side"""
+        self.channels_last = True  # whether images are given with their channels side by side
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._last: tuple[Wanted, Wanted] | None = None
         """what the query before wanted: in all, and of the layers that were built"""
-        self._apart: frozenset[str] = frozenset()
-        """the weights that it wanted and that were not built"""
+        self._apart: frozenset[str] = frozenset()  # the weights that it wanted and that were not built
 
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:
         everything = self.selection(self.layout.slots)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from adadpigu.core.gradients.unfolding import Note, affine, tapped, unfolding
 from adadpigu.errors import ModelError
 
-State = tuple[Tensor, ...]
-"""h [b, hidden], and c of an LSTM"""
+State = tuple[Tensor, ...]  # h [b, hidden], and c of an LSTM
 Step = Callable[[Tensor, Tensor, State], State]
 """from the input's part of the gates, the hidden part and the state before to the state after"""
 

@@ -22,8 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from adadpigu.core.gradients.probing import removing
 from adadpigu.core.trees import Tree, count_rows, select
 
-BLOCK = 32
-"""rows that a CPU's kernels take at a time, twice a vector"""
+BLOCK = 32  # rows that a CPU's kernels take at a time, twice a vector
 _VECTOR = 16
 
 

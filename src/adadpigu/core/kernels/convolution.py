@@ -17,8 +17,7 @@ from torch import Tensor
 from adadpigu.core.kernels._triton import check_rows, jit, power_of_two, tl
 from adadpigu.errors import InputError
 
-Pair = tuple[int, ...]
-"""two numbers, as layers have them"""
+Pair = tuple[int, ...]  # two numbers, as layers have them
 Precision = Literal["ieee", "tf32x3"]
 """how float32 numbers are multiplied: one by one, or as three products of shorter ones on tensor cores"""
 _ENTRIES_AT_MOST = 2**14

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from adadpigu.core.kernels._triton import check_contiguous, jit, tl
 
-_AT_ONCE = 4
-"""how many tensors of squares the kernel takes"""
+_AT_ONCE = 4  # how many tensors of squares the kernel takes
 
-_RECORDS, _PARTS = 16, 16
-"""what one program holds at a time"""
+_RECORDS, _PARTS = 16, 16  # what one program holds at a time
 
 
 def record_factors(

@@ -20,11 +20,9 @@ from adadpigu.core.kernels._triton import check_contiguous, check_rows, jit, pow
 from adadpigu.core.kernels.rows import added, load_column, standardised
 from adadpigu.errors import InputError
 
-_WARPS = 132 * 8
-"""how many warps are wanted at once: some for each multiprocessor of the largest GPUs"""
+_WARPS = 132 * 8  # how many warps are wanted at once: some for each multiprocessor of the largest GPUs
 
-_A_WARP = 512
-"""entries of a matrix that one warp holds"""
+_A_WARP = 512  # entries of a matrix that one warp holds
 
 
 class Blocks(NamedTuple):

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from adadpigu.core.kernels._triton import check_contiguous, check_rows, jit, tl
 
-_PROGRAMS = 132 * 8
-"""how many programs are wanted at once: some for each multiprocessor of the largest GPUs"""
+_PROGRAMS = 132 * 8  # how many programs are wanted at once: some for each multiprocessor of the largest GPUs
 
 
 class Blocks(NamedTuple):

@@ -17,14 +17,11 @@ from torch import Tensor
 from adadpigu.core.kernels._triton import jit, power_of_two, tl
 from adadpigu.core.kernels.rows import check_standardised, load_column, standardised
 
-WIDEST = 32768
-"""the longest row that one program holds in registers; longer ones are read again for each round"""
+WIDEST = 32768  # the longest row that one program holds in registers; longer ones are read again for each round
 
-CHUNK = 4096
-"""how much of a longer row is read at a time"""
+CHUNK = 4096  # how much of a longer row is read at a time
 
-WORDS = 2
-"""words of 32 entries that one thread of a shorter row's program holds"""
+WORDS = 2  # words of 32 entries that one thread of a shorter row's program holds
 
 
 def measured_largest(

@@ -21,8 +21,7 @@ from adadpigu.errors import InputError
 from adadpigu.integrations.loaders import Collate, CollatedRecords, validate_loader
 from adadpigu.integrations.trainers import EpochBatches
 
-_COMPARED = 1000
-"""evaluation records that are compared with training records, by their values"""
+_COMPARED = 1000  # evaluation records that are compared with training records, by their values
 
 
 class PrivateLoader(EpochBatches):

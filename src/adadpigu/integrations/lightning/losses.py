@@ -60,8 +60,7 @@ class ModuleLosses:
         self._module, self._name = module, type(module).__name__
         self.declared = callable(getattr(module, "private_losses", None))
         self.logged: dict[str, None] = {}
-        self._kept: dict[str, None] = {}
-        """names that were logged and attributes in which something was kept, in order"""
+        self._kept: dict[str, None] = {}  # names that were logged and attributes in which something was kept, in order
         self._metrics = _metrics_of(module)
         self._in_eval = [part for part in module.modules() if not part.training]
         self._uncompiled = _running_uncompiled(module)

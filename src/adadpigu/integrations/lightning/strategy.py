@@ -80,8 +80,7 @@ class PrivateStrategy(SingleDeviceStrategy):
     ) -> None:
         super().__init__()
         check_options("PrivateStrategy", options, ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
-        self.parallel_devices: list[torch.device] = []
-        """filled in by the Trainer"""
+        self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
         self._records = records
         self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}
         self._settings |= {"out": out, "observers": observers, "randomness": randomness, "ledger": ledger}

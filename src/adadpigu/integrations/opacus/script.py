@@ -95,8 +95,7 @@ class PrivateLoss(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     _release: Callable[[], object]
-    _written: int
-    """its version when it was computed"""
+    _written: int  # its version when it was computed
 
     @staticmethod
     def of(value: Tensor, release: Callable[[], object]) -> PrivateLoss:

@@ -38,8 +38,7 @@ from adadpigu.models import make_model
 from adadpigu.training import Run, train
 from adadpigu.training.evaluation import predict
 
-ModelMaker = Callable[[int, int], nn.Module]
-"""from the numbers of inputs and outputs to a fresh model"""
+ModelMaker = Callable[[int, int], nn.Module]  # from the numbers of inputs and outputs to a fresh model
 
 NOT_COVERED = (
     "whatever was fitted on these records before fit: a scaler, an encoder, an imputer, PCA or feature selection has "

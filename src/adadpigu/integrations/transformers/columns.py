@@ -23,8 +23,7 @@ from adadpigu.errors import InputError, first_line, require
 IDS, MASK, LABELS = "input_ids", "attention_mask", "labels"
 BY_TOKEN = (IDS, MASK, "token_type_ids", "position_ids", "special_tokens_mask", "decoder_attention_mask")
 """columns with one number for each token"""
-IGNORED = -100
-"""a token's label that counts for nothing"""
+IGNORED = -100  # a token's label that counts for nothing
 CLASSIFICATION = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Audio", "Video"))
 NEXT_TOKEN, EACH_TOKEN = ("ForCausalLM", "LMHeadModel"), ("ForTokenClassification", "ForMaskedLM")
 """how the classes of models for known tasks are called"""

@@ -42,10 +42,8 @@ from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.task import synthetic_records, uncompiled
 
-RUN_FOLDER = "private"
-"""in Trainer's output_dir: ledger, privacy report, statement, checkpoints to go on from"""
-STATEMENT = "privacy_statement.txt"
-"""beside a saved model: what is claimed for it"""
+RUN_FOLDER = "private"  # in Trainer's output_dir: ledger, privacy report, statement, checkpoints to go on from
+STATEMENT = "privacy_statement.txt"  # beside a saved model: what is claimed for it
 WITHHELD = {"loss", "train_loss", "grad_norm", "total_flos", "train_runtime"}
 WITHHELD |= {f"train_{what}_per_second" for what in ("samples", "steps", "tokens")}
 """what Trainer logs of training batches: losses, and how long they took, which tells how many records were drawn"""

@@ -28,8 +28,7 @@ from adadpigu.training.distributed.job import JobError, LostProcessError, curren
 T = TypeVar("T")
 SILENCE = timedelta(minutes=10)
 """after which a process that says nothing counts as gone; one that has died is noticed at once"""
-_SIZE = 2
-"""processes of a job that is started here"""
+_SIZE = 2  # processes of a job that is started here
 
 
 @contextlib.contextmanager

@@ -27,8 +27,7 @@ from adadpigu.training.distributed.job import JobError, odd_ranks
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.resuming import settings_of
 
-_LOOKED_AT = 256
-"""records that are compared where they are read one by one"""
+_LOOKED_AT = 256  # records that are compared where they are read one by one
 _AT_ONCE = 4096
 
 

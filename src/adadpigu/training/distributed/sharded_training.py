@@ -36,8 +36,7 @@ from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.train import opened, prepared_for, randomness_of
 
-Shard = Callable[[nn.Module], None]
-"""applies `fully_shard` to the parts of a model and then to the model"""
+Shard = Callable[[nn.Module], None]  # applies `fully_shard` to the parts of a model and then to the model
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ class Accountant:
             why = " (gdp is an approximation from below, no bound)" if name == "gdp" else ""
             raise InputError(f"accountant={name!r}: allowed: {', '.join(sorted(_OURS))}{why}")
         self._kind = _OURS[name]
-        self.loops: Callable[[], list[PrivateLoop]] = list
-        """the runs that are accounted"""
+        self.loops: Callable[[], list[PrivateLoop]] = list  # the runs that are accounted
 
     def noise_for(self, budget: Budget, sample_rate: float, steps: int) -> float:
         """σ for which so many steps cost at most the budget, by this accountant: Rényi accounting asks for more."""
