@@ -44,6 +44,13 @@ def table(place: Path) -> RunConfig:
     return RunConfig(dataset=str(place / "people.csv"))
 
 
+def owned(place: Path) -> RunConfig:
+    """Three records of two persons."""
+    (place / "visits.csv").write_text("age,job,y,who\n0,a,no,ann\n5,b,yes,bob\n10,a,maybe,ann\n")
+    (place / "visits.toml").write_text('owner = "who"\nowner_cap = 2\n' + TABLE)
+    return RunConfig(dataset=str(place / "visits.csv"))
+
+
 def images(place: Path) -> RunConfig:
     """Two images of 3 × 2 pixels, the description in their folder."""
     for name, value in (("cat", 0), ("dog", 255)):
@@ -67,14 +74,16 @@ def plain_arrays(place: Path) -> RunConfig:
     return RunConfig(dataset=str(place / "rows.npz"), records=60, classes=3)
 
 
-OWN = [table, images, described_arrays, plain_arrays]
+OWN = [table, owned, images, described_arrays, plain_arrays]
 
 
 def finished(config: RunConfig, data: DataSet, place: Path) -> Path:
     """The public facts as a run folder keeps them."""
     folder = place / "run"
     folder.mkdir()
-    facts = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
+    facts: dict[str, Any] = {"name": data.name, "records": data.records, "classes": data.classes, "shape": data.shape}
+    if data.owners is not None:
+        facts["owner_cap"] = data.owners.cap
     (folder / "data.json").write_text(json.dumps({**facts, "public": data.public}))
     declared = described(config)
     if declared is not None:
@@ -87,6 +96,7 @@ def kind(data: DataSet) -> tuple[object, ...]:
     inputs, targets = data.train.take(torch.arange(2))
     return (
         *(data.name, data.records, data.classes, data.shape, data.public),
+        None if data.owners is None else data.owners.cap,
         *(inputs.shape, inputs.dtype, targets.shape, targets.dtype),
     )
 
@@ -115,7 +125,7 @@ def test_opening_data_would_be_noticed(tmp_path: Path, closed: None) -> None:
             read()
 
 
-@pytest.mark.parametrize("make", [table, images])
+@pytest.mark.parametrize("make", [table, owned, images])
 def test_described_records_are_stood_in_for_in_the_form_of_the_real_ones(
     make: Callable[[Path], RunConfig], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

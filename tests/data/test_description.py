@@ -117,6 +117,12 @@ def test_the_statement_is_told_all_that_was_declared(tmp_path: Path) -> None:
         ("[columns.age]", "[columns.age", ["not TOML", "line"]),
         ('ignore = ["id"]', "ignore = " + "[" * 100_000, ["not TOML"]),
         ('ignore = ["id"]', 'separator = ";;"', ["separator=';;'", "one character"]),
+        ('ignore = ["id"]', 'owner = "id"', ["owner='id'", "owner_cap=None", "both, or neither"]),
+        ('ignore = ["id"]', "owner_cap = 2", ["owner=None", "owner_cap=2", "both, or neither"]),
+        ('ignore = ["id"]', 'owner = "id"\nowner_cap = 0', ["owner_cap=0", "at least 1"]),
+        ('ignore = ["id"]', 'owner = "age"\nowner_cap = 2', ["'age'", "two roles"]),
+        ('ignore = ["id"]', 'owner = "income"\nowner_cap = 2', ["'income'", "two roles"]),
+        ('ignore = ["id"]', 'owner = "id"\nowner_cap = 2\nignore = ["id"]', ["'id'", "two roles"]),
     ],
 )
 def test_a_wrong_value_is_named_with_file_key_and_what_is_allowed(

@@ -15,6 +15,7 @@ from PIL import Image
 
 from adadpigu.accounting import Budget
 from adadpigu.cli.app import run
+from adadpigu.core.sensitive import unseal
 from adadpigu.data.description import read_description
 from adadpigu.data.own import find_description, is_own, own_dataset, read_inputs
 from adadpigu.data.template import template
@@ -90,6 +91,39 @@ def test_test_records_are_read_from_beside_the_description(people: Path, tmp_pat
     (elsewhere / "held-out.csv").unlink()
     with pytest.raises(InputError, match=r"test='.*held-out\.csv' does not exist"):
         own_dataset(people, description=elsewhere / "facts.toml")
+
+
+def test_a_column_names_whose_a_record_is(people: Path) -> None:
+    """It is no feature, its names stay private, and only the cap is told; a missing owner is refused by its row."""
+    people.write_text("age,job,y,who\n0,a,no,ann\n5,b,yes,bob\n10,a,no,ann\n1,a,no,ann\n")
+    owned = 'owner = "who"\nowner_cap = 2\n' + FACTS
+    people.with_suffix(".toml").write_text(owned)
+    data = own_dataset(people)
+    assert data.shape == (3,)
+    assert data.owners is not None
+    assert (data.owners.cap, unseal(data.owners).tolist()) == (2, [0, 1, 0, -1])
+    assert data.public[-1] == "at most 2 records of one owner are trained on (declared)"
+    assert not any("ann" in fact for fact in data.public)
+    assert len(read_inputs(people, read_description(people.with_suffix(".toml"))).values) == 4
+    people.write_text("age,job,y,who\n0,a,no,ann\n5,b,yes,\n")
+    with pytest.raises(InputError, match=r"row 2 \(line 3\), column 'who': the owner is missing; allowed: a name"):
+        own_dataset(people)
+    people.write_text("age,job,y\n0,a,no\n")
+    with pytest.raises(InputError, match="has no column 'who'"):
+        own_dataset(people)
+
+
+def test_the_command_line_protects_the_owners_of_a_table(people: Path, tmp_path: Path, capsys: Any) -> None:
+    people.write_text("age,job,y,who\n" + "".join(f"{i % 10},{'ab'[i % 2]},no,p{i // 3}\n" for i in range(60)))
+    people.with_suffix(".toml").write_text('owner = "who"\nowner_cap = 2\n' + FACTS)
+    flags = ["--model", "linear", "--method", "dpsgd", "--steps", "40", "--batch-size", "20", "--json"]
+    assert run(["train", "--dataset", str(people), *flags, "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "privacy.json").read_text())["unit_of_privacy"] == (
+        "one owner with up to 2 records"
+    )
+    capsys.readouterr()
+    assert run(["audit", "noise", str(tmp_path / "run"), "--numbers", "10000", "--json"]) == 0
+    assert run(["audit", "replay", str(tmp_path / "run"), "--json"]) == 0
 
 
 def test_a_described_folder_becomes_a_data_set(pets: Path) -> None:

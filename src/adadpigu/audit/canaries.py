@@ -95,6 +95,10 @@ class Canaries(Watcher):
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
         if not isinstance(data.train, TensorRecords) or data.classes is None:
             raise ModelError("the dummy block needs records held as tensors and class labels: it cannot be attached")
+        if data.owners is not None:
+            raise ModelError(
+                "a canary is one record, and the noise covers several of an owner: it would show too little"
+            )
         self.loss = CanaryLoss(data.classes, self.coordinates, self.count, self.spread)
         blank = data.train.inputs.new_zeros(self.count, *data.train.inputs.shape[1:])
         labels = data.classes + torch.arange(self.count)

@@ -189,7 +189,7 @@ def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps on one blank record that is never drawn; where everybody is, it adds nothing."""
     records = held(subject.data)
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
-    data = replace(subject.data, train=blank, records=_NOBODY)
+    data = replace(subject.data.holding(blank), records=_NOBODY)
     return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
 
 

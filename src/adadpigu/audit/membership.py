@@ -111,7 +111,7 @@ class _Attacked(Watcher):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
             self.tell(progress, steps * len(self.members), done=steps * number)
-            half_run = replace(ready, data=replace(ready.data, train=part))
+            half_run = replace(ready, data=ready.data.holding(part))
             trained(half_run, randomness=randomness, observers=[self], watch=self)
             self.confidences[number] = self._confidence()
         if self.broken:  # which is told as a finding; such confidences tell nothing

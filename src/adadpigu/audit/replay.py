@@ -30,7 +30,6 @@ from adadpigu.core.bounding import Query
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import AdaDPIGUError, InputError, require
-from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation
 
 PrepareOn = Callable[..., Preparation]
@@ -192,7 +191,7 @@ class Recording:
         self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
         ready = prepare_on(data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
-        with self._coins.chance, _in_order(ready.device), earlier_runs.apart():
+        with self._coins.chance, _in_order(ready.device):
             trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
 
     def with_record(self, record: Record) -> ReplayResult:
@@ -205,14 +204,14 @@ class Recording:
         return self._play(records, removed=len(records))
 
     def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
-        ready = self._prepare_on(replace(self._data, train=records))
+        ready = self._prepare_on(self._data.holding(records))
         if isinstance(records, Unchecked):
             records.show()
         player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
         coins = NeighbourCoins(self._coins, removed)
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
-            with frozen, _in_order(ready.device), earlier_runs.apart():
+            with frozen, _in_order(ready.device):
                 trained(  # one that stops is a breach
                     ready, randomness=coins, observers=[player], mechanism=player.mechanism, to_the_end=False
                 )

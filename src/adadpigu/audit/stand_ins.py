@@ -7,11 +7,13 @@ No file or folder of the data itself is opened, so that an audit of the mechanis
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from adadpigu.config import RunConfig
+from adadpigu.core.sampling import Owners
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.description import ArrayFacts, ImageFacts, TableFacts
 from adadpigu.data.own import KINDS, TABLES, find_description, is_own
@@ -52,7 +54,8 @@ def _declared(config: RunConfig) -> DataSet:
     assert found is not None
     assert not isinstance(facts, ArrayFacts)
     own = path.resolve().stem if table else path.resolve().name
-    return _random(own, found.records, len(found.classes), facts.shape, found.public)
+    cap = facts.owner_cap if isinstance(facts, TableFacts) else None
+    return _random(own, found.records, len(found.classes), facts.shape, found.public, cap)
 
 
 def _of_run(folder: Path) -> DataSet:
@@ -65,13 +68,17 @@ def _of_run(folder: Path) -> DataSet:
     require(known.shape and known.classes, told)
     assert known.shape is not None
     assert known.classes is not None
-    return _random(name, records, known.classes, known.shape, fields.texts("public"))
+    cap = fields.count("owner_cap") if "owner_cap" in fields.values else None
+    return _random(name, records, known.classes, known.shape, fields.texts("public"), cap)
 
 
-def _random(name: str, records: int, classes: int, shape: tuple[int, ...], public: tuple[str, ...]) -> DataSet:
+def _random(
+    name: str, records: int, classes: int, shape: tuple[int, ...], public: tuple[str, ...], cap: int | None
+) -> DataSet:
     count = min(records, MOST_RECORDS, max(1, MOST_NUMBERS // math.prod(shape)))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand((count, *shape), generator=generator)
     labels = torch.randint(classes, (count,), generator=generator)
     train = TensorRecords(inputs, labels, name=name)
-    return DataSet(name=name, train=train, records=records, classes=classes, shape=shape, public=public)
+    made = DataSet(name=name, train=train, records=records, classes=classes, shape=shape, public=public)
+    return made if cap is None else replace(made, owners=Owners.of(range(count), cap=cap))

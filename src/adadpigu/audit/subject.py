@@ -34,6 +34,7 @@ from adadpigu.runs.loading import front_and_body, load_data, refuse_code
 from adadpigu.runs.reading import CONFIG, PRIVACY, Fields, file_of, json_of, text_of
 from adadpigu.runs.run import Run, says
 from adadpigu.training.configured import configured, training_options
+from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.resuming import settings_of
 from adadpigu.training.train import train_prepared
@@ -103,7 +104,7 @@ class Subject:
         """The first records, over again where there are fewer, under the same description: no rate moves."""
         records = held(self.data)
         inputs, targets = records.take(torch.arange(count) % len(records))
-        return replace(self.data, train=TensorRecords(inputs, targets, name=records.name))
+        return self.data.holding(TensorRecords(inputs, targets, name=records.name))
 
     def cost(self, found: Found) -> float:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
@@ -230,8 +231,12 @@ def held(data: DataSet) -> TensorRecords:
 
 
 def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> Run:
-    """Trains as `train_prepared` does, or as `trained_through` says; Ctrl-C ends an audit that needs the whole run."""
-    run = _drive.get()(ready, **options)
+    """Trains as `train_prepared` does, or as `trained_through` says; Ctrl-C ends an audit that needs the whole run.
+
+    Each run is stated as the first of its process: an audit makes many, which are no other models of the records.
+    """
+    with earlier_runs.apart():
+        run = _drive.get()(ready, **options)
     if run.interrupted and to_the_end:
         raise KeyboardInterrupt
     return run

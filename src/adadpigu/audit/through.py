@@ -125,7 +125,7 @@ def by_sklearn(ready: Preparation, **how: Any) -> Run:
         rows = ((table.train.inputs[:, 0] + 1) * _CELLS / 2).round().long() * _KINDS
         rows = (rows + table.train.inputs[:, 1:].argmax(1)).clamp(max=len(inputs) - 1)
         records = TensorRecords(inputs[rows.to(inputs.device)], table.train.targets.to(targets), name=ready.data.name)
-        return train_prepared(replace(ready, data=replace(ready.data, train=records)), **how)
+        return train_prepared(replace(ready, data=ready.data.holding(records)), **how)
 
     fitted = AdaDPIGUClassifier(
         classes=range(int(targets.max()) + 2),

@@ -263,6 +263,11 @@ class Owners(Sensitive[Tensor]):
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
 
+    @staticmethod
+    def declared(cap: int) -> str:
+        """What is public of them, for the statement."""
+        return f"at most {cap} records of one owner are trained on"
+
     def check(self, records: int) -> None:
         """Refuses owners of another number of records."""
         held = len(self._content)

@@ -212,6 +212,11 @@ class DataSet:
         if self.owners is not None:
             self.owners.check(len(self.train))
 
+    def holding(self, train: Population) -> DataSet:
+        """The same declaration over other records; where records have owners, each of these is another's."""
+        owners = None if self.owners is None else Owners.of(range(len(train)), cap=self.owners.cap)
+        return replace(self, train=train, owners=owners)
+
 
 Source = DataSet | Dataset[Any] | Tree
 """a declared data set, a map-style one, a list of records, or a tree of tensors or arrays with one row a record"""
@@ -258,8 +263,7 @@ def _with_owners(data: DataSet, owners: Iterable[Hashable] | Tensor | None, cap:
     require(given, f"owner_cap={cap} and owners {'given' if owners is not None else 'not given'}; allowed: both")
     assert owners is not None
     assert cap is not None
-    public = (*data.public, f"at most {cap} records of one owner are trained on")
-    return replace(data, owners=Owners.of(owners, cap=cap), public=public)
+    return replace(data, owners=Owners.of(owners, cap=cap), public=(*data.public, Owners.declared(cap)))
 
 
 def check_agrees(name: str, **facts: tuple[int | None, int]) -> None:

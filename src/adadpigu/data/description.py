@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adadpigu.core.sampling import Owners
 from adadpigu.errors import InputError, first_line, require, unknown
 
 DESCRIPTION = "description.toml"  # the name of a description inside a folder of images
@@ -59,6 +60,8 @@ class TableFacts:
     label: str
     columns: tuple[Column, ...]
     ignore: tuple[str, ...] = ()
+    owner: str | None = None  # the column that says whose a record is
+    owner_cap: int | None = None
     separator: str = ","  # between the cells of a text file
 
     @property
@@ -76,7 +79,8 @@ class TableFacts:
             ("stand-ins for missing values of {} columns: {}", filled),
             ("{} ignored columns: {}", list(self.ignore)),
         )
-        return tuple(words.format(len(names), listed(names)) for words, names in told if names)
+        capped = [] if self.owner_cap is None else [Owners.declared(self.owner_cap)]
+        return (*(words.format(len(names), listed(names)) for words, names in told if names), *capped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,6 +253,8 @@ _TABLE = _COMMON | {
         lambda value: value if isinstance(value, dict) and value else None,
     ),
     "ignore": _IGNORE,
+    "owner": _Key("the name of the column that says whose a record is", _text, None),
+    "owner_cap": _Key("how many records of one owner are trained on, a whole number of at least 1", _count, None),
     "separator": _Key(
         "one character, e.g. ';'",
         lambda value: value if _text(value) and len(value) == 1 and value not in '"\r\n' else None,
@@ -307,7 +313,9 @@ def read_description(path: Path) -> Description:
 
 
 def _table_facts(path: Path, found: Mapping[str, Any]) -> TableFacts:
-    label, ignore = found["label"], found["ignore"]
+    label, owner, cap = found["label"], found["owner"], found["owner_cap"]
+    require((owner is None) == (cap is None), f"{path}: owner={owner!r} and owner_cap={cap}; allowed: both, or neither")
+    ignore = (*found["ignore"], *([] if owner is None else [owner]))
     # a section that says nothing is what is left of a template: for the label and ignored columns it is no second role
     tables = {n: t for n, t in found["columns"].items() if t != {} or n not in (label, *ignore)}
     empty = [name for name, table in tables.items() if table == {}]
@@ -316,10 +324,12 @@ def _table_facts(path: Path, found: Mapping[str, Any]) -> TableFacts:
         f"{path}: neither range nor categories for {', '.join(f'columns.{name}' for name in empty)}; allowed: one of "
         "them, or the name under ignore where it is no feature",
     )
-    twice = [name for name in (label, *ignore) if name in tables or (name == label and name in ignore)]
-    require(not twice, f"{path}: two roles for column {twice[:1]}; allowed: one of label, columns and ignore")
+    roles = (label, *ignore)
+    twice = [name for name in roles if name in tables or roles.count(name) > 1]
+    require(not twice, f"{path}: two roles for column {twice[:1]}; allowed: one of label, columns, owner and ignore")
     columns = tuple(_column(path, name, table) for name, table in tables.items())
-    return TableFacts(label=label, columns=columns, ignore=ignore, separator=found["separator"])
+    own = {"owner": owner, "owner_cap": cap}
+    return TableFacts(label=label, columns=columns, ignore=found["ignore"], separator=found["separator"], **own)
 
 
 def _column(path: Path, name: str, table: Any) -> Column:

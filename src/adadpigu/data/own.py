@@ -28,7 +28,7 @@ from adadpigu.data.description import (
     read_description,
     reading,
 )
-from adadpigu.data.tabular import read_features, read_table, scale
+from adadpigu.data.tabular import read_features, read_owners, read_table, scale
 from adadpigu.errors import InputError, require
 
 TABLES = (".csv", ".parquet")
@@ -138,6 +138,7 @@ def own_dataset(
         classes=len(declared.classes),
         shape=facts.shape,
         public=declared.public,
+        owners=read_owners(path, facts) if isinstance(facts, TableFacts) else None,
     )
 
 

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adadpigu.core.sampling import Owners
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, TableFacts, listed, reading, shorten
 from adadpigu.errors import InputError, require
@@ -132,6 +133,19 @@ def read_table(path: Path, facts: TableFacts, classes: Sequence[str]) -> TensorR
     return TensorRecords(inputs, targets, name=path.name)
 
 
+def read_owners(path: Path, facts: TableFacts) -> Owners | None:
+    """Whose each record of a file is, where a column says so."""
+    if facts.owner is None or facts.owner_cap is None:
+        return None
+    names: list[str] = []
+    for rows in _read(path, facts, [facts.owner]):
+        chunk = [text_of(cell) for cell in rows.cells[facts.owner]]
+        missing = f"{rows.where(chunk.index(''))}, column {facts.owner!r}: the owner is missing" if "" in chunk else ""
+        require(not missing, f"{missing}; allowed: a name or a number in each row")
+        names += chunk
+    return Owners.of(names, cap=facts.owner_cap)
+
+
 def read_features(path: Path, facts: TableFacts) -> Tensor:
     """The encoded features [n, width] of a file whose label column is absent or not looked at."""
     chunks = [encode(rows, facts.columns) for rows in _read(path, facts, [c.name for c in facts.columns])]
@@ -236,6 +250,6 @@ def _check_columns(path: Path, names: Sequence[str], facts: TableFacts, used: Se
     lost = ", ".join(repr(name) for name in used if name not in names)
     hint = " (a `separator` in the description says what is between cells, if not a comma)" * (len(names) == 1)
     require(not lost, f"{path} has no column {lost}; it has {listed(names)}{hint}")
-    known = {facts.label, *facts.ignore, *(column.name for column in facts.columns)}
+    known = {facts.label, facts.owner, *facts.ignore, *(column.name for column in facts.columns)}
     odd = listed([repr(name) for name in names if name not in known])
     require(not odd, f"{path}: column {odd} is not described; allowed: [columns.NAME] for it, or its name under ignore")

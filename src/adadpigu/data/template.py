@@ -33,6 +33,8 @@ _TABLE = """\
 label = ""                      # the column to predict; delete its [columns.…] below
 classes = []                    # its values, in the order you want
 ignore = []                     # columns not to be used; delete their [columns.…] below
+# owner = ""                    # the column that says whose a record is, if the guarantee is for persons, with
+# owner_cap = 0                 # how many records of one are used; delete the owner's [columns.…] below
 # test = {test}      # a file of the same form, outside the guarantee
 {separator}
 # For each feature, in the order you want, one of

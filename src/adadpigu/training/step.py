@@ -157,10 +157,11 @@ class Draws:
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """One fresh Poisson batch, one event, a release a query."""
+        queries = self._as_clipped(queries)
         if self._watch is not None and not self._ahead:
             self._watch.asked(draw, queries)
         self._ahead = False
-        releases = self._answer(self._as_clipped(queries), draw)
+        releases = self._answer(queries, draw)
         if self._watch is not None:
             self._watch.answered(draw, queries, releases)
         return releases
@@ -228,10 +229,11 @@ class Draws:
 
     def ahead(self, *queries: Query, draw: str = "gradient") -> Records:
         """Charges for a draw and makes it, for a script that sees its records; the next `release` answers with it."""
+        queries = self._as_clipped(queries)
         if self._watch is not None:
             self._watch.asked(draw, queries)
         self._ahead = True
-        self._pending = self._pay(self._as_clipped(queries), draw)
+        self._pending = self._pay(queries, draw)
         drawn = self._pending.coins.drawn()
         with isolated(SystemRandomness(), self._view.device):
             records = gather(self._population, drawn)

@@ -369,6 +369,8 @@ def _facts(prepared: Preparation, *, from_python: bool) -> str:
     data = prepared.data
     names = ("name", "records", "classes", "shape", "public")
     facts = {name: getattr(data, name) for name in names}
+    if data.owners is not None:
+        facts["owner_cap"] = data.owners.cap
     if from_python:  # built again by `make_model`, or else by the user, as their class
         again = {} if prepared.front is not None else made_as(prepared.model)
         facts["built"] = again or {"class": type(prepared.model).__qualname__}
