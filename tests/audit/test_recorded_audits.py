@@ -31,9 +31,9 @@ from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness
 from adadpigu.core.sampling import FixedBatch
 from adadpigu.runs.run import Run
+from adadpigu.training.cuda_graphs import CapturedDraw, ReplayedDraws
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.recording import RecordedDraw, ReplayedDraws
 from adadpigu.training.resuming import Begun
 from replayed_operations import ReplayedOperations
 
@@ -171,14 +171,14 @@ def test_noise_that_is_bad_in_recorded_steps_alone_is_refuted(
 Replays = Callable[[], None]
 
 
-def uncharged(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def uncharged(self: ReplayedDraws, drawn: CapturedDraw, run: Replays, genuine: Any) -> bool:
     """Drawn and released as ever, without a charge."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "charge", lambda *_, **__: None)
         return bool(genuine(self, drawn, run))
 
 
-def drawn_before(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def drawn_before(self: ReplayedDraws, drawn: CapturedDraw, run: Replays, genuine: Any) -> bool:
     """The records of the replay before are taken once more, and nothing is paid."""
     run()
     return True
@@ -194,7 +194,7 @@ def test_replays_of_which_every_other_one_is_free_are_counted(
 ) -> None:
     genuine, replays = ReplayedDraws.replay, count()
 
-    def replay(self: ReplayedDraws, drawn: RecordedDraw, run: Replays) -> bool:
+    def replay(self: ReplayedDraws, drawn: CapturedDraw, run: Replays) -> bool:
         return plant(self, drawn, run, genuine) if next(replays) % 2 else genuine(self, drawn, run)
 
     monkeypatch.setattr(ReplayedDraws, "replay", replay)

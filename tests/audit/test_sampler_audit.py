@@ -27,8 +27,8 @@ from adadpigu.core.randomness import DeviceRandomness, Randomness, ReproducibleR
 from adadpigu.core.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, gather
 from adadpigu.core.sensitive import unseal
 from adadpigu.errors import InputError
+from adadpigu.training.cuda_graphs import choose_recorder
 from adadpigu.training.micro_batches import MicroBatches
-from adadpigu.training.recording import choose_recorder
 from replayed_operations import ReplayedOperations
 
 pytestmark = pytest.mark.usefixtures("coarse_cost")

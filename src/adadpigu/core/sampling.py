@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-class Recording(Protocol):
+class CapturedGraph(Protocol):
     """What a device was told to do, to have it done again."""
 
     def replay(self) -> None: ...
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """Whoever records."""
 
     name: str
 
-    def record(self, work: Callable[[], None]) -> Recording:
+    def record(self, work: Callable[[], None]) -> CapturedGraph:
         """Runs the Python of `work` once; the device does nothing yet."""
         ...
 
-    def apart(self) -> Recorder:
+    def apart(self) -> GraphCapture:
         """Another one, whose recordings may run at the same time."""
         ...
 
@@ -114,12 +114,12 @@ class FixedBatch:
     no record is dropped. A GPU tosses coins on a stream of its own, while the step before still runs.
     """
 
-    def __init__(self, size: int, device: torch.device, recorder: Recorder) -> None:
+    def __init__(self, size: int, device: torch.device, recorder: GraphCapture) -> None:
         self.size = size
         self._device = device
         self._recorder = recorder
         self._positions = Drawn(torch.full((size,), -1, device=device))
-        self._tosses: dict[float, tuple[Recording, _Toss]] = {}
+        self._tosses: dict[float, tuple[CapturedGraph, _Toss]] = {}
         self._tossed: _Toss | None = None
         self._stream, self._taken_over = _stream_and_event(device)
 

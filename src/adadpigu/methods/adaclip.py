@@ -90,7 +90,7 @@ class _State(MethodState):
         self._clip_norm = options.clip_norm
         self._batch_size = setting.batch_size
 
-    def record(self, stage: Stage) -> Hashable:
+    def capture_key(self, stage: Stage) -> Hashable:
         return stage.name
 
     @property

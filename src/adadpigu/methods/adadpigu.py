@@ -222,7 +222,7 @@ class _State(MethodState):
     def active_share(self) -> float:
         return self._mask.count / self._mask.size
 
-    def record(self, stage: Stage) -> Hashable | None:
+    def capture_key(self, stage: Stage) -> Hashable | None:
         if self._options.clip_quantile is not None:  # C is a number of Python's
             return None
         return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1

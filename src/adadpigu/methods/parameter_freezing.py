@@ -109,7 +109,7 @@ class _State(GradientState):
             self.active.copy_(state["active"])
             self._ask_for(self.active)
 
-    def record(self, stage: Stage) -> Hashable | None:
+    def capture_key(self, stage: Stage) -> Hashable | None:
         return stage.name if self._options.every == "once" else None
 
 

@@ -23,11 +23,12 @@ from adadpigu.core.gradients.state import Untrained
 from adadpigu.core.mechanism import GaussianMechanism, MakeMechanism
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import Recorder
+from adadpigu.core.sampling import GraphCapture
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
 from adadpigu.runs.run import Metrics, Observer, Run
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
+from adadpigu.training.cuda_graphs import CapturedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
@@ -35,7 +36,6 @@ from adadpigu.training.observers import ObserverHub
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import lr_factor
 from adadpigu.training.preparation import trained_models
-from adadpigu.training.recording import RecordedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.reporting import RAN_OUT, report_on
 from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
@@ -63,7 +63,7 @@ class Session:
         observers: Sequence[Observer] = (),
         mechanism: MakeMechanism | None = None,
         watch: Watch | None = None,
-        recorder: Recorder | None = None,
+        recorder: GraphCapture | None = None,
         processes: Processes = ALONE,
         optimiser: type[MaskedOptimiser] = MaskedOptimiser,
     ) -> None:
@@ -84,9 +84,9 @@ class Session:
         noise = (mechanism or GaussianMechanism)(ledger, randomness, processes)
         kind = Draws if used is None else ReplayedDraws
         self.draws = kind(prepared, noise, randomness, diagnostics=self._diagnostics, processes=processes, watch=watch)
-        self._recorded: RecordedSteps | None = None
+        self._recorded: CapturedSteps | None = None
         if used is not None and isinstance(self.draws, ReplayedDraws):
-            self._recorded = RecordedSteps(self.draws, used)
+            self._recorded = CapturedSteps(self.draws, used)
         watching = observers if store is None else [*observers, store]
         self._hub = ObserverHub(prepared, ledger, randomness, self._running, watching)
         self._parameters = self._optimiser.weights
@@ -289,7 +289,7 @@ class Session:
         if self._recorded is None:
             self.updates.take(step)
         else:
-            self._recorded.take(self._running.record(self._p.stages[step.stage]), partial(self.updates.take, step))
+            self._recorded.take(self._running.capture_key(self._p.stages[step.stage]), partial(self.updates.take, step))
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""

@@ -8,7 +8,7 @@
     update      the method turns S into ĝ, the optimiser follows it, the method may reject it
 
 `Steps` makes the update, `Draws` answers the method's queries. `micro_batches` computes gradients and bounds them,
-`recording` replays the same step on a GPU.
+`cuda_graphs` replays the same step on a GPU.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class _Counting(MethodState):
     def __init__(self, batch_size: int) -> None:
         self._batch_size, self._count = batch_size, 0
 
-    def record(self, stage: Stage) -> Hashable:
+    def capture_key(self, stage: Stage) -> Hashable:
         return stage.name
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
