@@ -15,16 +15,16 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
-class Learned:
-    """Something that learns from releases, in tensors that are changed in place: their names are `kept`."""
+class TensorState:
+    """Something that learns from releases, in tensors that are changed in place: their names are `state_names`."""
 
-    kept: ClassVar[tuple[str, ...]]
+    state_names: ClassVar[tuple[str, ...]]
 
     def state(self) -> State:
-        return {name.lstrip("_"): getattr(self, name) for name in self.kept}
+        return {name.lstrip("_"): getattr(self, name) for name in self.state_names}
 
     def load(self, state: State) -> None:
-        for name in self.kept:
+        for name in self.state_names:
             getattr(self, name).copy_(state[name.lstrip("_")])
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
-from adadpigu.core.state import Learned, State, named, number, part
+from adadpigu.core.state import State, TensorState, named, number, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
@@ -308,9 +308,9 @@ class _State(MethodState):
             return {}
         return {"importance": self._importance.scores.float(), "mask": self._first}
 
-    def _learners(self) -> dict[str, Learned | FollowedBound]:
+    def _learners(self) -> dict[str, TensorState | FollowedBound]:
         """What learns in both stages, by its name in a checkpoint."""
-        found: dict[str, Learned | FollowedBound] = {"importance": self._importance, "power": self._power}
+        found: dict[str, TensorState | FollowedBound] = {"importance": self._importance, "power": self._power}
         if self._halves is not None:
             found["halves"] = self._halves
         if self._options.clip_quantile is not None:

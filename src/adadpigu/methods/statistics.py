@@ -18,7 +18,7 @@ from torch import Tensor
 
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release, look
-from adadpigu.core.state import Learned
+from adadpigu.core.state import TensorState
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Share, check_options
 
@@ -64,10 +64,10 @@ class StatisticsOptions:
         return self.per_layer or self.blocks > 0
 
 
-class Statistics(Learned):
+class Statistics(TensorState):
     """α and β for every coordinate, learned from releases alone."""
 
-    kept: ClassVar[tuple[str, ...]] = ("mean", "variance")
+    state_names: ClassVar[tuple[str, ...]] = ("mean", "variance")
 
     def __init__(self, options: StatisticsOptions, *, variance: Tensor, groups: Tensor) -> None:
         """`variance` is β at the start, [d], whose dtype state has; `groups` the number of each coordinate's group."""
