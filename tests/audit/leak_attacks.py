@@ -174,12 +174,12 @@ def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> Audit
     again = _Kept(canaries, first.present)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        for life, kept in enumerate((first, again)):
+        for session, kept in enumerate((first, again)):
             ready = subject.prepare(attach=kept.attach, checkpoint_every=4)
             kept.follow(ready)
             coins = kept.coins(choose_randomness(None, ready.device))
-            watching: list[Observer] = [kept, *([Crash(8)] if life == 0 else [])]
-            train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=life == 1)
+            watching: list[Observer] = [kept, *([Crash(8)] if session == 0 else [])]
+            train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=session == 1)
     pairs = zip(first.releases_seen[4:8], again.releases_seen[:4], strict=True)
     again.scores = sum(((one - other).abs() for one, other in pairs), start=torch.zeros(canaries, dtype=torch.float64))
     return _guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")

@@ -76,7 +76,7 @@ def test_a_failing_logger_is_named_once_and_the_run_goes_on_as_without_it(
         assert torch.equal(mine, other)
     kept = [read_ledger(tmp_path / name / NAME) for name in ("run", "alone")]
     assert kept[0].damage == ""
-    assert [life.steps for life in kept[0].sessions()] == [life.steps for life in kept[1].sessions()] == [6]
+    assert [session.steps for session in kept[0].sessions()] == [session.steps for session in kept[1].sessions()] == [6]
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
@@ -103,7 +103,7 @@ def test_an_observer_of_ones_own_that_raises_ends_the_run_with_the_ledger_right(
         trained(Raising("update"), out=tmp_path / "run")
     record = read_ledger(tmp_path / "run" / NAME)
     assert record.damage == ""
-    assert [(life.steps, life.end) for life in record.sessions()] == [(3, "failed")]
+    assert [(session.steps, session.end) for session in record.sessions()] == [(3, "failed")]
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

@@ -67,7 +67,7 @@ def test_every_end_of_a_resumed_run_binds_what_is_there(tmp_path: Path) -> None:
     assert facts_of_run(out).privacy == run.privacy
     run = trained(out, resume=True, **how)
     assert facts_of_run(out).privacy == run.privacy
-    assert (run.steps_done, len(run.privacy.lives)) == (8, 3)
+    assert (run.steps_done, len(run.privacy.sessions)) == (8, 3)
 
 
 def test_a_model_in_the_folder_of_a_run_that_failed_is_not_the_runs(tmp_path: Path) -> None:

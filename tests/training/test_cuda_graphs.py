@@ -132,8 +132,8 @@ def test_a_draw_that_does_not_fit_is_processed_whole(monkeypatch: pytest.MonkeyP
 class Counting(DPSGD):
     """Planted: its steps depend on a number kept in Python, though it says that they do not."""
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _Counting(setting.batch_size)
+    def begin(self, context: RunContext) -> MethodState:
+        return _Counting(context.batch_size)
 
 
 class _Counting(MethodState):

@@ -31,7 +31,7 @@ def render(report: PrivacyReport) -> str:
 
 def paragraphs(report: PrivacyReport) -> list[list[str]]:
     """The whole statement; the items of a list are lines that begin with two spaces."""
-    history = [_history(report)] if len(report.lives) > 1 else []
+    history = [_history(report)] if len(report.sessions) > 1 else []
     warned = [[f"Warning: {warning}."] for warning in report.warnings]
     if report.private:
         return [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
@@ -103,12 +103,12 @@ def _progress(report: PrivacyReport) -> str:
 def _history(report: PrivacyReport) -> list[str]:
     """Every process that worked on the run, and what the crashes among them have cost."""
     return [
-        f"Resumed: {len(report.lives)} processes worked on this run, one after the other, each with fresh noise. "
+        f"Resumed: {len(report.sessions)} processes worked on this run, one after the other, each with fresh noise. "
         f"Together {report.steps_charged} steps were charged for {_progress(report)} that the model has seen; those "
         "charged and lost are counted in full.",
         *(
-            f"  {place}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
-            for place, life in enumerate(report.lives, start=1)
+            f"  {place}. began at step {one.first_step}, charged {one.steps}: {_ENDS.get(one.end, one.end)}"
+            for place, one in enumerate(report.sessions, start=1)
         ),
     ]
 

@@ -277,7 +277,7 @@ def _contradictions(
         yield f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}"
     if record.plan != subject.plan:
         yield "the plan on the ledger is not the one that the run's config gives"
-    if not all(life.secret for life in record.sessions()):
+    if not all(session.secret for session in record.sessions()):
         yield "noise was drawn that can be repeated: the ledger says that it was not secret"
     if not says(folder / CONFIG, record.header["facts"].get("config")):
         yield "config.toml is not the one that the run began with"

@@ -44,7 +44,7 @@ class _HalfIn(Canaries):
     def __init__(self, a_world: int, spread: int) -> None:
         room = (2 * a_world + 1) * spread - 1 + _QUIET  # groups may begin anywhere
         super().__init__(room, room // spread, spread)
-        self._chance = secret_rng()
+        self._rng = secret_rng()
         self._loudness = self._amount.clone()
         self._place = torch.arange(len(self._amount))
         self._signs = torch.ones(self.count, spread, dtype=torch.float64)
@@ -81,15 +81,15 @@ class _HalfIn(Canaries):
         free = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active.clone()
         if not self._masked:
             free[-_QUIET:] = False
-        offset = int(self._chance.integers(self.spread))
+        offset = int(self._rng.integers(self.spread))
         kinds = [free.nonzero().flatten()[offset:], *([] if active is None else [(~active).nonzero().flatten()])]
         groups = [places[: len(places) // self.spread * self.spread] for places in kinds]
         self._place[: sum(map(len, groups))].copy_(torch.cat(groups))
-        self._signs = torch.from_numpy(self._chance.choice([-1.0, 1.0], self._signs.shape))
+        self._signs = torch.from_numpy(self._rng.choice([-1.0, 1.0], self._signs.shape))
         self._amount.copy_(self._loudness * self._signs.flatten())
         self._present, first = torch.zeros(self.count, dtype=torch.bool), 0
         for count in (len(places) // self.spread for places in groups):
-            self._present[first + self._chance.permutation(count)[: count // 2]] = True
+            self._present[first + self._rng.permutation(count)[: count // 2]] = True
             first += count
         self._compared = torch.arange(self.count) < len(groups[0]) // self.spread
         return torch.where(self._present, 0.0, 1.0)

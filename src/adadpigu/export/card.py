@@ -160,7 +160,9 @@ def _training(facts: CardFacts) -> str:
     """A table of how the model was trained."""
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
-    last = "versions" if len(privacy.lives) < 2 else "versions, of the last process, as it recorded them, not verified"
+    last = (
+        "versions" if len(privacy.sessions) < 2 else "versions, of the last process, as it recorded them, not verified"
+    )
     rows = [
         ("data set", facts.dataset),
         ("records (declared)", f"{privacy.records}"),

@@ -202,7 +202,7 @@ class Method(ABC):
         return (Stage(name="training", steps=steps),)
 
     @abstractmethod
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, context: RunContext) -> MethodState:
         """Starts a run."""
 
     def declared(self) -> tuple[str, ...]:

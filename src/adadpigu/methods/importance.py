@@ -40,14 +40,14 @@ class Importance(TensorState):
         size: int,
         score: Score = "absolute",
         device: torch.device | None = None,
-        chance: np.random.Generator | None = None,
+        public_rng: np.random.Generator | None = None,
     ) -> None:
-        """`chance` draws the public scores of `random`."""
+        """`public_rng` draws the public scores of `random`."""
         self._term = _TERMS[score]
         self._sum = torch.zeros(size, dtype=torch.float64, device=device)
         if score == "random":
-            assert chance is not None
-            self._sum += torch.from_numpy(chance.random(size)).to(self._sum.device)
+            assert public_rng is not None
+            self._sum += torch.from_numpy(public_rng.random(size)).to(self._sum.device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:

@@ -40,12 +40,12 @@ class FollowedBound:
     """C at work: counts, in the same draw as a sum of gradients, who is within it, and moves."""
 
     def __init__(
-        self, clip_norm: float, setting: RunContext, *, target: float | None, rate: float, count_noise: float | None
+        self, clip_norm: float, context: RunContext, *, target: float | None, rate: float, count_noise: float | None
     ) -> None:
         """`target` is γ, the share of records that shall be within C (None: C stays), `rate` η, `count_noise` σ_b."""
         self.value = clip_norm
-        self._target, self._rate, self._batch_size = target, rate, setting.batch_size
-        self.share = 0.0 if target is None else _share_of_count(count_noise, setting)
+        self._target, self._rate, self._batch_size = target, rate, context.batch_size
+        self.share = 0.0 if target is None else _share_of_count(count_noise, context)
         """of the event that the count takes"""
 
     def count(self, gradient: GradientSum) -> RecordSum:
@@ -84,10 +84,10 @@ class FollowedBound:
         self.value = float(state["clip_norm"])
 
 
-def _share_of_count(count_noise: float | None, setting: RunContext) -> float:
+def _share_of_count(count_noise: float | None, context: RunContext) -> float:
     """(σ/(2σ_b))², the share of an event that a count with noise σ_b takes."""
-    sigma = setting.noise_multiplier
-    noise = setting.batch_size / 20 if count_noise is None else count_noise
+    sigma = context.noise_multiplier
+    noise = context.batch_size / 20 if count_noise is None else count_noise
     if not sigma < 2 * noise:
         raise InputError(
             f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
@@ -125,11 +125,11 @@ class QuantileClipping(Method):
         super().__post_init__()
         check_start(self.clip_norm)
 
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, context: RunContext) -> MethodState:
         bound = FollowedBound(
-            self.clip_norm, setting, target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise
+            self.clip_norm, context, target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise
         )
-        return _State(bound, setting.batch_size)
+        return _State(bound, context.batch_size)
 
 
 class _State(MethodState):

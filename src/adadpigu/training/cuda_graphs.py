@@ -242,7 +242,7 @@ def choose_recorder(
         return None, "noise is drawn on the CPU"
     if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
         return None, "records do not lie on the GPU"
-    if type(learned.running).accept is not MethodState.accept:
+    if type(learned.method_state).accept is not MethodState.accept:
         return None, f"{prepared.method.name} decides about each step after it"
     if not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
         return None, "this optimiser takes a changing learning rate from the CPU"

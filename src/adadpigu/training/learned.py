@@ -73,12 +73,12 @@ class Learned:
             for name, module in self._modules.items():
                 _put_back(module, part(name, state))
         self.optimiser = optimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
-        self.running = prepared.method.begin(prepared.setting(self.optimiser))
+        self.method_state = prepared.method.begin(prepared.run_context(self.optimiser))
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
             try:
                 self.optimiser.load(part("optimiser", state))
-                self.running.load(part("method", state))
+                self.method_state.load(part("method", state))
                 if self.average is not None:
                     self.average.load(part("average", state))
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -86,7 +86,7 @@ class Learned:
 
     def state(self) -> State:
         """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""
-        found = named("optimiser", self.optimiser.state()) | named("method", self.running.state())
+        found = named("optimiser", self.optimiser.state()) | named("method", self.method_state.state())
         for name, module in self._modules.items():
             found |= named(name, stored_tensors(module))
         return found if self.average is None else found | named("average", self.average.state())

@@ -77,7 +77,7 @@ class Session:
             self._diagnostics = Diagnostics(None if store is None else store.path / "diagnostics.jsonl")
         self._exposed = self._diagnostics is not None or mechanism is not None
         self.learned = Learned(prepared, None if checkpoint is None else checkpoint.state, optimiser)
-        self._optimiser, self._running = self.learned.optimiser, self.learned.running
+        self._optimiser, self._method_state = self.learned.optimiser, self.learned.method_state
         used, self._eager = choose_recorder(
             prepared, self.learned, randomness, exposed=self._exposed, several=processes.size > 1, recorder=recorder
         )
@@ -88,7 +88,7 @@ class Session:
         if used is not None and isinstance(self.draws, ReplayedDraws):
             self._recorded = CapturedSteps(self.draws, used)
         watching = observers if store is None else [*observers, store]
-        self._hub = ObserverHub(prepared, ledger, randomness, self._running, watching)
+        self._hub = ObserverHub(prepared, ledger, randomness, self._method_state, watching)
         self._parameters = self._optimiser.weights
         self._average = self.learned.average
         self.updates = Steps(prepared, self.draws, self.learned)
@@ -102,7 +102,7 @@ class Session:
         self.stop = StopRequest()
         self._threads: int | None = None
         self._checkpoints = None if store is None else Checkpoints(store.path)
-        if self._checkpoints is not None and (name := self._running.unstated()) is not None:
+        if self._checkpoints is not None and (name := self._method_state.unstated()) is not None:
             self._checkpoints = None
             told = f"method {prepared.method.name!r} does not say how {name!r} is stored: this run has no checkpoints"
             warnings.warn(told, stacklevel=2)
@@ -174,7 +174,7 @@ class Session:
             execution=how + ("" if self._threads is None else f", {self._threads} CPU thread(s)"),
             gradients=self._p.engine.reason,
             folder=None if self._store is None else self._store.path,
-            outputs={name: found.detach().cpu() for name, found in self._running.outputs().items()},
+            outputs={name: found.detach().cpu() for name, found in self._method_state.outputs().items()},
         )
         self._hub.end(run)
         return run
@@ -213,7 +213,7 @@ class Session:
                 if number == 0 and (norm := self._p.released_norm) is not None:
                     release_normalisation(norm, self.draws, self._p.data.records)
                 else:
-                    self._running.begin_step(stage, index, self._parameters)
+                    self._method_state.begin_step(stage, index, self._parameters)
                     yield Step(stage=number, index=index, count=self.done)
                 self.after_step(number)
             before += stage.steps
@@ -289,12 +289,14 @@ class Session:
         if self._recorded is None:
             self.updates.take(step)
         else:
-            self._recorded.take(self._running.capture_key(self._p.stages[step.stage]), partial(self.updates.take, step))
+            self._recorded.take(
+                self._method_state.capture_key(self._p.stages[step.stage]), partial(self.updates.take, step)
+            )
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
         kept = self._parameters if self._average is None else self._average.value
-        self._layout.write(self._p.model, self._running.effective(kept))
+        self._layout.write(self._p.model, self._method_state.effective(kept))
 
     def _accuracy(self) -> float | None:
         test = self._p.data.test

@@ -78,7 +78,7 @@ class Preparation:
         """q = B/N."""
         return self.options.batch_size / self.data.records
 
-    def setting(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
+    def run_context(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
         """The public facts that a method starts from."""
         layout = self.engine.layout
         scores = None
@@ -200,7 +200,7 @@ def prepare(
         loss=task.loss,
         threads=threads,
     )
-    method.begin(ready.setting(optimiser))  # what a method refuses, it refuses before anything is written
+    method.begin(ready.run_context(optimiser))  # what a method refuses, it refuses before anything is written
     return ready
 
 

@@ -53,7 +53,7 @@ class Steps:
 
     def __init__(self, prepared: Preparation, batches: Batches, learned: Learned) -> None:
         self._p, self._batches = prepared, batches
-        self._optimiser, self._method, self._average = learned.optimiser, learned.running, learned.average
+        self._optimiser, self._method, self._average = learned.optimiser, learned.method_state, learned.average
         self._layout, self._parameters = prepared.engine.layout, learned.optimiser.weights
         self._may_reject = type(self._method).accept is not MethodState.accept
 

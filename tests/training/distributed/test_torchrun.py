@@ -103,7 +103,7 @@ def test_a_job_that_torchrun_restarts_goes_on_and_keeps_charging(tmp_path: Path)
     assert json.loads(ended.stdout)["steps_done"] == 40  # one object, from one process
     ledger = read_ledger(tmp_path / "run" / NAME)
     assert len(ledger.sessions()) == 2
-    assert sum(life.steps for life in ledger.sessions()) == sum(ledger.spent().values()) > 40
+    assert sum(session.steps for session in ledger.sessions()) == sum(ledger.spent().values()) > 40
 
 
 def test_bad_input_is_told_once(tmp_path: Path) -> None:
