@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import ModelError, check, require
 from adadpigu.runs.loading import load_run
-from adadpigu.runs.reading import FACTS, config_of, facts_of, summary_of
+from adadpigu.runs.reading import FACTS, config_of, read_data_facts, summary_of
 from adadpigu.runs.run import Run, weights_digest
 from adadpigu.runs.verifying import UNBOUND, verified
 
@@ -100,7 +100,7 @@ def subject_of(run: Exportable, *, trust_code: bool = False, unbound: bool = Fal
 
 def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
     """The shape of a record, where the folder says it."""
-    return None if folder is None or not (folder / FACTS).is_file() else facts_of(folder).shape
+    return None if folder is None or not (folder / FACTS).is_file() else read_data_facts(folder).shape
 
 
 _TOLD = (

@@ -128,7 +128,7 @@ def config_of(folder: Path, most: int = MOST_TEXT) -> tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataFacts:
     """Public facts of the data set that a run was trained on."""
 
     shape: tuple[int, ...] | None
@@ -136,7 +136,7 @@ class Facts:
     built: Mapping[str, Any] = field(default_factory=dict)  # of a run made in Python: how its model is built
 
 
-def facts_of(folder: Path) -> Facts:
+def read_data_facts(folder: Path) -> DataFacts:
     fields = json_of(folder, FACTS)
     there = fields.values.keys() >= {"shape", "classes"}
     require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
@@ -145,7 +145,7 @@ def facts_of(folder: Path) -> Facts:
     fields.check(shape is None or _is_shape(shape), "shape", allowed)
     known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
     fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
-    return Facts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
+    return DataFacts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
 
 
 def _is_shape(value: object) -> bool:
