@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import adadpigu as ad
 from adadpigu.core.mechanism import require_release
-from adadpigu.core.state import State, number
+from adadpigu.core.state import State, as_tensor
 from adadpigu.methods.base import Batches, MethodState, Positive, RunContext, Stage, mean_gradient, register
 
 
@@ -69,7 +69,7 @@ class _State(MethodState):
 
     def state(self) -> State:
         """What a checkpoint keeps, so that a run can go on after a crash."""
-        found = {"sum": self._sum, "weight": number(self._weight)}
+        found = {"sum": self._sum, "weight": as_tensor(self._weight)}
         return found if self._last is None else found | {"last": self._last}
 
     def load(self, state: State) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
-from adadpigu.export import Subject, Synthetic, export_onnx, export_program
+from adadpigu.export import ExportedModel, Synthetic, export_onnx, export_program
 from adadpigu.extras import extra
 from adadpigu.features.front import Fronted, make_front
 from adadpigu.integrations.opacus import DPLSTM
@@ -80,10 +80,10 @@ def run() -> ad.Run:
     )
 
 
-def subject(name: str, run: ad.Run) -> tuple[Subject, Synthetic]:
+def subject(name: str, run: ad.Run) -> tuple[ExportedModel, Synthetic]:
     make, synthetic = CASES[name]
     torch.manual_seed(2)
-    return Subject(model=make(), privacy=run.privacy, synthetic=synthetic), synthetic
+    return ExportedModel(model=make(), privacy=run.privacy, synthetic=synthetic), synthetic
 
 
 def by_torch(path: Path) -> Predict:
@@ -212,7 +212,7 @@ class Worldly(nn.Module):
 def test_what_cannot_be_exported_as_it_is_is_refused_in_one_line(
     model: nn.Module, words: str, form: str, run: ad.Run, tmp_path: Path
 ) -> None:
-    given = Subject(model=model, privacy=run.privacy, synthetic=Synthetic(shape=(3,)))
+    given = ExportedModel(model=model, privacy=run.privacy, synthetic=Synthetic(shape=(3,)))
     with pytest.raises(ad.ModelError, match=words) as caught:
         FORMS[form][0](given, tmp_path / f"model.{form}")
     assert len(str(caught.value).splitlines()) == 1

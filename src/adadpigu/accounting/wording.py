@@ -51,7 +51,7 @@ def _not_private(report: PrivacyReport) -> Iterator[list[str]]:
     )
     repeated = (
         f"The noise can be repeated ({report.randomness}): whoever knows the seed can subtract it, so the "
-        f"epsilon of {number(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
+        f"epsilon of {rounded_up(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
         "Run again without fixed noise before the model leaves your hands."
     )
     finite = math.isfinite(report.epsilon_pld)
@@ -74,7 +74,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     one = "a record" if unit == "record" else "an owner"
     again = " A record there k times counts k times." if unit == "record" else ""
     exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
-    yield [f"PRIVATE: epsilon = {number(epsilon)} at delta = {delta:g}{exposed}"]
+    yield [f"PRIVATE: epsilon = {rounded_up(epsilon)} at delta = {delta:g}{exposed}"]
     yield [
         f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
         f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
@@ -83,7 +83,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
     weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
     yield [
-        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about {one} being used, "
+        f"How much: epsilon = {rounded_up(epsilon)}{target}. Whatever somebody believed about {one} being used, "
         f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
         f"toss, they end up at most {percent(1 / (1 + math.exp(-epsilon)))} sure. This may fail with a probability of "
         f"about delta = {delta:g}, 1 in {1 / delta:,.0f}.{weak}"
@@ -91,7 +91,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     if report.interrupted:
         yield [
             f"Interrupted: {_progress(report)} steps were done, and the steps charged until then cost epsilon = "
-            f"{number(report.epsilon_spent)}. The claim stays the full {number(epsilon)}, because the "
+            f"{rounded_up(report.epsilon_spent)}. The claim stays the full {rounded_up(epsilon)}, because the "
             "moment of stopping may have depended on what was seen."
         ]
 
@@ -118,10 +118,10 @@ def _besides(report: PrivacyReport) -> Iterator[list[str]]:
     if (total := report.shared) is not None:
         yield [
             f"All runs on this data: {total.runs} runs share a ledger, and when this was written they had spent at "
-            f"most epsilon = {number(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is the "
-            f"budget of {total.budget:g}, fixed before the first of them (Rényi accounting at order {total.order:g}, "
-            "valid although later runs were chosen because of earlier ones): whoever knows all of them learns no more "
-            "than that."
+            f"most epsilon = {rounded_up(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is "
+            f"the budget of {total.budget:g}, fixed before the first of them (Rényi accounting at order "
+            f"{total.order:g}, valid although later runs were chosen because of earlier ones): whoever knows all of "
+            "them learns no more than that."
         ]
     if report.diagnostics_exposed:
         yield [
@@ -147,9 +147,9 @@ def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     yield [
         "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
         "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
-        f"whole. Here: {number(report.epsilon_pld)} by privacy loss distributions (the claim), "
-        f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
-        "conversion."
+        f"whole. Here: {rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim), "
+        f"{rounded_up(report.epsilon_rdp)} by Rényi accounting, {rounded_up(report.epsilon_rdp_classic)} by its "
+        "classic conversion."
     ]
 
 
@@ -160,10 +160,10 @@ def _draw(group: EventCount) -> str:
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
-def number(value: float, digits: int = 4) -> str:
+def rounded_up(value: float, digits: int = 4) -> str:
     """An ε for people, rounded up, so that what is read is never below what is spent.
 
-    >>> number(3.99412), number(math.inf), number(0.0)
+    >>> rounded_up(3.99412), rounded_up(math.inf), rounded_up(0.0)
     ('3.995', 'infinite', '0')
     """
     if not math.isfinite(value):

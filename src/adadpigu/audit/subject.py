@@ -36,7 +36,7 @@ from adadpigu.runs.run import Run, says
 from adadpigu.training.configured import configured, training_options
 from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
-from adadpigu.training.resuming import settings_of
+from adadpigu.training.resuming import ledger_settings
 from adadpigu.training.train import train_prepared
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def subject_of(
         noise_multiplier=ready.noise_multiplier,
         epsilon=claimed,
         delta=ready.delta,
-        settings=settings_of(ready),
+        settings=ledger_settings(ready),
         stands_in=stands_in,
         exposed=real and not is_named(config.dataset),
     )

@@ -25,7 +25,7 @@ from adadpigu.cli.training_settings import (
     method_options,
     read_flags,
     refuse_idle,
-    settings_of,
+    resumed_config,
 )
 from adadpigu.config import GROUPS, RunConfig, merge
 from adadpigu.core.processes import Processes
@@ -74,7 +74,7 @@ def plan_run(
         return PlannedRun(settings, _prepare(settings), out, preset=taken)
 
     def resumed() -> RunConfig:
-        settings = settings_of(resume, flags, out=out, preset=preset, config=config)
+        settings = resumed_config(resume, flags, out=out, preset=preset, config=config)
         if not trusted:
             refuse_code(settings, resume)
         return settings

@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.cli.output import number, print_line, print_prose, print_warning, screen, table
 from adadpigu.cli.progress import bar, can_redraw, wide
 from adadpigu.runs.run import Facts, Metrics, Run

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.config import OFF, SETTINGS, RunConfig, all_presets, merge, read_config, read_flag, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
@@ -125,7 +125,7 @@ def default_preset(asked: RunConfig) -> str | None:
     return None if near is None else f"{name}-eps{near}"
 
 
-def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
+def resumed_config(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
     """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
     for key, value in others.items():
         began = "a run goes on in its own folder, as it began; leave it out"

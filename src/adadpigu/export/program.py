@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 
 from adadpigu.durable import check_place, write_bytes, writing
 from adadpigu.errors import InputError, ModelError, first_line
-from adadpigu.export.subject import Exportable, Synthetic, statement_of, subject_of
+from adadpigu.export.subject import Exportable, Synthetic, read_exportable, statement_of
 from adadpigu.extras import extra
 
 TOLERANCE = 1e-4  # how far outputs may be apart, in units of the largest output or of 1, whichever is more
@@ -99,7 +99,7 @@ def _export(
 ) -> Exported:
     """Writes a file, whole or not at all, if its outputs are those of the model on the CPU."""
     check_new(path, suffix)
-    subject = subject_of(run)
+    subject = read_exportable(run)
     synthetic = records or subject.synthetic
     if synthetic is None:
         raise InputError("records=None: the run does not say what a record looks like; give Synthetic(shape=…)")

@@ -20,7 +20,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
-from adadpigu.core.state import State, TensorState, named, number, part
+from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
@@ -322,7 +322,7 @@ class _State(MethodState):
         for name, learner in self._learners().items():
             found |= named(name, learner.state())
         if self._statistics is not None:
-            found |= {"mask.count": number(self._mask.count), "mask.restricts": number(self._restricts)}
+            found |= {"mask.count": as_tensor(self._mask.count), "mask.restricts": as_tensor(self._restricts)}
             found |= named("statistics", self._statistics.state())
         return found
 

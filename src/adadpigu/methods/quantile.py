@@ -18,7 +18,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum, Record, RecordSum
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.standardising import where_or_zero
-from adadpigu.core.state import State, number
+from adadpigu.core.state import State, as_tensor
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
 
@@ -78,7 +78,7 @@ class FollowedBound:
         self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
 
     def state(self) -> State:
-        return {"clip_norm": number(self.value)}
+        return {"clip_norm": as_tensor(self.value)}
 
     def load(self, state: State) -> None:
         self.value = float(state["clip_norm"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.core.mechanism import Release, look
-from adadpigu.core.state import State, named, number, part
+from adadpigu.core.state import State, as_tensor, named, part
 from adadpigu.errors import InputError, first_line
 from adadpigu.runs.run import stored_tensors
 from adadpigu.training.normalising import STAGE
@@ -42,7 +42,7 @@ class WeightAverage:
         self.value.lerp_(look(weights)[0], self._weight)
 
     def state(self) -> State:
-        return {"value": self.value, "steps": number(self._steps)}
+        return {"value": self.value, "steps": as_tensor(self._steps)}
 
     def load(self, state: State) -> None:
         self.value.copy_(state["value"])

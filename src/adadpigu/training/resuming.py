@@ -43,7 +43,7 @@ class Begun:
     total: Callable[[], SharedTotal] | None = None  # what a shared ledger says of all its runs
 
 
-def settings_of(prepared: Preparation) -> dict[str, object]:
+def ledger_settings(prepared: Preparation) -> dict[str, object]:
     """What a run is defined by, as its ledger keeps it."""
     options = {key: value for key, value in vars(prepared.options).items() if key not in FREE}
     options |= {"noise_multiplier": prepared.noise_multiplier}
@@ -112,7 +112,7 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         require(same, f"{where}: the ledger belongs to another run than the checkpoint")
         newer = ledger.holds(*checkpoint.ledger)
         require(newer, f"{where}: the ledger is older than the checkpoint, or another copy of it")
-    before, now = cast(Mapping[str, object], facts["settings"]), settings_of(prepared)
+    before, now = cast(Mapping[str, object], facts["settings"]), ledger_settings(prepared)
     for key in [*before, *now]:
         allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
         require(before.get(key) == now.get(key), f"{key}={now.get(key)!r} {allowed}")

@@ -31,13 +31,13 @@ from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.distributed.job import current, refuse_wrapped
 from adadpigu.training.distributed.meeting import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
-from adadpigu.training.guarding import hooks_of, in_words
+from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by
-from adadpigu.training.resuming import Begun, noise_of, settings_of
+from adadpigu.training.resuming import Begun, ledger_settings, noise_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.step import Watch
 
@@ -167,8 +167,8 @@ def train_prepared(prepared: Preparation, **how: Any) -> Run:
     """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
     with session(prepared, **how) as begun:
         if hooks := dict(hooks_of(prepared.whole_model())):
-            warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=2)
-            begun.ledger.add_caveat(in_words(hooks))
+            warnings.warn(f"{hook_caveat(hooks)}; the statement says that it is not covered", stacklevel=2)
+            begun.ledger.add_caveat(hook_caveat(hooks))
         return begun.run()
 
 
@@ -328,7 +328,7 @@ def _begin(
             "run": uuid.uuid4().hex,
             "method": prepared.method.name,
             "dataset": prepared.data.name,
-            "settings": settings_of(prepared),
+            "settings": ledger_settings(prepared),
             "seed": prepared.seed,
             "config": text_digest("config.toml", config.encode()),
             "versions": library_versions(),
