@@ -28,7 +28,7 @@ from adadpigu.data.datasets import DataSet
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.methods.base import Draw, Method, RunContext, Stage
-from adadpigu.priors.processes import process_scores, takes_images
+from adadpigu.priors.random_images import process_scores, takes_images
 from adadpigu.training.micro_batches import View
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
