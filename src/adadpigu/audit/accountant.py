@@ -19,7 +19,7 @@ from torch import Tensor
 
 from adadpigu.accounting import Plan, read_ledger
 from adadpigu.accounting.ledger_reading import NAME
-from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.audit.outside import Answer, RunObserver
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
@@ -97,7 +97,7 @@ def _renyi(draws: Mapping[Kind, int], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-class _Counted(Watcher):
+class _Counted(RunObserver):
     """A short run, seen from outside: how often draws of each kind were tossed, released and charged."""
 
     def __init__(self, ready: Preparation) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.outside import Answer, Watcher, gradient_of
+from adadpigu.audit.outside import Answer, RunObserver, gradient_of
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.gradients import Loss
@@ -73,7 +73,7 @@ class CanaryLoss:
         return torch.where(targets < self.classes, ordinary, own) + block @ self.center.to(block)
 
 
-class Canaries(Watcher):
+class Canaries(RunObserver):
     """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
     Sets the canaries' gradients by what is asked, draws those that `choose` names, and hands the block's released

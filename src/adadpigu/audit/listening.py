@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.laws import Numbers
-from adadpigu.audit.outside import Answer, Watcher, plainly_prepared, secret_rng
+from adadpigu.audit.outside import Answer, RunObserver, plainly_prepared, secret_rng
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held
 from adadpigu.core.bounding import GradientSum, Query
@@ -88,12 +88,12 @@ class Parts:
         self.count += int(self.parts[-1].due.sum())
 
 
-class Listener(Watcher, Parts):
+class Listener(RunObserver, Parts):
     """Hears every release of runs in which nobody is drawn."""
 
     def __init__(self, claim: Plan, after: Callable[[int], None], most: int | None = None) -> None:
         """`after` is told the number of every step; `most`: numbers of a release that are kept (None: all)."""
-        Watcher.__init__(self, after)
+        RunObserver.__init__(self, after)
         Parts.__init__(self, claim)
         self._most = most
         self._kept = np.arange(0)

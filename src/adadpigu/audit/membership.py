@@ -22,7 +22,7 @@ from torch import Tensor
 from adadpigu.audit import figures
 from adadpigu.audit.estimators import Scores, Trial, one_run_epsilon, rate_above, rate_below
 from adadpigu.audit.one_run import guessed
-from adadpigu.audit.outside import Watcher, secret_rng
+from adadpigu.audit.outside import RunObserver, secret_rng
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
 from adadpigu.core.randomness import choose_randomness
@@ -90,7 +90,7 @@ def audit_membership(
     )
 
 
-class _Attacked(Watcher):
+class _Attacked(RunObserver):
     """Models trained on random halves of the records, at the claim's q, σ and steps, and their confidences."""
 
     def __init__(self, subject: Subject, models: int) -> None:

@@ -83,7 +83,7 @@ def secret_rng() -> np.random.Generator:
     return np.random.default_rng(current().broadcast_object(secrets.randbits(128)))
 
 
-class Watcher:
+class RunObserver:
     """A watch and an observer; `heard` is called once a draw, after its step."""
 
     def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:

@@ -20,7 +20,7 @@ from adadpigu.audit.estimators import rate_above, rate_below
 from adadpigu.audit.laws import Check, Counts
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
-from adadpigu.audit.watching import Taken, Watched, watch
+from adadpigu.audit.watching import DrawnRecords, Taken, watch
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import require
 from adadpigu.training.configured import training_options
@@ -95,7 +95,7 @@ def _enough_draws(records: int, rate: float) -> int:
     return min(max(math.ceil(needed), _LEAST_DRAWS), _MOST_DRAWS)
 
 
-def _plain(watched: Watched) -> Iterator[str]:
+def _plain(watched: DrawnRecords) -> Iterator[str]:
     """What needs no test to be wrong."""
     if len(watched.draws) != watched.planned:
         yield f"{watched.planned} draws were planned, {len(watched.draws)} were made"

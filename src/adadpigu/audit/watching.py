@@ -20,7 +20,7 @@ from torch import Tensor
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit.laws import Counts
-from adadpigu.audit.outside import Watcher
+from adadpigu.audit.outside import RunObserver
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
@@ -109,7 +109,7 @@ class Taken:
         return np.asarray(self.taken.sum(axis=0), dtype=np.int64)
 
 
-class Watched(Watcher):
+class DrawnRecords(RunObserver):
     """Which records each draw of a run has taken, draw by draw."""
 
     def __init__(self, seen: Tensor, planned: int) -> None:
@@ -161,14 +161,14 @@ def watch(
     steps: int,
     randomness: Randomness | None = None,
     progress: Progress | None = None,
-) -> Watched:
+) -> DrawnRecords:
     """Runs so many steps of the subject on so many records, and keeps what its draws have taken."""
     ready = subject.prepare(data=subject.first(records), steps=steps, evaluate_every=steps)
     placed = held(ready.data)
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
-    watched = Watched(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages))
+    watched = DrawnRecords(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages))
     watched.tell(progress, ready.plan.steps)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}
