@@ -31,7 +31,7 @@ Tier = Literal["secure", "fast"]  # what a user may choose; `reproducible` is no
 MT19937_WORDS = 624  # what the state of torch's (and numpy's) generator on the CPU holds
 
 
-def fill(generator: torch.Generator, words: Tensor) -> None:
+def seed_generator(generator: torch.Generator, words: Tensor) -> None:
     """Keys a generator of torch with 32-bit words: on the CPU with 624 of them, on a device with two."""
     high, low = words[:2].tolist()
     generator.manual_seed((high << 32 | low) - 2**63)
@@ -154,7 +154,7 @@ class DeviceRandomness(_SystemKeyed):
         super()._rekey()
         self.coins, self.noise = torch.Generator(self._device), torch.Generator(self._device)
         for generator in (self.coins, self.noise):
-            fill(generator, self.words(MT19937_WORDS))
+            seed_generator(generator, self.words(MT19937_WORDS))
 
     def uniform(self, count: int) -> Tensor:
         return torch.rand(count, dtype=torch.float64, device=self._device, generator=self.coins)
@@ -201,25 +201,25 @@ def isolated(randomness: Randomness, device: torch.device, *, host: bool = True)
         generator = default_generator(device)
         with _one_at_a_time:
             seed, offset = generator.initial_seed(), generator.get_offset()
-            fill(generator, randomness.words(2))
+            seed_generator(generator, randomness.words(2))
             try:
                 yield
             finally:
                 generator.manual_seed(seed)
                 generator.set_offset(offset)
         return
-    with _one_at_a_time, streams_put_back(device):
+    with _one_at_a_time, preserve_rng_state(device):
         words = randomness.words(MT19937_WORDS)
-        fill(torch.default_generator, words)
+        seed_generator(torch.default_generator, words)
         random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
         np.random.seed(randomness.words(MT19937_WORDS).numpy())
         if device.type == "cuda":
-            fill(default_generator(device), randomness.words(2))
+            seed_generator(default_generator(device), randomness.words(2))
         yield
 
 
 @contextlib.contextmanager
-def streams_put_back(device: torch.device) -> Iterator[None]:
+def preserve_rng_state(device: torch.device) -> Iterator[None]:
     """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -230,14 +230,14 @@ def streams_put_back(device: torch.device) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def seed_host(number: int) -> None:
+def seed_cpu_rng(number: int) -> None:
     """Seeds the global generators of the CPU, to see what depends on them; the caller puts them back."""
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)
 
 
-def host_state() -> tuple[object, ...]:
+def cpu_rng_state() -> tuple[object, ...]:
     """Where the global generators of the CPU stand, to compare."""
     legacy: Any = np.random.get_state()
     return random.getstate(), legacy[1].tobytes(), legacy[2:], torch.default_generator.get_state().numpy().tobytes()

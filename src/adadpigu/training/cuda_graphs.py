@@ -19,7 +19,14 @@ import torch
 
 from adadpigu.core.bounding import BoundedSum, Query
 from adadpigu.core.mechanism import CapturedReleases, Release
-from adadpigu.core.randomness import DeviceRandomness, Randomness, SystemRandomness, default_generator, fill, isolated
+from adadpigu.core.randomness import (
+    DeviceRandomness,
+    Randomness,
+    SystemRandomness,
+    default_generator,
+    isolated,
+    seed_generator,
+)
 from adadpigu.core.sampling import CapturedGraph, Coins, FixedBatch, GraphCapture, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
@@ -66,7 +73,7 @@ class CudaGraphs:
 def _renew(generator: torch.Generator) -> None:
     """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
     fresh = torch.Generator(generator.device)
-    fill(fresh, SystemRandomness().words(2))
+    seed_generator(fresh, SystemRandomness().words(2))
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
