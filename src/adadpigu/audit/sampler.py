@@ -58,7 +58,7 @@ def audit_sampler(
     small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
     checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
     if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two
-        checks.append(_apart(watched.in_order, 1, "consecutive draws", "draws that follow each other"))
+        checks.append(_overlap_check(watched.in_order, 1, "consecutive draws", "draws that follow each other"))
     checks += [_empties(taken).of(taken.draw.name) for taken in small.kinds]
     return subject.result(
         "sampler",
@@ -136,10 +136,10 @@ def _together(taken: Taken) -> Iterator[Check]:
     yield Check("any two draws", p, f"draws {one} and {other} have taken the same records")
     epoch = round(1 / taken.draw.sample_rate)
     if 1 < epoch < count:
-        yield _apart(drawn, epoch, "an epoch apart", f"draws that are an epoch ({epoch} draws) apart")
+        yield _overlap_check(drawn, epoch, "an epoch apart", f"draws that are an epoch ({epoch} draws) apart")
 
 
-def _apart(drawn: NDArray[np.bool_], lag: int, name: str, who: str) -> Check:
+def _overlap_check(drawn: NDArray[np.bool_], lag: int, name: str, who: str) -> Check:
     """Whether draws that are so far apart have as many records in common as independent ones."""
     records, sizes = drawn.shape[1], drawn.sum(axis=1, dtype=np.int64)
     common: Counts = (drawn[lag:] & drawn[:-lag]).sum(axis=1, dtype=np.int64)

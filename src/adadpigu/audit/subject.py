@@ -235,7 +235,7 @@ def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> R
 
     Each run is stated as the first of its process: an audit makes many, which are no other models of the records.
     """
-    with earlier_runs.apart():
+    with earlier_runs.isolated_history():
         run = _drive.get()(ready, **options)
     if run.interrupted and to_the_end:
         raise KeyboardInterrupt

@@ -44,7 +44,7 @@ class GraphCapture(Protocol):
         """Runs the Python of `work` once; the device does nothing yet."""
         ...
 
-    def apart(self) -> GraphCapture:
+    def concurrent(self) -> GraphCapture:
         """Another one, whose recordings may run at the same time."""
         ...
 

@@ -44,7 +44,7 @@ Work = Callable[[], None]
 class CudaGraphs:
     """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
 
-    Graphs that may run at the same time need different generators: `other` is for those made `apart`.
+    Graphs that may run at the same time need different generators: `other` is for those made `concurrent`.
     """
 
     name = "one CUDA graph a step"
@@ -65,7 +65,7 @@ class CudaGraphs:
             raise
         return graph
 
-    def apart(self) -> CudaGraphs:
+    def concurrent(self) -> CudaGraphs:
         assert self._other is not None
         return CudaGraphs(self._other)
 
@@ -97,7 +97,7 @@ class ReplayedDraws(Draws):
         if self._fixed is None and len(self._population) > 0:
             sampler, _ = next(iter(self._planned.values()))
             size = FixedBatch.size_for(self._batch_size, sampler)
-            self._fixed = FixedBatch(size, self._view.device, recorder.apart())
+            self._fixed = FixedBatch(size, self._view.device, recorder.concurrent())
 
     @contextmanager
     def recording(self) -> Iterator[list[CapturedDraw]]:

@@ -56,7 +56,7 @@ class EarlierRuns(dict[str, StartedRun]):
         )
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def isolated_history(self) -> Iterator[None]:
         """Within it no run was before: an audit's neighbours, trained one after the other, say the same."""
         before = dict(self)
         self.clear()

@@ -32,7 +32,7 @@ MASKED = ad.AdaDPIGU(retention=0.5, importance_steps=2, clip_norm=0.5, mean_deca
 @contextlib.contextmanager
 def audited(**how: Any) -> Iterator[None]:
     """Within, a private loop has an auditor's mechanism, or is watched."""
-    with mock.patch.object(own_loop, "session", partial(session, **how)), earlier_runs.apart():
+    with mock.patch.object(own_loop, "session", partial(session, **how)), earlier_runs.isolated_history():
         yield
 
 

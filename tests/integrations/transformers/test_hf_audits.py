@@ -36,8 +36,8 @@ def audited(monkeypatch: pytest.MonkeyPatch, chance: Any = None, **how: Any) -> 
 
     @contextlib.contextmanager
     def session(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        apart = earlier_runs.apart()
-        with apart, SESSION(*args, **{**kwargs, **how}) as begun, chance or contextlib.nullcontext():
+        isolated = earlier_runs.isolated_history()
+        with isolated, SESSION(*args, **{**kwargs, **how}) as begun, chance or contextlib.nullcontext():
             yield begun
 
     monkeypatch.setattr(own_loop, "session", session)
