@@ -124,7 +124,7 @@ def test_the_distance_is_that_of_kolmogorov_and_its_chance_no_lower() -> None:
 
 
 def test_what_is_refuted_is_told_with_its_chance_and_all_tests_share_the_significance() -> None:
-    checks = [Check(name=str(p), p=p, told=f"at {p}") for p in (1e-9, 4e-8, 6e-8, 0.5)] + [
-        Check(name="x", p=1.0, told="never")
+    checks = [Check(name=str(p), p=p, finding=f"at {p}") for p in (1e-9, 4e-8, 6e-8, 0.5)] + [
+        Check(name="x", p=1.0, finding="never")
     ] * 6
     assert refuted(checks, 5e-7) == ("at 1e-09 (p = 1e-09)", "at 4e-08 (p = 4e-08)")

@@ -33,15 +33,15 @@ class Check(NamedTuple):
 
     name: str
     p: float
-    told: str
+    finding: str
 
     def of(self, what: str) -> Check:
-        return Check(f"{what}: {self.name}", self.p, f"{what}: {self.told}")
+        return Check(f"{what}: {self.name}", self.p, f"{what}: {self.finding}")
 
 
 def refuted(checks: Sequence[Check], significance: float) -> tuple[str, ...]:
     """What failed, in words: all tests together raise a false alarm with a chance of at most `significance`."""
-    return tuple(f"{check.told} (p = {check.p:.1g})" for check in checks if check.p < significance / len(checks))
+    return tuple(f"{check.finding} (p = {check.p:.1g})" for check in checks if check.p < significance / len(checks))
 
 
 def two_sided(below: float, above: float) -> float:

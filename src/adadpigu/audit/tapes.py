@@ -133,7 +133,7 @@ class Tape:
         self.calls: list[list[Call]] = []
         self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
-        self.told: list[Mapping[str, object]] = []
+        self.reported: list[Mapping[str, object]] = []
         self.kept: State = {}
         self.breaches: list[str] = []
 
@@ -149,7 +149,7 @@ class Tape:
         self.calls.append([_call(total) for total in sums])
 
     def tell(self, facts: Mapping[str, object]) -> None:
-        self.told.append(facts)
+        self.reported.append(facts)
 
     def begin(self, facts: Facts) -> None:
         self.tell(vars(facts))
@@ -253,7 +253,7 @@ class Player(Tape):
 
     def tell(self, facts: Mapping[str, object]) -> None:
         super().tell(facts)
-        before, *_ = [*self._recorded.told[len(self.told) - 1 :], facts]
+        before, *_ = [*self._recorded.reported[len(self.reported) - 1 :], facts]
         if odd := [key for key in before.keys() | facts.keys() if before.get(key) != facts.get(key)]:
             self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")
 

@@ -66,7 +66,7 @@ class Preparation:
     warnings: tuple[str, ...]
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
-    told: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
     threads: int | None = None
     """CPU threads that it trains with, and that the engine was tried with; None: as many as there are"""
@@ -166,7 +166,7 @@ def prepare(
             copies=options.copies,
         )
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        told = check_data(data, task.classes, task.ignored)
+        caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -194,7 +194,7 @@ def prepare(
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=claim,
-        told=(*told, *task.declared()),
+        caveats=(*caveats, *task.declared()),
         warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
         loss=task.loss,

@@ -250,7 +250,7 @@ def opened(
         kept.enter_context(begun.ledger)
         begun = replace(begun, total=kept.enter_context(_shared(begun, common)))
         if resuming:
-            begun = _told_of_processes(begun, processes.size)
+            begun = _warn_of_process_count(begun, processes.size)
             step = 0 if begun.checkpoint is None else begun.checkpoint.step
             told = {"warnings": list(begun.prepared.warnings), "declared": declared_by(begun.prepared)}
             begun.ledger.note("resumed", step=step, **drawn_by, **told)
@@ -263,11 +263,11 @@ def opened(
         if led is not None and processes.size > 1:
             processes.broadcast_object((led.ledger.record, led.prepared.seed, led.prepared.warnings, led.checkpoint))
         begun = _follow(prepared, processes) if led is None else led
-        _tell_earlier(begun, source, common)
+        _add_caveat_of_earlier_runs(begun, source, common)
         yield begun
 
 
-def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
+def _add_caveat_of_earlier_runs(begun: Begun, source: Randomness, shared: Path | None) -> None:
     """Has the statement say what this run and earlier ones of the process amount to, if the records are the same."""
     prepared = begun.prepared
     run = StartedRun(
@@ -283,7 +283,7 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
         begun.ledger.add_caveat(told)
 
 
-def _told_of_processes(begun: Begun, now: int) -> Begun:
+def _warn_of_process_count(begun: Begun, now: int) -> Begun:
     """A run may go on among another number of processes, since what it computes does not depend on it; and says so."""
     lines = begun.ledger.record.lines
     then = [begun.ledger.facts.get("processes", 1), *(line["processes"] for line in lines if "processes" in line)][-1]
