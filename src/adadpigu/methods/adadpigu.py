@@ -197,7 +197,7 @@ class _State(MethodState):
         self._halves = CoordinatePower(size, device) if halved else None
         self._schedule = options._mask_schedule()
         self._mask = GrowingMask(context.layout, device)
-        self._kept = torch.zeros((), dtype=torch.int64, device=device)
+        self._top_k_count = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
         self._device = device
@@ -257,7 +257,7 @@ class _State(MethodState):
         if kept == 0:
             raise InputError(f"top_k={options.top_k} keeps none of {of} coordinates; allowed: at least 1/{of}")
         self._share_kept = kept / count
-        self._kept.fill_(kept)
+        self._top_k_count.fill_(kept)
 
     @property
     def _noise(self) -> float:
@@ -380,7 +380,7 @@ class _State(MethodState):
                 top_k=self._share_kept,
                 share=1 - self._bound.share,
                 trained=self._mask.trained,
-                kept=self._kept,
+                top_k_count=self._top_k_count,
             )
         restored, noise = self._release(batches, query)
         with side_stream(self._device):

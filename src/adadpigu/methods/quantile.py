@@ -50,7 +50,7 @@ class FollowedBound:
 
     def count(self, gradient: GradientSum) -> RecordSum:
         """Who is within the bound of this sum, after its mask, centre, scale and top-k."""
-        kept = None if gradient.kept is None or gradient.top_k == 1 else int(gradient.kept)
+        kept = None if gradient.top_k_count is None or gradient.top_k == 1 else int(gradient.top_k_count)
         bound, active, center, scale = gradient.clip_norm, gradient.active, gradient.center, gradient.scale
 
         def centred(record: Record) -> Tensor:

@@ -107,7 +107,7 @@ class Session:
             told = f"method {prepared.method.name!r} does not say how {name!r} is stored: this run has no checkpoints"
             warnings.warn(told, stacklevel=2)
         self._saved = time.monotonic()
-        self._kept = -1 if checkpoint is None else checkpoint.step
+        self._saved_step = -1 if checkpoint is None else checkpoint.step
         if checkpoint is not None:  # what it had learned is there already
             self._hub.metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
             self.done = checkpoint.step
@@ -143,7 +143,7 @@ class Session:
                 self._store.close_record()
         with contextlib.suppress(RuntimeError, KeyError):  # a device that has failed for good, a layer that is gone
             self._layout.write(self._p.model, self._start)
-            self._untrained.put_back()
+            self._untrained.restore()
             if self._p.released_norm is not None:
                 self._p.released_norm.reset()
 
@@ -155,7 +155,7 @@ class Session:
         self._note(self._end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
-        refusal = self._untrained.put_back()
+        refusal = self._untrained.restore()
         if refusal is not None:
             self._layout.write(self._p.model, self._start)
             raise refusal
@@ -264,9 +264,9 @@ class Session:
 
     def save(self) -> None:
         """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
-        if self._checkpoints is None or self.done == self._kept:
+        if self._checkpoints is None or self.done == self._saved_step:
             return
-        if (refusal := self._untrained.put_back()) is not None:
+        if (refusal := self._untrained.restore()) is not None:
             raise refusal
         self._checkpoints.save(
             Checkpoint(
@@ -277,7 +277,7 @@ class Session:
                 state=self.learned.state(),
             )
         )
-        self._saved, self._kept = time.monotonic(), self.done
+        self._saved, self._saved_step = time.monotonic(), self.done
 
     def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
