@@ -75,6 +75,9 @@ class CommonOptions:
     weight_decay: float = option(0.0, _UPDATE, "Weight decay of the optimiser.", off=0.0)
     ema: float | None = option(None, _UPDATE, "Decay of the average of the weights that is kept.")
     tail: float | None = option(None, _UPDATE, "Instead: average the weights of this last share.")
+    public: str | None = option(
+        None, _METHOD, "Public records that it may look at: processes:COUNT, or an .npz with x and y."
+    )
     copies: int = option(1, _AUGMENT, "Augmented copies of a record, one clip for all. [1]", off=1)
     shift: int = option(0, _AUGMENT, "Shift images by up to so many pixels. [0]", off=0)
     shift_step: int = option(1, _AUGMENT, "Shifts are multiples of this. [1]")

@@ -65,13 +65,14 @@ def _tensors(query: Query) -> dict[str, Tensor]:
     """Copies."""
     tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
     tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
+    tensors |= {f"learned[{name!r}]": value for name, value in getattr(query, "learned", {}).items()}
     return {key: value.detach().clone() for key, value in tensors.items()}
 
 
 def _plain(query: Query) -> dict[str, object]:
     """What a query asks for besides tensors."""
     named = {key: value for key, value in vars(query).items() if not isinstance(value, Tensor | tuple)}
-    return {key: value for key, value in named.items() if not callable(value)}
+    return {key: value for key, value in named.items() if not callable(value) and key != "learned"}
 
 
 def public_state(*modules: nn.Module | None) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, final, get_args
 
 import torch
@@ -142,7 +142,41 @@ class RecordSum:
         return self.clip_norm * self.per_owner
 
 
-Query = GradientSum | RecordSum
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MappedSum:
+    """Asks for Σ clip(of(g_i)): a public map of every gradient before the clip, [b, d] -> [b, k], each row by itself.
+
+    Projections, carriers of low rank, bounds by block: whatever `of` makes of a row, its norm is at most `clip_norm`
+    in the sum. `learned` names the tensors that `of` goes by, functions of releases or of public records.
+    """
+
+    name: str
+    of: Callable[[Tensor], Tensor]
+    clip_norm: float
+    learned: Mapping[str, Tensor] = field(default_factory=dict)
+    stability: float | None = None
+    share: float = 1.0
+    per_owner: int = 1
+    needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
+    losses_at: ClassVar[tuple[Tensor, ...]] = ()
+    active: ClassVar[None] = None
+    """all entries are released"""
+
+    def __post_init__(self) -> None:
+        _check_query(self.name, self.clip_norm, self.share)
+
+    @property
+    def sensitivity(self) -> float:
+        """As of a `GradientSum`."""
+        return self.clip_norm * self.per_owner
+
+    def rows(self, gradients: Tensor) -> Tensor:
+        """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
+        return self.of(gradients.double() if gradients.device.type == "cpu" else gradients).to(torch.float64, copy=True)
+
+
+Query = GradientSum | RecordSum | MappedSum
 
 
 def _check_query(name: str, clip_norm: float, share: float) -> None:
@@ -176,7 +210,9 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None
     return where_or_zero(kept, factors)
 
 
-def record_factors(squares: Sequence[Tensor], query: GradientSum, present: Tensor | None, *, length: int) -> Tensor:
+def record_factors(
+    squares: Sequence[Tensor], query: GradientSum | MappedSum, present: Tensor | None, *, length: int
+) -> Tensor:
     """What each record's gradient is multiplied with, [b], by squared norms in parts, each [b] or [parts, b]."""
     if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
         from adadpigu.core.kernels.factors import record_factors as at_once
@@ -208,10 +244,14 @@ class Bounder:
 
     def add(self, gradients: PerSampleGradients) -> None:
         """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
-        assert isinstance(self._query, GradientSum)
         rows = unseal(gradients, PerSampleGradients).records_only().gradients
-        z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
-        self._keep(clipped_total(z, self._query.clip_norm, self._query.stability), rows.dtype)
+        if isinstance(self._query, MappedSum):
+            total = clipped_total(self._query.rows(rows), self._query.clip_norm, self._query.stability)
+        else:
+            assert isinstance(self._query, GradientSum)
+            z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
+            total = clipped_total(z, self._query.clip_norm, self._query.stability)
+        self._keep(total, rows.dtype)
 
     def add_clipped(self, total: BoundedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""

@@ -13,12 +13,12 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, final
+from typing import TYPE_CHECKING, NoReturn, final, get_args
 
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, Query, RecordSum
+from adadpigu.core.bounding import BoundedSum, GradientSum, Query
 from adadpigu.core.processes import Alone, Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Sampler
@@ -257,8 +257,8 @@ MakeMechanism = Callable[["Ledger", Randomness, Processes], GaussianMechanism]
 def _multipliers(queries: Sequence[Query], noise_multiplier: float) -> list[float]:
     """σ_k = σ/√s_k of each query; refuses queries that one event at σ does not cover."""
     for query in queries:
-        if type(query) not in (GradientSum, RecordSum):
-            raise PrivacyLineError(f"a query is a GradientSum or a RecordSum, got {type(query).__name__}")
+        if type(query) not in get_args(Query):
+            raise PrivacyLineError(f"a query is a GradientSum, MappedSum or RecordSum, got {type(query).__name__}")
         if noise_multiplier > 0 and not math.isfinite(query.clip_norm):
             raise PrivacyLineError(f"{query.name!r} has no finite sensitivity, so no noise can cover it")
     if len({query.name for query in queries}) != len(queries):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -45,6 +45,19 @@ class Stage:
     draws: tuple[Draw, ...] = (Draw(),)
 
 
+class PublicRows(Protocol):
+    """Gradients of public records: uncharged, since no private record had a part in them."""
+
+    @property
+    def count(self) -> int:
+        """m, how many records there are."""
+        ...
+
+    def rows(self, weights: Tensor, number: int) -> Iterator[Tensor]:
+        """[b, d] of all records in order, at these weights; `number`: which images of random processes are taken."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
     """Public facts of a run, for a method that is about to start."""
@@ -67,6 +80,8 @@ class RunContext:
     """v of the run's optimiser, [d], bias corrected: a function of releases; None where it keeps none"""
     public_scores: Callable[[], Tensor] | None = None
     """mean |∇ℓ| over public images at the weights of now, [d]; None where the model does not take images"""
+    public: PublicRows | None = None
+    """of a method that `needs_public`"""
 
     def public_rng(self, number: int) -> np.random.Generator:
         """For a method's own public choices: a generator fixed by the run's seed, another one for every number."""
@@ -191,6 +206,8 @@ class Method(ABC):
     adds: ClassVar[str]
     costs: ClassVar[str]
     private: ClassVar[bool] = True
+    needs_public: ClassVar[bool] = False
+    """whether it learns from gradients of public records"""
     off: ClassVar[Mapping[str, object]] = {}
     """what the word `off` stands for, by option"""
 

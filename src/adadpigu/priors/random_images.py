@@ -177,7 +177,7 @@ def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, lo
     """s at the model's weights of now, [d] in float64; images and labels follow from the run's public seed."""
     model = copy.deepcopy(model).eval()  # hooks and modes of the one in training stay as they are
     rng = torch.Generator().manual_seed(seed % 2**63)
-    images = _images(record, rng)
+    images = images_like(record, _IMAGES, rng)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=record.device)
     with torch.enable_grad():
@@ -190,11 +190,11 @@ def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, lo
     return total
 
 
-def _images(record: Tensor, rng: torch.Generator) -> Tensor:
+def images_like(record: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Images of the record's shape, type and place."""
     _, channels, height, width = record.shape
     side = 16 * -(-max(height, width) // 16)
-    made = RandomImages(side=side)(_IMAGES, rng)
+    made = RandomImages(side=side)(count, rng)
     made = made if channels == 3 else made.mean(dim=1, keepdim=True)
     made = F.interpolate(made, size=(height, width), mode="bilinear", align_corners=False)
     made = made if record.is_floating_point() else 255 * made

@@ -63,5 +63,6 @@ def resolved(config: RunConfig, prepared: Preparation) -> RunConfig:
         batch_size=options.batch_size,
         steps=options.steps,
         epochs=options.epochs,
+        public=options.public if isinstance(options.public, str) else None,
         method_options=prepared.method.options(),
     )

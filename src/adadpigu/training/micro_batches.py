@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum, Query, RecordSum
+from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum, MappedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.choice import inspect_again
 from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
@@ -270,6 +270,11 @@ class MicroBatches:
             assert isinstance(queries[0], GradientSum)
             bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
             return
+        mapped = [query for query in queries if isinstance(query, MappedSum)]
+        if len(mapped) == len(queries) and self._diagnostics is None:
+            for bounder, total in zip(bounders, self._engine.mapped_sums(records, mapped), strict=True):
+                bounder.add_clipped(total)
+            return
         needed = frozenset[str]().union(*(query.needs for query in queries))
         gradients = self._engine.per_sample_gradients(records) if "gradient" in needed else None
         if self._diagnostics is not None and gradients is not None:
@@ -278,7 +283,7 @@ class MicroBatches:
         if "loss" in needed:
             losses = self._engine.per_record_losses(records) if gradients is None else losses_of(gradients)
         for query, bounder in zip(queries, bounders, strict=True):
-            if isinstance(query, GradientSum):
+            if isinstance(query, GradientSum | MappedSum):
                 assert gradients is not None
                 bounder.add(gradients)
             else:

@@ -13,6 +13,7 @@ import torch
 from adadpigu.config import Clipping, CommonOptions, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
+from adadpigu.data.public import PublicRecords
 from adadpigu.errors import InputError, check_known, check_range, require, unknown
 from adadpigu.methods.base import registered
 from adadpigu.training.memory import parse_memory
@@ -36,6 +37,8 @@ class TrainingOptions(CommonOptions):
     """B, the expected batch size"""
     optimizer: str | OptimiserFactory = "sgd"
     """any of torch.optim, by name; or a function of the parameters that makes one"""
+    public: str | PublicRecords | None = None  # type: ignore[assignment]
+    """public records for a method that learns from them: `processes:COUNT`, an .npz with x and y, or `PublicRecords`"""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "steps", "evaluate_every", "checkpoint_every", "reserve"):

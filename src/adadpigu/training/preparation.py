@@ -23,8 +23,9 @@ from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import OwnerSampler, PoissonSampler, Sampler
 from adadpigu.core.trees import Tree, describe_tree, select
 from adadpigu.data.augmentation import Augmentation
-from adadpigu.data.checking import check_data
-from adadpigu.data.datasets import DataSet
+from adadpigu.data.checking import check_data, refuse_shared_records
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.public import PublicRecords, read_public
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.methods.base import Draw, Method, RunContext, Stage
@@ -34,9 +35,12 @@ from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.placement import settle
+from adadpigu.training.public_gradients import PublicGradients
 from adadpigu.training.task import Task, uncompiled
 from adadpigu.training.threads import threads_for, using
 
+_PROCESS_IMAGES = "processes:500"
+"""public records of a method that needs some, unless others are named"""
 trained_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """models that a run of this process has trained: their weights have seen records already"""
 
@@ -66,6 +70,7 @@ class Preparation:
     warnings: tuple[str, ...]
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
+    public: PublicRecords | None = None  # what the method learns from besides releases
     caveats: tuple[str, ...] = ()
     """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
     threads: int | None = None
@@ -82,6 +87,15 @@ class Preparation:
         """The public facts that a method starts from."""
         layout = self.engine.layout
         scores = None
+        public = None
+        if self.public is not None:
+            public = PublicGradients(
+                engine=self.engine,
+                front=self.front,
+                records=self.public,
+                classes=self.data.classes,
+                seed=self.seed,
+            )
         if self.loss is not None and isinstance(self.record, Tensor) and takes_images(self.record):
             scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
         return RunContext(
@@ -95,6 +109,7 @@ class Preparation:
             device=self.device,
             second_moment=None if optimiser is None else optimiser.second_moment,
             public_scores=scores,
+            public=public,
         )
 
     @property
@@ -153,6 +168,7 @@ def prepare(
     front = task.front
     stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
+    options, public = _with_public(method, data, options, task.example[0])
     _check_augmentation(options.augmentation(), task.example[0])
     threads = threads_for(device, options.batch_size * Layout.of(model).size)
     with using(threads):  # a row may be rounded otherwise with another number of them
@@ -194,6 +210,7 @@ def prepare(
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=claim,
+        public=public,
         caveats=(*caveats, *task.declared()),
         warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
@@ -214,6 +231,25 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
     if front is None or front.released is None:
         return stages
     return (normalisation_stage(front.released, data.records), *stages)
+
+
+def _with_public(
+    method: Method, data: DataSet, options: TrainingOptions, example: Tree
+) -> tuple[TrainingOptions, PublicRecords | None]:
+    """The public records that a method learns from: those that were named, or else images of random processes."""
+    asked = options.public
+    if not method.needs_public:
+        require(asked is None, f"public={asked!r}: method {method.name!r} looks at no public record; leave it out")
+        return options, None
+    if not isinstance(example, Tensor):
+        raise InputError(
+            f"method {method.name!r} takes records (input, label) of tensors, not {describe_tree(example)}"
+        )
+    asked = _PROCESS_IMAGES if asked is None else asked
+    public = read_public(asked, example[:1], data.classes, data.name) if isinstance(asked, str) else asked
+    public.check(example, data.classes)
+    refuse_shared_records(data.train, TensorRecords(public.inputs, public.targets), "public")
+    return replace(options, public=asked), public
 
 
 def _check_augmentation(augmentation: Augmentation, inputs: Tree) -> None:

@@ -61,7 +61,14 @@ def declared_by(prepared: Preparation) -> list[str]:
     """All that is taken as public because somebody says so."""
     facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
     front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
-    return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared()), *prepared.caveats]
+    public = [] if prepared.public is None else [prepared.public.declared]
+    return [
+        *facts,
+        *front,
+        *public,
+        *(f"declared public: {fact}" for fact in prepared.method.declared()),
+        *prepared.caveats,
+    ]
 
 
 def _steps_done(prepared: Preparation, done: int) -> dict[str, int]:

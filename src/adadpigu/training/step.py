@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, Query
+from adadpigu.core.bounding import BoundedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import ALONE, Processes
@@ -248,7 +248,7 @@ class Draws:
             queries = tuple(replace(query, per_owner=self._per_owner) for query in queries)
         if self._stability is None:
             return queries
-        return tuple(replace(q, stability=self._stability) if isinstance(q, GradientSum) else q for q in queries)
+        return tuple(q if isinstance(q, RecordSum) else replace(q, stability=self._stability) for q in queries)
 
 
 def _without_message(error: Exception) -> ModelError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import ClassVar
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, record_factors
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
 from adadpigu.core.layout import Layout
 from adadpigu.core.sensitive import GradientBatch, PerRecordLosses, PerSampleGradients, Records, unseal
-from adadpigu.core.standardising import Standardiser
+from adadpigu.core.standardising import Standardised, Standardiser
 from adadpigu.core.trees import Tree, map_tensors, select
 
 LARGE = 2**20  # parameters from which a net counts as large: memory is kept for them
@@ -97,6 +97,26 @@ class GradientEngine(ABC):
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
+
+    def mapped_sums(self, records: Records, queries: Sequence[MappedSum]) -> list[BoundedSum]:
+        """Σ clip(of(g_i)) of one micro-batch, for each query; whole gradients are there a slice at a time."""
+        inputs, targets = unseal(records, Records)
+        dtype = self._kind()[0]
+        present = None if records.present is None else unseal(records.present)
+        totals = [query.rows(self.buffer(0)).sum(0) for query in queries]
+        if len(targets) > 0:
+            with nullcontext() if self._watched else self.watched(), torch.enable_grad():
+                for part, rows in self.row_slices(inputs, targets, records.copies):
+                    here = None if present is None else present[part]
+                    for total, query in zip(totals, queries, strict=True):
+                        z = Standardised(query.rows(rows.detach()))
+                        total += z.total(record_factors([z.squares()], query, here, length=len(total)))
+        pairs = zip(totals, queries, strict=True)
+        return [BoundedSum(total, query, size=len(total), dtype=dtype) for total, query in pairs]
+
+    def row_slices(self, inputs: Tree, targets: Tensor, copies: int) -> Iterator[tuple[slice, Tensor]]:
+        """The unsealed gradients of at least one record, [b, d], in slices."""
+        yield slice(0, len(targets)), self.compute(inputs, targets, copies).gradients
 
     def per_record_losses(self, records: Records) -> PerRecordLosses:
         """ℓ_i for every row, rows that are no records included, without gradients."""

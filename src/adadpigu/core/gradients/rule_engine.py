@@ -106,6 +106,16 @@ class RuleEngine(GradientEngine):
         pairs = self._backward(calls, losses, copies * len(targets))
         return GradientBatch(self._rows(pairs, everything, slice(0, len(targets)), copies), losses.detach())
 
+    def row_slices(self, inputs: Tree, targets: Tensor, copies: int) -> Iterator[tuple[slice, Tensor]]:
+        everything, records = self.selection(self.layout.slots), len(targets)
+        calls, losses = self._forward(inputs, targets, copies, everything)
+        pairs = self._backward(calls, losses, copies * records)
+        at_work = [copies * bytes_at_work(call.module, call.x, dy) for call, dy in pairs]
+        size = slice_size(records, max([8 * self.layout.size, *at_work]), targets.device)
+        for start in range(0, records, size):
+            part = slice(start, start + size)
+            yield part, self._rows(pairs, everything, part, copies)
+
     def clipped(
         self, inputs: Tree, targets: Tensor, copies: int, query: GradientSum, present: Tensor | None = None
     ) -> Tensor:

@@ -1,0 +1,104 @@
+"""Public records: what a method may look at freely, because no private record had a part in it. Public throughout.
+
+Whoever declares records public vouches for them: they stand in the statement with their origin and hash. Images of
+random processes with labels at random are public by themselves; a file is public because its owner says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from adadpigu.core.sensitive import Sensitive
+from adadpigu.data.own import read_arrays
+from adadpigu.errors import InputError, PrivacyLineError, require
+from adadpigu.priors.random_images import images_like, takes_images
+from adadpigu.tensors import digest
+
+PROCESSES = "processes"
+
+
+@final
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class PublicRecords:
+    """Records [m, ...] and their labels [m], declared public.
+
+    >>> PublicRecords(inputs=torch.zeros(2, 3), targets=torch.tensor([0, 1]), origin="made up").declared
+    'public records: 2, made up (sha256 bd3dbd6a)'
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    origin: str
+    processes: bool = False
+    """images of random processes, which `anew` makes others of"""
+
+    def __post_init__(self) -> None:
+        for part in (self.inputs, self.targets):
+            if isinstance(part, Sensitive) or not isinstance(part, Tensor):
+                raise PrivacyLineError(f"public records are two tensors, got {type(part).__name__}")
+        fits = 0 < len(self.inputs) == len(self.targets)
+        require(fits, f"public records: {len(self.inputs)} with {len(self.targets)} labels; allowed: one label each")
+
+    def __repr__(self) -> str:
+        return f"<{self.declared}>"
+
+    @property
+    def declared(self) -> str:
+        """For the statement."""
+        if self.processes:
+            return f"public records: {len(self.inputs)} {self.origin}, by the run's public seed"
+        known = digest({"x": self.inputs, "y": self.targets}.items())[:8]
+        return f"public records: {len(self.inputs)}, {self.origin} (sha256 {known})"
+
+    def anew(self, number: int, classes: int) -> PublicRecords:
+        """Other images of random processes, fixed by the number; declared records stay what they are."""
+        return process_records(len(self.inputs), self.inputs[:1], classes, number) if self.processes else self
+
+    def check(self, record: Tensor, classes: int | None) -> None:
+        """Refuses records that the model of these private ones does not take."""
+        shape, kind = tuple(record.shape[1:]), record.dtype
+        fits = (tuple(self.inputs.shape[1:]), self.inputs.dtype) == (shape, kind)
+        given = f"public records of {self.inputs.dtype} {list(self.inputs.shape[1:])}"
+        require(fits, f"{given}; allowed: as the private ones, {kind} {list(shape)}")
+        if classes is None or self.targets.is_floating_point():
+            return
+        low, high = int(self.targets.min()), int(self.targets.max())
+        require(0 <= low <= high < classes, f"public labels from {low} to {high}; allowed: from 0 to {classes - 1}")
+
+
+def process_records(count: int, record: Tensor, classes: int, seed: int) -> PublicRecords:
+    """Images of random processes of a record's shape [1, channels, height, width], labels at random."""
+    rng = torch.Generator().manual_seed(seed % 2**63)
+    images = images_like(record, count, rng)
+    labels = torch.randint(classes, (count,), generator=rng).to(record.device)
+    origin = "images of random processes, labels at random"
+    return PublicRecords(inputs=images, targets=labels, origin=origin, processes=True)
+
+
+def read_public(asked: str, record: Tensor, classes: int | None, private: str) -> PublicRecords:
+    """What `--public` names: `processes:COUNT`, or an .npz of records x and labels y. `private` names the data set."""
+    kind, _, number = asked.partition(":")
+    if kind == PROCESSES:
+        known = number.isdecimal() and int(number) > 0
+        require(known, f"public={asked!r}; allowed: {PROCESSES}:COUNT, e.g. {PROCESSES}:2000, or an .npz file")
+        images = takes_images(record) and classes is not None
+        require(
+            images,
+            f"public={asked!r}: the records are no images of classes; allowed: a public .npz file with x and y",
+        )
+        assert classes is not None
+        return process_records(int(number), record, classes, 0)
+    path = Path(asked)
+    require(path.suffix == ".npz" and path.is_file(), f"public={asked!r} is no .npz file; allowed: one with x and y")
+    if Path(private).exists() and path.resolve() == Path(private).resolve():
+        raise InputError(f"public={asked!r} is the private data set itself; allowed: records that are public")
+    arrays = read_arrays(path)
+    require({"x", "y"} <= arrays.keys(), f"{path} holds {', '.join(sorted(arrays))}; allowed: x and y")
+    made = PublicRecords(inputs=arrays["x"].to(record), targets=arrays["y"].to(record.device), origin=path.name)
+    made.check(record, classes)
+    return made

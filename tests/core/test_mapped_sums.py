@@ -1,0 +1,99 @@
+"""Sums under a map of gradients: what is clipped is what the map makes of each record, on every engine, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from adadpigu.core.bounding import Bounder, MappedSum
+from adadpigu.core.gradients import GradientEngine, choose_engine
+from adadpigu.core.sensitive import Presence, Records, unseal
+from adadpigu.errors import InputError
+from trials import small_digits, small_net
+
+C = 0.3
+BASIS = torch.linalg.qr(torch.randn(910, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "projected": lambda rows: rows @ BASIS.to(rows),
+    "the rest": lambda rows: rows - (rows @ BASIS.to(rows)) @ BASIS.to(rows).T,
+    "whole": lambda rows: rows,
+    "not linear": lambda rows: rows / (1 + rows.abs()),
+}
+
+
+def engine(name: str) -> GradientEngine:
+    inputs, targets = small_digits().train.take(torch.arange(3))
+    return choose_engine(small_net(), F.cross_entropy, (inputs, targets), engine=name)
+
+
+def asked(of: str) -> MappedSum:
+    return MappedSum(name=of, of=MAPS[of], clip_norm=C)
+
+
+def looped(of: str, inputs: Tensor, targets: Tensor) -> np.ndarray:
+    """In float64, one record at a time."""
+    model, total = small_net().double(), 0.0
+    for x, y in zip(inputs.double(), targets, strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
+        z = MAPS[of](torch.cat([g.flatten() for g in grads])[None])[0].numpy()
+        total = total + z * min(1.0, C / np.linalg.norm(z))
+    return np.asarray(total)
+
+
+@pytest.mark.parametrize("name", ["ghost", "materialised", "functional", "loop"])
+def test_every_engine_gives_the_sum_of_the_definition(name: str) -> None:
+    inputs, targets = small_digits().train.take(torch.arange(40))
+    queries = [asked(of) for of in MAPS]
+    for query, total in zip(queries, engine(name).mapped_sums(Records((inputs, targets)), queries), strict=True):
+        np.testing.assert_allclose(unseal(total).numpy(), looped(query.name, inputs, targets), atol=1e-5)
+        assert total.query is query
+        assert total.sensitivity == C
+
+
+@pytest.mark.parametrize("of", MAPS)
+def test_one_record_moves_the_sum_by_at_most_the_bound(of: str) -> None:
+    """Whatever the record holds; rows that are no records count for nothing."""
+    inputs, targets = small_digits().train.take(torch.arange(16))
+    chosen, here = engine("ghost"), torch.ones(16, dtype=torch.bool)
+    whole = unseal(chosen.mapped_sums(Records((inputs, targets)), [asked(of)])[0])
+    for value in (0.0, 1e4, float("nan"), float("inf"), 1e-40):
+        odd = inputs.clone()
+        odd[5] = value
+        here[5] = False
+        without = unseal(chosen.mapped_sums(Records((odd, targets), present=Presence(here)), [asked(of)])[0])
+        there = unseal(chosen.mapped_sums(Records((odd, targets)), [asked(of)])[0])
+        assert float((there - without).norm()) <= C * (1 + 1e-9)
+        assert float((whole - without).norm()) <= C * (1 + 1e-9)
+
+
+def test_slices_and_a_draw_of_nobody() -> None:
+    inputs, targets = small_digits().train.take(torch.arange(32))
+    chosen, query = engine("ghost"), asked("projected")
+    whole = unseal(chosen.mapped_sums(Records((inputs, targets)), [query])[0])
+    bounder = Bounder(query, 910)
+    for part in (slice(0, 8), slice(8, 24), slice(24, 32), slice(32, 32)):
+        bounder.add_clipped(chosen.mapped_sums(Records((inputs[part], targets[part])), [query])[0])
+    torch.testing.assert_close(unseal(bounder.result()), whole, atol=1e-9, rtol=0)
+    nobody = chosen.mapped_sums(Records((inputs[:0], targets[:0])), [query])[0]
+    assert nobody.size == 20
+    assert not unseal(nobody).any()
+
+
+def test_beside_other_queries_it_is_the_same_sum() -> None:
+    """Of a draw that a method asks for several kinds of sums, gradients are whole: `Bounder.add`."""
+    inputs, targets = small_digits().train.take(torch.arange(12))
+    chosen, query = engine("ghost"), asked("the rest")
+    bounder = Bounder(query, 910)
+    bounder.add(chosen.per_sample_gradients(Records((inputs, targets))))
+    alone = unseal(chosen.mapped_sums(Records((inputs, targets)), [query])[0])
+    torch.testing.assert_close(unseal(bounder.result()), alone, atol=1e-9, rtol=0)
+
+
+def test_a_bound_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"clip_norm=0.0 of 'x'"):
+        MappedSum(name="x", of=lambda rows: rows, clip_norm=0.0)
