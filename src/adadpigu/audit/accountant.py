@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.accounting import Plan, read_ledger
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.audit.outside import Answer, RunObserver
 from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
@@ -150,7 +150,7 @@ def _counted(subject: Subject) -> _Counted:
     with TemporaryDirectory() as folder:
         out, followed = Path(folder) / "run", Followed(**vars(ready), spied=seen.spied)
         run = trained(followed, randomness=subject.tier, out=out, watch=seen, observers=[seen])
-        seen.charged, seen.told = charges(read_ledger(out / NAME).lines), run.privacy.epsilon_spent
+        seen.charged, seen.told = charges(read_ledger(out / LEDGER_FILE).lines), run.privacy.epsilon_spent
     return seen
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon, library_versions, read_ledger
-from adadpigu.accounting.ledger_reading import NAME as LEDGER
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.accounting.plan import check_delta
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.stand_ins import stand_ins_for
@@ -244,7 +244,7 @@ def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> R
 
 def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
     """The config of a finished run, at the δ of its claim and with the noise of its ledger."""
-    settings = Fields(_settings(read_ledger(file_of(folder, LEDGER))), f"run={str(folder)!r}: {LEDGER}")
+    settings = Fields(_settings(read_ledger(file_of(folder, LEDGER_FILE))), f"run={str(folder)!r}: {LEDGER_FILE}")
     config = merge(parse(text_of(folder, CONFIG), str(folder / CONFIG)))
     if not trust_code:
         refuse_code(config, folder)
@@ -255,7 +255,7 @@ def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
 
 def claim_of_run(folder: Path, subject: Subject) -> Subject:
     """The subject that a run's config gave, with the run's own claim; what contradicts that claim is a finding."""
-    (claimed, delta), record = _claim(folder), read_ledger(file_of(folder, LEDGER))
+    (claimed, delta), record = _claim(folder), read_ledger(file_of(folder, LEDGER_FILE))
     model, given = _settings(record).get("model"), subject.settings["model"]
     require(
         model == given,

@@ -17,14 +17,14 @@ from typing import cast
 
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.journal import Journal
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, read_ledger
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.errors import InputError, require
 from adadpigu.runs.run import SUMMARY, RunFolder, says
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
 
-FREE = frozenset(
+CHANGEABLE_ON_RESUME = frozenset(
     ("device", "physical_batch_size", "memory_limit", "engine", "execution", "evaluate_every", "checkpoint_every")
 ) | {"ledger"}
 """options that change neither the guarantee nor what is computed, so that a run may go on with others"""
@@ -45,7 +45,7 @@ class Begun:
 
 def ledger_settings(prepared: Preparation) -> dict[str, object]:
     """What a run is defined by, as its ledger keeps it."""
-    options = {key: value for key, value in vars(prepared.options).items() if key not in FREE}
+    options = {key: value for key, value in vars(prepared.options).items() if key not in CHANGEABLE_ON_RESUME}
     options |= {"noise_multiplier": prepared.noise_multiplier}
     method = {f"method.{key}": value for key, value in prepared.method.options().items()}
     slots = [(slot.name, tuple(slot.shape)) for slot in prepared.engine.layout.slots]
@@ -134,5 +134,5 @@ def _refuse_ended(record: LedgerRecord, out: Path) -> None:
 
 def _ledger_path(folder: Path) -> Path:
     allowed = "so nothing was charged; allowed: the folder of a run that has begun"
-    require((folder / NAME).is_file(), f"resume={str(folder)!r} has no {NAME}, {allowed}")
-    return folder / NAME
+    require((folder / LEDGER_FILE).is_file(), f"resume={str(folder)!r} has no {LEDGER_FILE}, {allowed}")
+    return folder / LEDGER_FILE

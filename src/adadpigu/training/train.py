@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
@@ -321,7 +321,7 @@ def _begin(
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
-        path=None if folder is None else folder.path / NAME,
+        path=None if folder is None else folder.path / LEDGER_FILE,
         delta=prepared.delta,
         reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
         facts={

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.core.processes import Alone, Processes
 from adadpigu.errors import InputError, first_line
 from adadpigu.training.distributed.job import JobError, LostProcessError, current
@@ -150,4 +150,4 @@ def to_go_on(out: Path | None) -> Path | None:
             f"max_restarts={most} without --out: a job that is started again must find its run; allowed: with --out"
         )
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    return out if again and out is not None and (out / NAME).is_file() else None
+    return out if again and out is not None and (out / LEDGER_FILE).is_file() else None
