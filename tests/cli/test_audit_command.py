@@ -320,7 +320,7 @@ def test_an_audit_that_is_interrupted_is_none(call: Any, monkeypatch: pytest.Mon
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Canaries, "asked", stop)
+    monkeypatch.setattr(Canaries, "before_draw", stop)
     code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
     assert (code, out) == (130, "")
     assert not (tmp_path / "found").exists()

@@ -116,7 +116,7 @@ class _Counted(RunObserver):
         count = self._tosses.setdefault(kind, torch.zeros((), device=self._device))
         return SpiedSampler(sample_rate=sampler.sample_rate, own=sampler, tossed=lambda: count.add_(1))
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         self.released[self._kinds[stage, answer.draw]] += 1
 
     @property

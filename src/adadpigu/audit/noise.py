@@ -1,8 +1,8 @@
 """Is the noise of every release Gaussian, of the claimed size, and drawn afresh each time?
 
-The subject's own training loop is run, and heard from outside (`listening`). The noise over what is claimed has to be
-N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life of a
-run and process to the next (`laws`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+The subject's own training loop is run and observed (`noise_capture`). The noise over what is claimed has to be N(0, 1),
+also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, session of a run
+and process to the next (`laws`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit import figures, keys, laws
 from adadpigu.audit.laws import Check, Numbers
-from adadpigu.audit.listening import Heard, Part, Parts, listen
+from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
@@ -33,7 +33,7 @@ _ONE_PROCESS = (
     "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
     "processes are)"
 )
-_UNPEOPLED = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
+_NO_RECORDS = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -54,12 +54,16 @@ def audit_noise(
     check_confidence(confidence)
     few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
     require(numbers >= _FEWEST, few)
-    heard = listen(subject, numbers, randomness, progress)
-    parts, layout = heard.whole.parts, heard.layout
+    captured = capture_noise(subject, numbers, randomness, progress)
+    parts, layout = captured.whole.parts, captured.layout
     kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
     z, lags = _flat(parts), _Repeats.among(parts)
-    checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout), *_fresh_checks(heard, lags)]
-    here, elsewhere, key_assumed = _keys(subject, heard, numbers, randomness)
+    checks = [
+        *_shape_checks(kinds, z[:numbers]),
+        *_tensor_checks(tensors, parts, layout),
+        *_fresh_checks(captured, lags),
+    ]
+    here, elsewhere, key_assumed = _keys(subject, captured, numbers, randomness)
     return subject.result(
         "noise",
         epsilon_lower=_cost(subject, kinds, tensors, 1 - confidence),
@@ -71,20 +75,20 @@ def audit_noise(
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
-            *([] if heard.peopled.noise.parts else [_UNPEOPLED]),
-            *heard.whole.assumed(),
+            *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
+            *captured.whole.assumed(),
         ),
-        findings=(*_plain(heard), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
+        findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
             "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors],
             "processes": 1 + len(elsewhere),
             "largest": float(np.abs(z).max()),
-            "frozen_disturbed": sum(part.disturbed for part in heard.all),
-            "empty_draws": heard.whole.released,
-            "draws_with_records": len(heard.peopled.noise.parts),
-            **heard.whole.details(),
+            "frozen_disturbed": sum(part.disturbed for part in captured.all),
+            "empty_draws": captured.whole.released,
+            "draws_with_records": len(captured.with_records.noise.parts),
+            **captured.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
         draw=partial(figures.noise, z=z, **vars(lags)),
@@ -92,34 +96,34 @@ def audit_noise(
 
 
 def _keys(
-    subject: Subject, heard: Heard, numbers: int, randomness: Randomness | None
+    subject: Subject, captured: CapturedNoise, numbers: int, randomness: Randomness | None
 ) -> tuple[list[keys.Drawn], list[keys.Drawn], tuple[str, ...]]:
     """Numbers of generators as the subject's runs make them, here and elsewhere, and what is then left to assume."""
     tier = subject.tier if randomness is None else randomness.tier
     if tier == "reproducible":
         return [], [], (_GIVEN,)
-    here = keys.drawn_here(tier, heard.device)
+    here = keys.drawn_here(tier, captured.device)
     if numbers < _PROCESSES_FROM:
         return here, [], (_ONE_PROCESS,)
-    return here, keys.drawn_elsewhere(tier, heard.device), ()
+    return here, keys.drawn_elsewhere(tier, captured.device), ()
 
 
-def _plain(heard: Heard) -> Iterator[str]:
+def _plain(captured: CapturedNoise) -> Iterator[str]:
     """What needs no test to be wrong."""
-    whole, peopled = heard.whole, heard.peopled.noise
-    if disturbed := sum(part.disturbed for part in heard.all):
+    whole, with_records = captured.whole, captured.with_records.noise
+    if disturbed := sum(part.disturbed for part in captured.all):
         yield f"{disturbed} numbers were released of coordinates that are frozen"
-    if odd := sum(part.odd for part in heard.all):
+    if odd := sum(part.odd for part in captured.all):
         yield f"{odd} numbers of noise are not finite"
     if whole.released != whole.planned:
         yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
     if whole.bare:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
-    if peopled.bare:
-        yield f"{peopled.bare} of {peopled.count} numbers have no noise where records were drawn"
-    for watcher in (whole, heard.lives, heard.peopled):
+    if with_records.bare:
+        yield f"{with_records.bare} of {with_records.count} numbers have no noise where records were drawn"
+    for watcher in (whole, captured.resumed, captured.with_records):
         yield from watcher.findings()
-    if heard.single_precision:
+    if captured.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
@@ -165,15 +169,15 @@ class _Repeats:
         return Check(name, min(1.0, float(chances[worst])), told)
 
 
-def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
+def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     """Whether the numbers were drawn afresh."""
     yield lags.check("repeats", "")
-    yield _Repeats.among(heard.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
-    yield _equal_check(heard.whole)
-    yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
-    yield from _tensor_check(heard.whole.parts, heard.layout)
-    if heard.peopled.noise.count:
-        yield from _peopled_checks(heard.peopled.noise)
+    yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
+    yield _equal_check(captured.whole)
+    yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
+    yield from _tensor_check(captured.whole.parts, captured.layout)
+    if captured.with_records.noise.count:
+        yield from _checks_with_records(captured.with_records.noise)
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -200,20 +204,20 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
 
 
-def _equal_check(heard: Parts) -> Check:
+def _equal_check(captured: Parts) -> Check:
     """Numbers of one size: releases of nobody are noise alone, to the last digit."""
-    z = _flat(heard.parts)[:_COMPARED]
-    equal, expected = laws.equal_sizes(z[z != 0], heard.digits)
+    z = _flat(captured.parts)[:_COMPARED]
+    equal, expected = laws.equal_sizes(z[z != 0], captured.digits)
     told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
     return Check("equal numbers", laws.rare_p(equal, expected), told)
 
 
-def _peopled_checks(heard: Parts) -> Iterator[Check]:
+def _checks_with_records(captured: Parts) -> Iterator[Check]:
     """Whether draws that have taken records get the same noise."""
-    kind = _kind_of(heard.parts)
+    kind = _kind_of(captured.parts)
     told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
     yield Check("draws with records", kind.p, told)
-    yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
+    yield _Repeats.among(captured.parts).check("repeats with records", "where records are drawn ")
 
 
 @dataclass(frozen=True)

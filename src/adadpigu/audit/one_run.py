@@ -64,9 +64,9 @@ class InOrOut(Canaries):
             return super().places(active)
         return torch.argsort((~active).byte(), stable=True)[: self.count]
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         self._share = 1.0 if answer.gradient is None else answer.gradient.share
-        super().heard(answer, stage)
+        super().on_draw(answer, stage)
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         place = self.loss.place.cpu()

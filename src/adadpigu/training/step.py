@@ -106,10 +106,10 @@ class Steps:
 class Watch(Protocol):
     """Looks on from the public side at each draw that runs in Python; at a replayed step while it is recorded."""
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         """Called before the draw is charged and its coins are tossed."""
 
-    def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
+    def after_draw(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
         """Called with what was released; within a recording, with tensors that every replay fills anew."""
 
 
@@ -159,11 +159,11 @@ class Draws:
         """One fresh Poisson batch, one event, a release a query."""
         queries = self._as_clipped(queries)
         if self._watch is not None and not self._ahead:
-            self._watch.asked(draw, queries)
+            self._watch.before_draw(draw, queries)
         self._ahead = False
         releases = self._answer(queries, draw)
         if self._watch is not None:
-            self._watch.answered(draw, queries, releases)
+            self._watch.after_draw(draw, queries, releases)
         return releases
 
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
@@ -231,7 +231,7 @@ class Draws:
         """Charges for a draw and makes it, for a script that sees its records; the next `release` answers with it."""
         queries = self._as_clipped(queries)
         if self._watch is not None:
-            self._watch.asked(draw, queries)
+            self._watch.before_draw(draw, queries)
         self._ahead = True
         self._pending = self._pay(queries, draw)
         drawn = self._pending.coins.drawn()
