@@ -2,7 +2,7 @@
 
 The subject's own training loop is run and observed (`noise_capture`). The noise over what is claimed has to be N(0, 1),
 also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, session of a run
-and process to the next (`laws`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit import figures, keys, laws
-from adadpigu.audit.laws import Check, Numbers
+from adadpigu.audit import figures, keys, p_values
 from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
+from adadpigu.audit.p_values import Check, Numbers
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
@@ -49,7 +49,7 @@ def audit_noise(
 
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the standard deviations that `epsilon_certain` goes by. That holds under masks that are learned
-    from earlier noise: a mask is settled before its release's noise is drawn (`laws`).
+    from earlier noise: a mask is settled before its release's noise is drawn (`p_values`).
     """
     check_confidence(confidence)
     few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
@@ -78,7 +78,7 @@ def audit_noise(
             *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
             *captured.whole.assumed(),
         ),
-        findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
+        findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *p_values.refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
@@ -134,19 +134,19 @@ def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
     for kind in kinds:
         told = f"the noise on {kind.name!r} has {kind.spread:.4g} times the standard deviation that is claimed"
         yield Check(f"{kind.draw.name}, {kind.name}: standard deviation", kind.p, told)
-    yield Check("mean", laws.mean_p(float(z.sum()), len(z)), f"the noise has mean {z.mean():.4g} instead of 0")
+    yield Check("mean", p_values.mean_p(float(z.sum()), len(z)), f"the noise has mean {z.mean():.4g} instead of 0")
     for edge in _TAILS:
         chance = float(norm.sf(edge))
         for where, seen in ((f"above {edge:g}", int((z > edge).sum())), (f"below −{edge:g}", int((z < -edge).sum()))):
             told = f"{seen} of {len(z)} numbers lie {where} standard deviations, {len(z) * chance:.1f} are expected"
-            yield Check(where, laws.binomial_p(seen, len(z), chance), told)
-    p, distance = laws.distance_p(np.sort(z))
+            yield Check(where, p_values.binomial_p(seen, len(z), chance), told)
+    p, distance = p_values.distance_p(np.sort(z))
     yield Check("distance", p, f"the noise's distribution is {distance:.3g} away from a Gaussian's")
 
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How much a sequence of noise agrees with itself at every lag from 1 on (`laws.product_p`).
+    """How much a sequence of noise agrees with itself at every lag from 1 on (`p_values.product_p`).
 
     A mask that was learned from the earlier number of a pair may choose it: the later one is drawn after both.
     """
@@ -158,11 +158,11 @@ class _Repeats:
     def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
         z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
-        return cls(*laws.repeats(z if signed else laws.sizes(z, due), due))
+        return cls(*p_values.repeats(z if signed else p_values.sizes(z, due), due))
 
     def check(self, name: str, where: str) -> Check:
         """The worst lag, each with its share of the significance."""
-        chances = laws.product_p(self.products, self.variances) / laws.lag_shares(len(self.products))
+        chances = p_values.product_p(self.products, self.variances) / p_values.lag_shares(len(self.products))
         worst = int(np.argmin(chances))
         strength = self.products[worst] / max(1.0, self.variances[worst])
         told = f"{where}the noise repeats itself after {worst + 1} numbers (correlation {strength:.3g})"
@@ -197,7 +197,7 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
             one, other = slice(slot.start, slot.stop), slice(largest.start, largest.start + slot.stop - slot.start)
             products[number] += z[one] @ z[other]
             variances[number] += due[one] @ z[other] ** 2
-    chances = laws.product_p(products, variances)
+    chances = p_values.product_p(products, variances)
     worst = int(np.argmin(chances))
     strength = products[worst] / max(1.0, variances[worst])
     told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
@@ -207,9 +207,9 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
 def _equal_check(captured: Parts) -> Check:
     """Numbers of one size: releases of nobody are noise alone, to the last digit."""
     z = _flat(captured.parts)[:_COMPARED]
-    equal, expected = laws.equal_sizes(z[z != 0], captured.digits)
+    equal, expected = p_values.equal_sizes(z[z != 0], captured.digits)
     told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
-    return Check("equal numbers", laws.rare_p(equal, expected), told)
+    return Check("equal numbers", p_values.rare_p(equal, expected), told)
 
 
 def _checks_with_records(captured: Parts) -> Iterator[Check]:
@@ -241,7 +241,9 @@ class _Kind:
     def p(self) -> float:
         """Exact where the count is settled, else by a bet."""
         return (
-            laws.spread_p(self.squares, self.count) if self.settled else float(laws.scale_p(self.squares, self.count))
+            p_values.spread_p(self.squares, self.count)
+            if self.settled
+            else float(p_values.scale_p(self.squares, self.count))
         )
 
     def most(self, significance: float) -> float:
@@ -249,7 +251,7 @@ class _Kind:
         from scipy.stats import chi2
 
         if not self.settled:
-            return laws.most_scale(self.squares, self.count, significance)
+            return p_values.most_scale(self.squares, self.count, significance)
         return math.sqrt(self.squares / chi2.ppf(significance, self.count))
 
     def summary(self, confidence: float) -> dict[str, object]:
@@ -298,7 +300,7 @@ def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
     return kinds
 
 
-def _by_coordinate(parts: Sequence[Part], layout: Layout) -> tuple[Numbers, laws.Counts]:
+def _by_coordinate(parts: Sequence[Part], layout: Layout) -> tuple[Numbers, p_values.Counts]:
     """The sum of squares of each coordinate of a gradient, and of how many numbers."""
     squares, counts = np.zeros(layout.size), np.zeros(layout.size, dtype=np.int64)
     for part in parts:
@@ -316,7 +318,7 @@ def _tensor_checks(kinds: Sequence[_Kind], parts: Sequence[Part], layout: Layout
     told = f"the noise on {worst.tensor!r} has {worst.spread:.4g} times the standard deviation that is claimed"
     yield Check("spread of a tensor", min(1.0, worst.p * len(kinds)), told)
     squares, counts = _by_coordinate(parts, layout)
-    chances = laws.scale_p(squares, counts.astype(np.float64))
+    chances = p_values.scale_p(squares, counts.astype(np.float64))
     place = int(np.argmin(chances))
     slot = next(slot for slot in layout.slots if place < slot.stop)
     spread = math.sqrt(squares[place] / max(1, counts[place]))

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, RunObserver, plainly_prepared, secret_rng
+from adadpigu.audit.p_values import Numbers
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held
 from adadpigu.core.bounding import GradientSum, Query

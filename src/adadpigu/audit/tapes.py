@@ -204,7 +204,7 @@ class Recorder(Tape):
         self._bare[call.name] = equal + int(bare.sum()), seen + len(looked)
 
 
-class Player(Tape):
+class TraceReplayer(Tape):
     """The tape of a neighbour's run: hands out the recorded releases and notes every breach.
 
     `aim` is told what is about to be asked, before a record is looked at.
