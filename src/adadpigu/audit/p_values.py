@@ -23,7 +23,7 @@ _DEVIATIONS = 16.0  # how many standard deviations of a sum are kept on either s
 _CANDIDATES = 50
 _START = 16.0  # ρ: pairs from which on `product_p` is sharp
 _SHAPE, _RATE = 0.5, 0.005
-"""of the Gamma distribution of inverse variances that `scale_p` bets by: wide, so that few numbers without noise tell"""
+"""of the Gamma distribution of inverse variances that `scale_p` bets by: wide, so few numbers without noise tell"""
 _FINEST = 2.0**-44  # below which numbers of a float64 generator may well be equal
 _STAKES = (2.0, 2.0**6, 2.0**20)  # what `rare_p` bets that there are so many times too many
 

@@ -388,7 +388,7 @@ class _State(MethodState):
         return restored
 
     def _move(self, statistics: Statistics) -> None:
-        """Brings the mask to where `begin_step` wants it, and gives newcomers their start."""
+        """Brings the mask to where `begin_step` wants it, and gives those that return their start."""
         if self._mask.grows:
-            statistics.welcome(*self._mask.newcomers())
+            statistics.init_returned(*self._mask.returning())
         self._mask.move()

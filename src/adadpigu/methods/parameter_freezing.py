@@ -88,7 +88,7 @@ class _State(GradientState):
     def _ask_for(self, active: Tensor | None) -> None:
         """A mask that stays is looked through once, to see which parameters it leaves anything of."""
         stays = active is not None and self._options.every == "once"
-        trained = self._context.layout.touched(active) if stays and active is not None else None
+        trained = self._context.layout.parameters_in_mask(active) if stays and active is not None else None
         self._query = replace(self._query, active=active, trained=trained)
 
     def _scores(self, weights: Tensor, index: int) -> Tensor:

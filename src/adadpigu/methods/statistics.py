@@ -127,7 +127,7 @@ class Statistics(TensorState):
             spread = spread.clamp(options.floor, options.ceiling)
         return spread
 
-    def welcome(self, returned: Tensor, active: Tensor) -> None:
+    def init_returned(self, returned: Tensor, active: Tensor) -> None:
         """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
 
         Both are masks. A shared β is the group's; one that is held, or is the optimiser's, stays.
@@ -206,7 +206,7 @@ class GrowingMask:
         self.count = count
         self._target.fill_(count)
 
-    def newcomers(self) -> tuple[Tensor, Tensor]:
+    def returning(self) -> tuple[Tensor, Tensor]:
         """The masks of those that `move` will add and of those that are active so far."""
         return (self._place < self._target) & ~self._active, self._active
 

@@ -111,11 +111,11 @@ class ReplayedDraws(Draws):
     def replay(self, drawn: CapturedDraw, run: Callable[[], None]) -> bool:
         """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
-        paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
+        paid = self._charge_and_sample(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
         if not self._fixed.load():
             self._pending = paid
             return False
-        drawn.recorded.pay(paid.receipt)
+        drawn.recorded.check_receipt(paid.receipt)
         with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
             self._withholding(run)
         return True

@@ -114,7 +114,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class Paid:
+class ChargedDraw:
     """A draw that was charged and tossed, and not yet looked at."""
 
     receipt: Receipt
@@ -148,7 +148,7 @@ class Draws:
         self._planned: dict[str, tuple[Sampler, float]] = {}
         self._stage, self._step = "", -1
         self._ahead = False
-        self._pending: Paid | None = None
+        self._pending: ChargedDraw | None = None
 
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[Sampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
@@ -169,7 +169,7 @@ class Draws:
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
         """Charge and sample, then gradients and their bounded sums, then noise."""
         size = self.micro_batches.size(queries)  # a public number, found before a record is looked at
-        paid = self._pay(queries, draw) if self._pending is None else self._pending
+        paid = self._charge_and_sample(queries, draw) if self._pending is None else self._pending
         self._pending = None
         sums = self._withholding(partial(self._sums, paid.coins, queries, size))
         if self._diagnostics is not None:
@@ -179,7 +179,7 @@ class Draws:
             self.micro_batches.warn_of_memory()
         return releases
 
-    def _pay(self, queries: tuple[Query, ...], draw: str) -> Paid:
+    def _charge_and_sample(self, queries: tuple[Query, ...], draw: str) -> ChargedDraw:
         """Charges for a draw, then tosses its coins."""
         if draw not in self._planned:
             raise PrivacyLineError(
@@ -197,7 +197,7 @@ class Draws:
             step=self._step,
             draw=draw,
         )
-        return Paid(receipt, self._toss(sampler))
+        return ChargedDraw(receipt, self._toss(sampler))
 
     def _toss(self, sampler: Sampler) -> Coins:
         """One coin for each record; several processes go by the first one's, each for the records that live there."""
@@ -233,7 +233,7 @@ class Draws:
         if self._watch is not None:
             self._watch.before_draw(draw, queries)
         self._ahead = True
-        self._pending = self._pay(queries, draw)
+        self._pending = self._charge_and_sample(queries, draw)
         drawn = self._pending.coins.drawn()
         with isolated(SystemRandomness(), self._view.device):
             records = gather(self._population, drawn)

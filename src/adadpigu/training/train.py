@@ -29,7 +29,7 @@ from adadpigu.models import made_as
 from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers, text_digest
 from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.distributed.job import current, refuse_wrapped
-from adadpigu.training.distributed.meeting import check_ranks_agree
+from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session

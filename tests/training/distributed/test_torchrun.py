@@ -116,15 +116,15 @@ def test_bad_input_is_told_once(tmp_path: Path) -> None:
 
 def test_a_job_that_may_be_restarted_must_say_where_its_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import adadpigu as ad
-    from adadpigu.training.distributed.launching import to_go_on
+    from adadpigu.training.distributed.launching import run_to_resume
 
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(ad.InputError, match="max_restarts=1 without --out"):
-        to_go_on(None)
+        run_to_resume(None)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert to_go_on(tmp_path) is None  # nothing was charged before
+    assert run_to_resume(tmp_path) is None  # nothing was charged before
     (tmp_path / LEDGER_FILE).touch()
-    assert to_go_on(tmp_path) == tmp_path
+    assert run_to_resume(tmp_path) == tmp_path
 
 
 def test_processes_that_were_not_made_a_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
