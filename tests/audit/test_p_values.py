@@ -12,10 +12,10 @@ from scipy.stats import binom, kstest, norm
 from adadpigu.audit.p_values import (
     Check,
     Distribution,
-    chosen_distribution,
     dispersion_p,
     distance_p,
     extreme_p,
+    hypergeometric,
     most_alike,
     neighbours_p,
     overlaps_p,
@@ -56,7 +56,7 @@ def test_a_sum_of_many_is_exact_far_out() -> None:
 def test_neighbours_are_counted_over_all_choices_of_a_row(size: int) -> None:
     records = 7
     seen = [sum(b - a == 1 for a, b in itertools.pairwise(c)) for c in itertools.combinations(range(records), size)]
-    law = chosen_distribution(
+    law = hypergeometric(
         records, min(records, records - size + 1), size
     )  # of runs, of which there are m less the pairs
     for value in range(records):
@@ -67,7 +67,7 @@ def test_neighbours_are_counted_over_all_choices_of_a_row(size: int) -> None:
 
 def test_common_records_are_those_of_a_hypergeometric_law() -> None:
     for records, one, other in ((9, 4, 3), (9, 7, 5), (9, 0, 4), (9, 9, 4)):
-        law = chosen_distribution(records, one, other)
+        law = hypergeometric(records, one, other)
         seen = [sum(record < one for record in c) for c in itertools.combinations(range(records), other)]
         expected = [seen.count(value) / len(seen) for value in range(law.start, law.start + len(law.chances))]
         np.testing.assert_allclose(law.chances, expected, atol=1e-12)

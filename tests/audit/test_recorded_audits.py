@@ -27,9 +27,9 @@ from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core import mechanism, standardising
 from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness
-from adadpigu.core.sampling import FixedBatch
 from adadpigu.runs.run import Run
 from adadpigu.training.cuda_graphs import CapturedDraw, ReplayedDraws
 from adadpigu.training.loop import Session

@@ -23,8 +23,9 @@ from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.watching import ObservedSampler, watch
 from adadpigu.config import merge, read_preset
 from adadpigu.core import standardising
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.randomness import DeviceRandomness, Randomness, ReproducibleRandomness
-from adadpigu.core.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, gather
+from adadpigu.core.sampling import Coins, Drawn, PoissonSampler, Population, gather
 from adadpigu.core.sensitive import unseal
 from adadpigu.errors import InputError
 from adadpigu.training.cuda_graphs import choose_recorder

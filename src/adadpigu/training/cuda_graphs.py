@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from adadpigu.core.bounding import BoundedSum, Query
+from adadpigu.core.fixed_batch import CapturedGraph, FixedBatch, GraphCapture
 from adadpigu.core.mechanism import CapturedReleases, Release
 from adadpigu.core.randomness import (
     DeviceRandomness,
@@ -27,7 +28,7 @@ from adadpigu.core.randomness import (
     isolated,
     seed_generator,
 )
-from adadpigu.core.sampling import CapturedGraph, Coins, FixedBatch, GraphCapture, Sampler
+from adadpigu.core.sampling import Coins, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.methods.base import MethodState
