@@ -58,11 +58,8 @@ def audit_noise(
     parts, layout = captured.whole.parts, captured.layout
     kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
     z, lags = _flat(parts), _Repeats.among(parts)
-    checks = [
-        *_shape_checks(kinds, z[:numbers]),
-        *_tensor_checks(tensors, parts, layout),
-        *_fresh_checks(captured, lags),
-    ]
+    checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout)]
+    checks += _fresh_checks(captured, lags)
     here, elsewhere, key_assumed = _keys(subject, captured, numbers, randomness)
     return subject.result(
         "noise",
@@ -240,11 +237,8 @@ class _Kind:
     @property
     def p(self) -> float:
         """Exact where the count is settled, else by a bet."""
-        return (
-            p_values.spread_p(self.squares, self.count)
-            if self.settled
-            else float(p_values.scale_p(self.squares, self.count))
-        )
+        p = p_values.spread_p if self.settled else p_values.scale_p
+        return float(p(self.squares, self.count))
 
     def most(self, significance: float) -> float:
         """The standard deviation, over what is claimed, that would give so little noise with that probability."""

@@ -33,9 +33,7 @@ from adadpigu.errors import InputError
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
-_NEVER_DRAWN = (
-    2**50
-)  # declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5
+_NEVER_DRAWN = 2**50  # declared records, of which one exists: a million draws of 10,000 take it with a chance < 1e-5
 _BATCH = 64
 """records in a draw, on average, of a run that has any; no more than B, so that a recorded step has room for them"""
 _BLOCK = 2048  # coordinates that no record touches
@@ -218,12 +216,10 @@ def _resumed_run(subject: Subject, steps: int, randomness: Randomness | Tier | N
         if not resuming and step == 2 * every - 1:
             raise KeyboardInterrupt
 
-    captured = NoiseRecorder(subject.plan, interrupt)
+    noise = NoiseRecorder(subject.plan, interrupt)
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
             ready, out = _ready(subject, steps, checkpoint_every=every), Path(folder) / "run"
-            captured.follow(ready)
-            train_prepared(
-                ready, out=out, watch=captured, observers=[captured], randomness=randomness, resuming=resuming
-            )
-    return captured
+            noise.follow(ready)
+            train_prepared(ready, out=out, watch=noise, observers=[noise], randomness=randomness, resuming=resuming)
+    return noise

@@ -120,24 +120,23 @@ def dispersion_p(counts: Counts, trials: int, rate: float) -> float:
 def overlaps_p(overlaps: Counts, records: int, sizes: Counts, others: Counts) -> float:
     """Of the common records of many pairs of draws, given the draws' sizes; no draw in two pairs of a ring."""
     pairs = Counter(zip(sizes.tolist(), others.tolist(), strict=True))
-    return sum_p(int(overlaps.sum()), ((chosen_distribution(records, *pair), times) for pair, times in pairs.items()))
+    return sum_p(int(overlaps.sum()), ((hypergeometric(records, *pair), times) for pair, times in pairs.items()))
 
 
 def neighbours_p(pairs: Counts, records: int, sizes: Counts) -> float:
     """Of the neighbours that many draws have taken together, given the draws' sizes.
 
-    A draw of m records has m − pairs runs, in C(m − 1, runs − 1)·C(n − m + 1, runs) ways: `chosen_distribution`.
+    A draw of m records has m − pairs runs, in C(m − 1, runs − 1)·C(n − m + 1, runs) ways: `hypergeometric`.
     """
-    runs = (
-        (chosen_distribution(records, min(records, records - m + 1), m), n) for m, n in Counter(sizes.tolist()).items()
-    )
+    draws = Counter(sizes.tolist()).items()
+    runs = ((hypergeometric(records, min(records, records - m + 1), m), n) for m, n in draws)
     return sum_p(int((sizes - pairs).sum()), runs)
 
 
-def chosen_distribution(total: int, marked: int, chosen: int) -> Distribution:
+def hypergeometric(total: int, marked: int, chosen: int) -> Distribution:
     """How many of the marked are among the chosen, at random out of a total: the hypergeometric distribution.
 
-    >>> chosen_distribution(4, 3, 2).chances.round(3).tolist()
+    >>> hypergeometric(4, 3, 2).chances.round(3).tolist()
     [0.5, 0.5]
     """
     from scipy.stats import hypergeom

@@ -106,9 +106,8 @@ def _read(where: Path, as_json: bool) -> _Shown:
     """What stands there; exits 1 where not even a header can be trusted."""
     path = where / LEDGER_FILE if where.is_dir() else where
     if not path.is_file():
-        raise InputError(
-            f"run={str(where)!r} has no {LEDGER_FILE}; allowed: a run folder, or the file of a shared ledger"
-        )
+        allowed = "allowed: a run folder, or the file of a shared ledger"
+        raise InputError(f"run={str(where)!r} has no {LEDGER_FILE}; {allowed}")
     chain = read_journal(path)
     if not chain.bodies and chain.damage:
         if as_json:

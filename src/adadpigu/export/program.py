@@ -70,10 +70,8 @@ def export_onnx(run: Exportable, path: Path | str, *, records: Synthetic | None 
 
     `metadata_props` hold `adadpigu.privacy.json` and `adadpigu.statement.txt`.
     """
-    needed = (
-        import_extra(name, group="onnx", purpose="export to ONNX") for name in ("onnx", "onnxscript", "onnxruntime")
-    )
-    onnx, _, runtime = needed
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    onnx, _, runtime = (import_extra(name, group="onnx", purpose="export to ONNX") for name in packages)
 
     def convert(program: ExportedProgram, texts: dict[str, str]) -> tuple[bytes, Outputs]:
         names: dict[str, Any] = {"input_names": ["inputs"], "output_names": ["outputs"]}
