@@ -22,7 +22,7 @@ from adadpigu.core.state import State
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen, rank
-from adadpigu.methods.statistics import MaskSchedule
+from adadpigu.methods.mask import MaskSchedule
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
