@@ -14,7 +14,8 @@ from typing import Any
 from adadpigu.accounting.journal import Journal, head_path, read_journal
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.cli.app import run as command
-from adadpigu.runs.run import MODEL, bytes_digest
+from adadpigu.runs.digests import bytes_digest
+from adadpigu.runs.run import MODEL
 
 SHORT = ("--model", "mlp", "--steps", "12", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0", "--json")
 _DYING = """

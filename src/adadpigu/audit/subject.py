@@ -30,9 +30,10 @@ from adadpigu.core.randomness import Tier
 from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.errors import InputError, require
 from adadpigu.methods import make_method
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.loading import front_and_body, load_data, refuse_code
 from adadpigu.runs.reading import CONFIG, PRIVACY, Fields, file_of, json_of, text_of
-from adadpigu.runs.run import Run, says
+from adadpigu.runs.run import Run
 from adadpigu.training.configured import configured, training_options
 from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
@@ -279,7 +280,7 @@ def _contradictions(
         yield "the plan on the ledger is not the one that the run's config gives"
     if not all(session.secret for session in record.sessions()):
         yield "noise was drawn that can be repeated: the ledger says that it was not secret"
-    if not says(folder / CONFIG, record.header["facts"].get("config")):
+    if not matches_digest(folder / CONFIG, record.header["facts"].get("config")):
         yield "config.toml is not the one that the run began with"
 
 

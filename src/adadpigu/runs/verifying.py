@@ -14,8 +14,9 @@ from typing import Literal
 from adadpigu.accounting import PrivacyReport, epsilon
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.errors import InputError
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.reading import file_of, ledger_of, privacy_of
-from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS, says
+from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS
 from adadpigu.tensors import digest, read_file
 
 State = Literal["bound", "partly", "differs", "open", "older"]
@@ -134,5 +135,5 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
             return f"{name} is of run {named[:8]!r} and {other}: one of them is from another folder"
         same = digest(sorted(tensors.items())) == wanted
     else:
-        same = says(path, wanted)
+        same = matches_digest(path, wanted)
     return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {LEDGER_FILE}"

@@ -20,7 +20,8 @@ from adadpigu.accounting.journal import Journal
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, read_ledger
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.errors import InputError, require
-from adadpigu.runs.run import SUMMARY, RunFolder, says
+from adadpigu.runs.digests import matches_digest
+from adadpigu.runs.run import SUMMARY, RunFolder
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
 
@@ -119,7 +120,7 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
     same = ledger.plan == prepared.plan
     require(same, "the plan is not the one that the run began with: its stages or draws have changed")
     try:  # what settings do not tell apart, such as a front, stands in the config as it was written
-        same = says(out / "config.toml", facts["config"])
+        same = matches_digest(out / "config.toml", facts["config"])
     except OSError as error:
         raise InputError(f"{where}: config.toml cannot be read: {error.strerror}") from None
     require(same, f"{where}: its config.toml was edited; allowed: as the run began")

@@ -26,7 +26,8 @@ from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
-from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers, text_digest
+from adadpigu.runs.digests import text_digest
+from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers
 from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.distributed.job import current, refuse_wrapped
 from adadpigu.training.distributed.rank_checks import check_ranks_agree
