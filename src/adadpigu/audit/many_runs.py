@@ -51,11 +51,7 @@ class Worlds:
 
 
 def audit_many_runs(
-    subject: Subject,
-    *,
-    runs: int = 200,
-    confidence: float = 0.95,
-    progress: Progress | None = None,
+    subject: Subject, *, runs: int = 200, confidence: float = 0.95, progress: Progress | None = None
 ) -> AuditResult:
     """Trains the subject `runs` times with a canary and as often without, after ten pilot runs in each world."""
     check_confidence(confidence)

@@ -39,11 +39,7 @@ _GUESSED = 10  # one record in so many is guessed to be in, and one in so many t
 
 
 def audit_membership(
-    subject: Subject,
-    *,
-    models: int = 16,
-    confidence: float = 0.95,
-    progress: Progress | None = None,
+    subject: Subject, *, models: int = 16, confidence: float = 0.95, progress: Progress | None = None
 ) -> AuditResult:
     """Trains `models` models on random halves of the data and attacks each with the others as its shadows."""
     check_confidence(confidence)

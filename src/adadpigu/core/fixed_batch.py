@@ -28,11 +28,9 @@ class GraphCapture(Protocol):
 
     def record(self, work: Callable[[], None]) -> CapturedGraph:
         """Runs the Python of `work` once; the device does nothing yet."""
-        ...
 
     def concurrent(self) -> GraphCapture:
         """Another one, whose recordings may run at the same time."""
-        ...
 
 
 class FixedBatch:
@@ -49,7 +47,9 @@ class FixedBatch:
         self._positions = Drawn(torch.full((size,), -1, device=device))
         self._tosses: dict[float, tuple[CapturedGraph, _Toss]] = {}
         self._tossed: _Toss | None = None
-        self._stream, self._taken_over = _stream_and_event(device)
+        gpu = device.type == "cuda"
+        self._stream: Any = torch.cuda.Stream(device) if gpu else None  # type: ignore[no-untyped-call, unused-ignore]
+        self._taken_over: Any = torch.cuda.Event() if gpu else None  # type: ignore[no-untyped-call, unused-ignore]
 
     @staticmethod
     def size_for(batch_size: float, sampler: Sampler) -> int:
@@ -118,9 +118,3 @@ class _Toss:
         self.taken.copy_(taken)
         self.positions.copy_(everyone.new_full((size + 1,), -1).scatter_(0, slot, everyone)[:size])
         self.count.copy_(place[-1:], non_blocking=True)
-
-
-def _stream_and_event(device: torch.device) -> tuple[Any, Any]:
-    if device.type != "cuda":
-        return None, None
-    return torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]

@@ -57,20 +57,16 @@ class Sampler(Protocol):
     @property
     def sample_rate(self) -> float:
         """q, the probability of a unit of privacy to be drawn."""
-        ...
 
     @property
     def per_owner(self) -> int:
         """How many records of one unit of privacy a draw may hold."""
-        ...
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         """Which records one draw takes."""
-        ...
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

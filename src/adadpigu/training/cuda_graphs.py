@@ -20,14 +20,7 @@ import torch
 from adadpigu.core.bounding import BoundedSum, Query
 from adadpigu.core.fixed_batch import CapturedGraph, FixedBatch, GraphCapture
 from adadpigu.core.mechanism import CapturedReleases, Release
-from adadpigu.core.randomness import (
-    DeviceRandomness,
-    Randomness,
-    SystemRandomness,
-    default_generator,
-    isolated,
-    seed_generator,
-)
+from adadpigu.core.randomness import DeviceRandomness, Randomness, default_generator, isolated, rekey
 from adadpigu.core.sampling import Coins, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
@@ -62,20 +55,13 @@ class CudaGraphs:
                 work()
         except BaseException:
             for generator in (self._generator, default_generator(self._generator.device)):
-                _renew(generator)
+                rekey(generator)
             raise
         return graph
 
     def concurrent(self) -> CudaGraphs:
         assert self._other is not None
         return CudaGraphs(self._other)
-
-
-def _renew(generator: torch.Generator) -> None:
-    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
-    fresh = torch.Generator(generator.device)
-    seed_generator(fresh, SystemRandomness().words(2))
-    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @dataclass(frozen=True)
