@@ -12,9 +12,10 @@ line) -> importance, statistics, methods, training.
 from __future__ import annotations
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.core.bounding import GradientSum, RecordSum
+from adadpigu.core.bounding import GradientSum, MappedSum, RecordSum
 from adadpigu.core.mechanism import Release
 from adadpigu.data import DataSet, load_dataset
+from adadpigu.data.public import PublicRecords
 from adadpigu.errors import AdaDPIGUError, BudgetError, InputError, ModelError, PrivacyLineError
 from adadpigu.features.front import Front, make_front
 from adadpigu.methods import (
@@ -49,6 +50,7 @@ __all__ = [
     "GradientSum",
     "InputError",
     "Layers",
+    "MappedSum",
     "Masked",
     "Method",
     "ModelError",
@@ -58,6 +60,7 @@ __all__ = [
     "PrivacyReport",
     "PrivateBatch",
     "PrivateLoop",
+    "PublicRecords",
     "QuantileClipping",
     "RandomFreeze",
     "RecordSum",

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from float64_world import LR, SIGMA, B, clipped_sum, gradients, record
 
 from adadpigu.core import standardising
 from adadpigu.core.bounding import GradientSum
@@ -25,6 +24,7 @@ from adadpigu.methods.adadpigu import _State
 from adadpigu.methods.importance import Importance, rank
 from adadpigu.methods.mask import MaskSchedule
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
+from float64_world import LR, SIGMA, B, clipped_sum, gradients, record
 from trials import small_net, weights
 
 STEPS, FIRST, CLIP = 9, 3, 0.3

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from float64_world import gradients, net, record
 from torch.nn import functional as F
 
 from adadpigu.accounting import Ledger
@@ -27,6 +26,7 @@ from adadpigu.methods.mask import Schedule
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
 from adadpigu.training.resuming import Begun
+from float64_world import gradients, net, record
 from open_method import OpenMethod
 from trials import prepare_small, run_small, small_digits, small_net, weights
 
