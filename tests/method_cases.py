@@ -47,9 +47,11 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "quantile": {"quick to learn": {"clip_rate": 2.0, "count_noise": 1.0, "quantile": 0.9}},
     "random-freeze": {"constant": {"rise": "constant"}, "cosine": {"rise": "cosine", "rise_by": 0.5}},
 }
+OWN = [name for name, method in all_methods().items() if method.__module__.startswith("adadpigu.")]
+"""the package's own methods; those that papers/ plugs in meet the same harness in tests/papers/systems"""
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     f"{name}: {label}" if label else name: (name, options)
-    for name in all_methods()
+    for name in OWN
     for label, options in {"": {}, **VARIANTS.get(name, {})}.items()
 }
 """a method's name and options, by the name of the case"""

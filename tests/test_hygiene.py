@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.methods import all_methods, make_method
+from adadpigu.methods import make_method
+from method_cases import OWN
 
 CANARY, TARGET, AT = 1234567.875, 7654321.125, 3
 OPTIONS: dict[str, dict[str, object]] = {"adadpigu": {"importance_steps": 2}, "dpsur": {"test_batch_size": 12}}
@@ -110,7 +111,7 @@ def test_the_search_finds_a_number_however_it_is_written(form: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", all_methods())
+@pytest.mark.parametrize("method", OWN)
 def test_a_run_tells_a_record_and_its_gradient_to_diagnostics_alone(
     method: str, tmp_path: Path, said: Callable[[], bytes]
 ) -> None:
@@ -149,7 +150,7 @@ class Quoting(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("method", all_methods())
+@pytest.mark.parametrize("method", OWN)
 @pytest.mark.parametrize("error", [ValueError, MemoryError, ad.InputError])
 def test_an_error_that_quotes_a_record_is_withheld_everywhere(
     method: str, error: type[Exception], tmp_path: Path, said: Callable[[], bytes]

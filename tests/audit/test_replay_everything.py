@@ -27,10 +27,10 @@ from adadpigu.core.randomness import Randomness, choose_randomness
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.errors import ModelError
 from adadpigu.features.front import make_front
-from adadpigu.methods import Method, all_methods, make_method
+from adadpigu.methods import Method, make_method
 from adadpigu.models import make_model
 from adadpigu.training import Preparation, TrainingOptions, prepare
-from method_cases import CASES
+from method_cases import CASES, OWN
 from open_method import OpenMethod
 from trials import small_digits
 
@@ -243,7 +243,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Method]:
 
 
 EVERY_CASE = [*CASES, "all the frame allows"]
-BY_DEFAULT = [*all_methods(), "all the frame allows"]
+BY_DEFAULT = [*OWN, "all the frame allows"]
 NAMED_ENGINES = [engine for engine in ENGINES if engine != "auto"]
 
 

@@ -20,9 +20,10 @@ from adadpigu.errors import InputError
 from adadpigu.methods import all_methods
 from adadpigu.training import train_prepared
 from adadpigu.training.optimiser import MaskedOptimiser
+from method_cases import OWN
 
 pytestmark = pytest.mark.usefixtures("coarse_cost")
-PRIVATE = [name for name, method in all_methods().items() if method.private]
+PRIVATE = [name for name in OWN if all_methods()[name].private]
 MOVING: dict[str, dict[str, object]] = {
     "adaclip": {"mean_decay": 0.5, "variance_decay": 0.5},
     "adadpigu": {"mean_decay": 0.5, "variance_decay": 0.5, "offset": 0.1, "retention": 0.4, "schedule": "linear"},

@@ -19,11 +19,12 @@ from adadpigu.core.sampling import PoissonSampler
 from adadpigu.core.sensitive import unseal
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError
-from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
+from adadpigu.methods import DPSGD, AdaDPIGU, Method, make_method
 from adadpigu.methods.base import Batches, MethodState, RunContext, Stage, mean_gradient
 from adadpigu.training import Run
 from adadpigu.training.loop import Session
 from adadpigu.training.resuming import Begun
+from method_cases import OWN
 from replayed_operations import ReplayedOperations
 from trials import prepare_small, small_digits, weights
 
@@ -90,7 +91,7 @@ def test_recorded_steps_give_what_eager_steps_give(method: Method, engine: str) 
     assert "replayed operations" in done.execution, done.execution
 
 
-@pytest.mark.parametrize("name", all_methods())
+@pytest.mark.parametrize("name", OWN)
 def test_every_method_is_the_same_whether_its_steps_may_be_recorded_or_not(name: str) -> None:
     method = make_method(name, {"test_batch_size": 60} if name == "dpsur" else {})
     eager, _, _ = run(method, False, steps=10)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import read_ledger
-from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
+from adadpigu.core.randomness import SystemRandomness
 from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.features.front import make_front
-from adadpigu.methods import DPSGD, AdaDPIGU, Method, all_methods, make_method
-from adadpigu.training import Facts, Metrics, Run, train_prepared
+from adadpigu.methods import DPSGD, AdaDPIGU, Method, make_method
+from adadpigu.training import Metrics
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
-from adadpigu.training.step import Draws
+from method_cases import OWN
 from open_method import OpenMethod
-from trials import method_case, prepare_small, small_digits, small_net
+from resumptions import (
+    STEPS,
+    After,
+    assert_same,
+    coins_by_step,
+    in_lives,
+    interrupt,
+    kept,
+    live,
+    terminate,
+)
+from trials import method_case, small_digits, small_net
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5}},
@@ -61,11 +71,9 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
 }
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     f"{name}: {label}" if label else name: (name, options)
-    for name in all_methods()
+    for name in OWN
     for label, options in {"": {}, **VARIANTS.get(name, {})}.items()
 }
-STEPS = 6
-RECORDS = 300
 SEVERAL_STAGES = {"importance_steps": 3, "mean_decay": 0.9, "variance_decay": 0.9, "offset": 0.01}
 OPTIMISERS = sorted(
     name.lower()
@@ -81,101 +89,9 @@ def method(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return method_case(CASES[request.param], tmp_path_factory) if request.param in CASES else OpenMethod()
 
 
-class ByStep(ReproducibleRandomness):
-    """Coins and noise that are a function of the step."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def begin_step(self, step: int) -> None:
-        self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([7, step])))
-
-
 @pytest.fixture(autouse=True)
 def _by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = Draws.begin_step
-
-    def begin_step(self: Draws, stage: str, step: int, planned: Any) -> None:
-        if isinstance(self._randomness, ByStep):
-            self._randomness.begin_step(step)
-        genuine(self, stage, step, planned)
-
-    monkeypatch.setattr(Draws, "begin_step", begin_step)
-
-
-class After:
-    """Does something after a step, once: an observer."""
-
-    def __init__(self, step: int | None, what: Callable[[], object]) -> None:
-        self._step, self._what = step, what
-
-    def begin(self, facts: Facts) -> None: ...
-
-    def end(self, run: Run) -> None: ...
-
-    def update(self, metrics: Metrics) -> None:
-        if metrics.step == self._step:
-            self._what()
-
-
-def terminate() -> None:
-    signal.raise_signal(signal.SIGTERM)
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def live(
-    method: Method, folder: Path, *, stop: int | None = None, by: Callable[[], object] = terminate, **options: Any
-) -> Run:
-    """One process's work on a run, begun or gone on with; stopped after a step where one is named."""
-    randomness = options.pop("randomness", ByStep())
-    chosen = {"steps": STEPS, "momentum": 0.9, "weight_decay": 0.1, "evaluate_every": 1, "reserve": 1} | options
-    return train_prepared(
-        prepare_small(method, small_digits(RECORDS), **chosen),
-        out=folder,
-        randomness=randomness,
-        observers=[After(stop, by)],
-        resuming=folder.exists(),
-    )
-
-
-def in_lives(method: Method, folder: Path, stops: Iterator[int] | range | list[int], **options: Any) -> Run:
-    """A run that is stopped after each of these steps, and goes on."""
-    for stop in stops:
-        run = live(method, folder, stop=stop, **options)
-        assert run.interrupted
-        assert run.steps_done == stop
-    return live(method, folder, **options)
-
-
-def kept(folder: Path) -> Checkpoint:
-    found, problems = Checkpoints(folder).newest()
-    assert found is not None
-    assert problems == ()
-    return found
-
-
-def assert_same(run: Run, other: Run) -> None:
-    """Equal to the last bit: the model that is kept, all that was learned, the metrics but for ε, which is no lower."""
-    assert run.folder is not None
-    assert other.folder is not None
-    ours, theirs = run.model.state_dict(), other.model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
-    state, wanted = kept(run.folder).state, kept(other.folder).state
-    assert state.keys() == wanted.keys()
-    for key, value in wanted.items():
-        assert torch.equal(state[key], value), key
-        assert state[key].dtype == value.dtype, key
-    assert run.accuracy == other.accuracy
-    for one, two in zip(run.metrics, other.metrics, strict=True):
-        assert {**vars(one), "epsilon": 0} == {**vars(two), "epsilon": 0}
-        if two.epsilon is not None:  # the plan's at the last step: with steps to spare more than was spent
-            assert (one.epsilon or 0) >= min(two.epsilon, run.privacy.epsilon_spent) * (1 - 1e-6)
-    lines = [(folder / "metrics.jsonl").read_text().splitlines() for folder in (run.folder, other.folder)]
-    assert [json.loads(line)["step"] for line in lines[0]] == [json.loads(line)["step"] for line in lines[1]]
+    coins_by_step(monkeypatch)
 
 
 def test_every_method_stopped_after_every_step_ends_as_if_nobody_had_stopped_it(method: Method, tmp_path: Path) -> None:

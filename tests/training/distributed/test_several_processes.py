@@ -11,9 +11,9 @@ import scenes
 import torch
 
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
-from adadpigu.methods import all_methods
+from method_cases import OWN
 
-NAMES = tuple(all_methods())
+NAMES = tuple(OWN)
 
 
 @pytest.fixture(scope="module")
