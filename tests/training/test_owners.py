@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import adadpigu as ad
-from adadpigu.accounting import create_shared
+from adadpigu.accounting import create_shared, read_ledger
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.plan import plan_for
 from adadpigu.core.bounding import GradientSum
@@ -127,8 +127,10 @@ def test_an_owner_more_moves_the_sum_by_at_most_cap_times_c() -> None:
     assert move == pytest.approx(CAP * C, rel=1e-3)
 
 
-def test_the_claim_is_that_of_the_rate_and_the_statement_names_the_owner() -> None:
-    run = train([0, 0, 1, 2, 3, 4] * 6, torch.randn(36, 4), privacy=ad.Budget(epsilon=2))
+def test_the_claim_is_that_of_the_rate_and_statement_and_ledger_name_the_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = train([0, 0, 1, 2, 3, 4] * 6, torch.randn(36, 4), privacy=ad.Budget(epsilon=2), out=folder)
+    assert read_ledger(folder / "ledger.log").header["relation"] == "add or remove one owner"
     assert run.epsilon == pytest.approx(epsilon(plan_for(0.5, 3)(run.privacy.noise_multiplier).event(), 1e-5))
     assert run.epsilon <= 2
     report = run.privacy

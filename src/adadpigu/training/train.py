@@ -324,6 +324,7 @@ def _begin(
         path=None if folder is None else folder.path / NAME,
         delta=prepared.delta,
         reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
+        unit="record" if prepared.data.owners is None else "owner",
         facts={
             "run": uuid.uuid4().hex,
             "method": prepared.method.name,
