@@ -20,7 +20,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from adadpigu.cli import progress
-from adadpigu.cli.output import print_prose, table
+from adadpigu.cli.output import table
+from adadpigu.console import print_prose
 
 ESCAPE = b"\x1b"
 STYLE = re.compile(rb"\x1b\[[0-9;]*m")

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.cli.output import number, print_line, print_prose, print_warning, screen, table
+from adadpigu.cli.output import table
+from adadpigu.console import number, print_line, print_prose, print_warning, screen
 from adadpigu.durable import check_place, lowest_parent, write_bytes, write_text
 
 if TYPE_CHECKING:

@@ -11,56 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn
+from rich.progress import MofNCompleteColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
-from rich.text import Text
 
-_WIDE = 100  # columns from which there is room for more than what matters most
+from adadpigu.console import bar, can_redraw, clock
+
 _BETWEEN_LINES = 10.0  # seconds between two lines where nothing can move
-_MEMORY = 900.0  # seconds over which speed is averaged: a single run of `reproduce` may take minutes
-
-
-def can_redraw(console: Console) -> bool:
-    """Whether a line can be drawn over: on a terminal that knows how."""
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-def wide(console: Console) -> bool:
-    """Whether a bar may say more than fits into 80 columns."""
-    return console.width >= _WIDE
-
-
-def clock(seconds: float) -> str:
-    """A time for people.
-
-    >>> clock(7.4), clock(754), clock(7384)
-    ('0:07', '12:34', '2:03:04')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-class TimeLeft(ProgressColumn):
-    """The time left, or where that cannot be told, the time that has passed."""
-
-    def render(self, task: Task) -> Text:
-        left = None if task.finished else task.time_remaining
-        return Text(clock(task.elapsed or 0.0) if left is None else f"{clock(left)} left")
-
-
-def bar(console: Console, *columns: ProgressColumn, transient: bool = True) -> RichProgress:
-    """A bar in one line of the terminal, however narrow: what it is, how far, and the time left."""
-    return RichProgress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24 if wide(console) else None),  # None: as much as the rest leaves
-        *columns,
-        TimeLeft(Column(no_wrap=True)),
-        console=console,
-        transient=transient,
-        speed_estimate_period=_MEMORY,
-    )
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from adadpigu.cli.commands import PRESETS, with_settings
-from adadpigu.cli.output import Interrupted, Json, notes, print_json, print_warning
-from adadpigu.cli.progress import can_redraw, features_progress
-from adadpigu.cli.training_output import Progress, print_summary
+from adadpigu.cli.output import Interrupted, Json, print_json
+from adadpigu.cli.progress import features_progress
+from adadpigu.cli.training_output import print_summary
 from adadpigu.cli.training_settings import (
     configure,
     default_preset,
@@ -28,6 +28,7 @@ from adadpigu.cli.training_settings import (
     settings_of,
 )
 from adadpigu.config import GROUPS, RunConfig, merge
+from adadpigu.console import Progress, can_redraw, notes, print_warning
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
 from adadpigu.data.description import DESCRIPTION

@@ -9,7 +9,8 @@ from typing import Annotated
 import torch
 import typer
 
-from adadpigu.cli.output import Json, notes, print_json, print_line, print_warning, screen
+from adadpigu.cli.output import Json, print_json
+from adadpigu.console import notes, print_line, print_warning, screen
 from adadpigu.data.own import read_inputs
 from adadpigu.errors import InputError, check, check_known, require
 from adadpigu.runs.loading import load_run
