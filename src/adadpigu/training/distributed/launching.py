@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from adadpigu.accounting.ledger_reading import NAME
-from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.processes import ALONE, Processes
 from adadpigu.errors import InputError, first_line
 from adadpigu.training.distributed.job import JobError, LostProcessError, current
 
@@ -38,7 +38,7 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
         yield current()
         return
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
-        yield Alone()
+        yield ALONE
         return
     if torch.cuda.is_available():
         local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
