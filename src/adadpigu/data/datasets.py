@@ -140,10 +140,15 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
             "a public length in the Dataset, or in the collate_fn of a loader"
         ) from None
     except TypeError as error:
-        raise InputError(
-            f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
-            "tuples, lists and dicts of them"
-        ) from None
+        raise unfit_items(name, error) from None
+
+
+def unfit_items(name: str, error: TypeError) -> InputError:
+    """For a data set whose items torch cannot put into a batch."""
+    return InputError(
+        f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
+        "tuples, lists and dicts of them"
+    )
 
 
 def _uneven_part(items: list[Any]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
-from adadpigu.data.cache import writing
+from adadpigu.data.cache import storing
 from adadpigu.data.formats import SourceError, read_members
 from adadpigu.data.published import Members, Package, Published
 from adadpigu.errors import first_line, require
@@ -136,7 +136,7 @@ def download(url: str, path: Path, watcher: Watcher, *, stall_s: float = 20.0) -
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
     total, received = response.length, 0  # as promised; None where it is not, or is no number
-    with response, writing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
+    with response, storing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
         while True:
             with _receiving(path.name):
                 chunk = response.read(_CHUNK)

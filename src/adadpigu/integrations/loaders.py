@@ -24,8 +24,8 @@ from torch.utils.data import (
 )
 
 from adadpigu.core.trees import Tree, check_tree, named_leaves, select
-from adadpigu.data.datasets import no_targets
-from adadpigu.errors import InputError, first_line, require
+from adadpigu.data.datasets import no_targets, unfit_items
+from adadpigu.errors import InputError, require
 from adadpigu.integrations.trainers import warn_of_no_effect
 
 Collate = Callable[[list[Any]], Any]
@@ -138,10 +138,7 @@ class CollatedRecords:
         try:
             return _without_texts(self._collate(items))
         except TypeError as error:
-            raise InputError(
-                f"the training loader: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays "
-                "and numbers, and tuples, lists and dicts of them"
-            ) from None
+            raise unfit_items("the training loader", error) from None
 
     def _check_alone(self) -> None:
         """A record must look the same whatever stands beside it, but for padding at its end."""
