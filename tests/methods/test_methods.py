@@ -205,7 +205,7 @@ def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() 
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
     session = Session(Begun(prepared=prepared, ledger=ledger), randomness=ReproducibleRandomness(0))
     run = session.run()
-    running = session._running
+    running = session.learned.running
     assert running.verdicts == [True] * 4  # type: ignore[attr-defined]
     assert len(running.shares) == len(running.improvements) == 4  # type: ignore[attr-defined]
     assert ledger.count == 8
