@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Files that are there whole or not at all, also after a power cut. What they hold is the caller's to release."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Audits of runs that are trained otherwise than by `train`: a loop of one's own, other libraries, several processes.
 
 The audit makes a run ready, and the integration trains it: its loader, its loop and its optimiser's step are on the
-path. What an integration would check or read of the user's code beforehand is not; `assumed` says so.
+path. What an integration would check or read of the user's code beforehand is not; `assumed` says so. No private record
+is read: own data is stood in for by random numbers.
 """
 
 from __future__ import annotations

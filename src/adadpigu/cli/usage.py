@@ -1,4 +1,7 @@
-"""`adadpigu evaluate`, `predict` and `export`: use the model of a run folder."""
+"""`adadpigu evaluate`, `predict` and `export`: use the model of a run folder, which is a release.
+
+The caller's own records are read, and their predictions are as private as they are.
+"""
 
 from __future__ import annotations
 

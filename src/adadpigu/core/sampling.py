@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Recording(Protocol):
-    """What a device was told to do, to have it done again."""
+    """Captured device work."""
 
     def replay(self) -> None: ...
 
 
 class Recorder(Protocol):
-    """Whoever records."""
+    """Captures device work for replay."""
 
     name: str
 

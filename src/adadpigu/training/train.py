@@ -115,7 +115,7 @@ def _check_kinds(model: object, method: object, privacy: object, loss: object, l
         ("losses", losses, losses is None or callable(losses), "a function f(model, batch) -> one loss a record"),
     )
     for name, value, fits, allowed in wanted:
-        require(fits, f"{name}={value!r} is a {type(value).__name__}; allowed: {allowed}")
+        require(fits, f"{name}={value!r} is of type {type(value).__name__}; allowed: {allowed}")
 
 
 def prepared_for(
@@ -223,7 +223,7 @@ def opened(
     resuming: bool = False,
     shared: Path | str | None = None,
 ) -> Iterator[Begun]:
-    """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
+    """Opens run folder and ledger in process 0 and closes them at the end.
 
     `files` are further public texts for the run folder; `shared` is a ledger that several runs on the same data share.
     """

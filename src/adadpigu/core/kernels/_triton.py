@@ -1,4 +1,7 @@
-"""Triton where it is installed; without it the kernels' modules still import, and no kernel can be launched."""
+"""Triton where it is installed; without it the kernels' modules still import, and no kernel can be launched.
+
+Public: shapes, strides and types only.
+"""
 
 from __future__ import annotations
 

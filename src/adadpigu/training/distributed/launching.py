@@ -1,6 +1,8 @@
 """A process that torchrun has started: it joins its job, takes its own GPU, and knows whether it was started again.
 
 torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
+
+Public: ranks, addresses and time limits only.
 """
 
 from __future__ import annotations
