@@ -57,6 +57,8 @@ def test_what_people_leave_in_a_loop_runs() -> None:
             scheduler.step()
             assert 0 < float((net.layer.weight.detach() - before).norm()) <= 0.5e-3 * rate * 1.001
     assert loop.run.steps_done == STEPS
+    with pytest.raises(ad.InputError, match="a number"):
+        ad.public("warm")  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("kind", ["plateau", "stop"])

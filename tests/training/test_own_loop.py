@@ -398,7 +398,6 @@ def test_what_the_user_does_to_weights_after_a_step_is_kept() -> None:
         ({"lr": 0.1}, r"lr=0.1: the loop is yours"),
         ({"momentum": 0.9}, r"momentum=0.9: the loop is yours"),
         ({"lr_schedule": "cosine"}, "the loop is yours"),
-        ({"stesp": 3}, "stesp"),
     ],
 )
 def test_options_that_the_users_optimizer_decides_are_refused(changes: dict[str, object], told: str) -> None:
@@ -546,29 +545,3 @@ def default_interrupt() -> Iterator[None]:
 def _press(now: bool) -> None:
     if now:
         signal.raise_signal(signal.SIGINT)
-
-
-def test_a_scheduler_that_wants_the_loss_is_told_what_it_may_have() -> None:
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    with loop_for(net, optimizer) as loop:
-        batch = next(iter(loop))
-        with pytest.raises(ad.PrivacyLineError, match=r"gives no loss.*a public metric"):
-            scheduler.step(batch.backward())
-        optimizer.step()
-
-
-def test_a_number_of_the_model_may_change_where_it_is_declared_public() -> None:
-    """A temperature that is annealed by the step: named as declared, and nothing else is said."""
-    net = model()
-    net.temperature = 1.0  # type: ignore[assignment]
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    with loop_for(net, optimizer) as loop:
-        for step, batch in enumerate(loop):
-            net.temperature = ad.public(1.0 / (1 + step))  # type: ignore[assignment]
-            batch.backward()
-            optimizer.step()
-    assert loop.run.steps_done == STEPS
-    with pytest.raises(ad.InputError, match="a number"):
-        ad.public("warm")  # type: ignore[type-var]
