@@ -112,6 +112,8 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         require(same, f"{where}: the ledger belongs to another run than the checkpoint")
         newer = ledger.holds(*checkpoint.ledger)
         require(newer, f"{where}: the ledger is older than the checkpoint, or another copy of it")
+        within = 0 <= checkpoint.step <= ledger.plan.steps
+        require(within, f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have")
     before, now = cast(Mapping[str, object], facts["settings"]), settings_of(prepared)
     for key in [*before, *now]:
         allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
