@@ -28,7 +28,13 @@ COMPLETED = {
     "model": _offer(all_models),
 }
 """by setting"""
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+"""the option that every command takes"""
 Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Interrupted(int):
+    """The exit code of a command that was stopped and has said what became of its work."""
 
 
 def example(*lines: str) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.cli.output import Json, print_json
-from adadpigu.console import notes, print_line
+from adadpigu.cli.commands import Json
+from adadpigu.console import notes, print_json, print_line
 from adadpigu.errors import check
 from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import listed, visible

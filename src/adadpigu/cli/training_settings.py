@@ -84,12 +84,7 @@ _NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("clip_stability", "clipping", "automatic".__eq__, "'automatic'"),
     ("shift_step", "shift", bool, "a shift above 0"),
     ("momentum", "optimizer", _takes_momentum, " or ".join(map(repr, WITH_MOMENTUM))),
-    (
-        "activation",
-        "model",
-        lambda model: model not in ("linear", "scatter-linear"),
-        "a model that has one between its layers, such as 'mlp'",
-    ),
+    ("activation", "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
     ("top_k_of", "top_k", lambda share: share != 1.0, "another top_k"),
     ("clip_rate", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
     ("count_noise", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
