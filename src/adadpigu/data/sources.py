@@ -29,14 +29,12 @@ from adadpigu.errors import first_line, require
 if TYPE_CHECKING:  # the package is usable without loading rich
     from rich.console import Console
 
-MIRROR = "ADADPIGU_MIRROR"
-"""address of a mirror of the official files, in one folder for each data set; it takes the place of their homes"""
+MIRROR = "ADADPIGU_MIRROR"  # address of a mirror of the official files, one folder for each data set
 
 _DEPTH = 3
 _CHUNK = 1 << 18
 _PROGRAMS = {"npm": ("npm",), "pip": ("pip", "pip3"), "apt": ("apt-get",)}
-_DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b")
-"""lines of npm that stand around its reason"""
+_DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b")  # npm's lines around its reason
 
 Pieces = dict[str, bytes]
 

@@ -1,8 +1,7 @@
 """A process that torchrun has started: it joins its job, takes its own GPU, and knows whether it was started again.
+Public: ranks, addresses and time limits only.
 
 torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
-
-Public: ranks, addresses and time limits only.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from adadpigu.errors import InputError, first_line
 from adadpigu.training.distributed.job import JobError, LostProcessError, current
 
 T = TypeVar("T")
-SILENCE = timedelta(minutes=10)
-"""after which a process that says nothing counts as gone; one that has died is noticed at once"""
+SILENCE = timedelta(minutes=10)  # after which a silent process counts as gone; one that has died is noticed at once
 _SIZE = 2  # processes of a job that is started here
 
 
