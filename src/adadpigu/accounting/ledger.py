@@ -64,7 +64,7 @@ class Ledger:
         reserve: int = 1,
         unit: str = "record",
     ) -> None:
-        """`reserve`: how many steps `cover` charges at once, for steps fast beside a disk; `unit`: "record" or "owner"."""
+        """`reserve`: steps that `cover` charges at once, for steps fast beside a disk; `unit`: "record" or "owner"."""
         if budget is not None and (cost := epsilon(plan.event(), budget.delta)) > budget.epsilon * (1 + _SLACK):
             raise BudgetError(f"epsilon={budget.epsilon}: the plan of {plan.steps} steps costs {cost:.4g}")
         check("reserve", reserve, 1 <= reserve <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")

@@ -22,14 +22,8 @@ def _offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 PRESETS = _offer(lambda: ("none", *all_presets()))
-COMPLETED = {
-    "dataset": _offer(all_datasets),
-    "method": _offer(all_methods),
-    "model": _offer(all_models),
-}
-"""by setting"""
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-"""the option that every command takes"""
+COMPLETED = {"dataset": _offer(all_datasets), "method": _offer(all_methods), "model": _offer(all_models)}  # by setting
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]  # of every command
 Command = TypeVar("Command", bound=Callable[..., object])
 
 
