@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import adadpigu as ad
 from adadpigu.core.mechanism import require_release
-from adadpigu.core.state import State, number
+from adadpigu.core.state import State, as_tensor
 from adadpigu.methods.base import Batches, MethodState, Positive, RunContext, Stage, mean_gradient, register
 
 
@@ -38,19 +38,19 @@ class LowPass(ad.Method):
     memory: Annotated[float, "in [0, 1)"] = 0.5
     """a, the share of the average that a step keeps"""
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _State(self, setting)
+    def begin(self, context: RunContext) -> MethodState:
+        return _State(self, context)
 
 
 class _State(MethodState):
     """One run of it: what it asks for, and what it keeps from step to step."""
 
-    def __init__(self, options: LowPass, setting: RunContext) -> None:
+    def __init__(self, options: LowPass, context: RunContext) -> None:
         self._query = ad.GradientSum(clip_norm=options.clip_norm)
-        self._batch_size = setting.batch_size  # B, the expected one: how many were drawn is private
+        self._batch_size = context.batch_size  # B, the expected one: how many were drawn is private
         self._memory = options.memory
         self._last: Tensor | None = None
-        self._sum = torch.zeros_like(setting.weights)
+        self._sum = torch.zeros_like(context.weights)
         self._weight = 0.0
 
     def step(self, batches: Batches, stage: Stage, index: int) -> ad.Release:
@@ -69,7 +69,7 @@ class _State(MethodState):
 
     def state(self) -> State:
         """What a checkpoint keeps, so that a run can go on after a crash."""
-        found = {"sum": self._sum, "weight": number(self._weight)}
+        found = {"sum": self._sum, "weight": as_tensor(self._weight)}
         return found if self._last is None else found | {"last": self._last}
 
     def load(self, state: State) -> None:

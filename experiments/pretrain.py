@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from adadpigu.features.prior import Parts
-from adadpigu.priors.encoder import Plan, Weights, read_weights
+from adadpigu.priors.encoder import EncoderShape, Weights, read_weights
 from adadpigu.tensors import write_tensors
 from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
 from adadpigu_paper.pretraining import Pretraining, pretrain
 
-ORIGIN = "images of random processes (adadpigu.priors.processes); no photograph, no record"
+ORIGIN = "images of random processes (adadpigu.priors.random_images); no photograph, no record"
 SHAPE = (3, 32, 32)
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     else:
         widths, blocks = (tuple(int(n) for n in text.split(",")) for text in (given.widths, given.blocks))
         told = Pretraining(
-            plan=Plan(widths=widths, blocks=blocks),
+            plan=EncoderShape(widths=widths, blocks=blocks),
             steps=given.steps,
             images=given.images,
             lr=given.lr,

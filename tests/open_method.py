@@ -29,8 +29,8 @@ class OpenMethod(Method):
         draws = (Draw(), Draw(name="test", batch_size=20, noise_multiplier=2.0))
         return (Stage(name="training", steps=steps, draws=draws),)
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return OpenRunning(self.reject, setting.batch_size)
+    def begin(self, context: RunContext) -> MethodState:
+        return OpenRunning(self.reject, context.batch_size)
 
 
 def _change(record: Record) -> Tensor:

@@ -107,5 +107,5 @@ class ReplayedOperations:
         self.recorded += 1
         return _Replayed(notes.operations)
 
-    def apart(self) -> ReplayedOperations:
+    def concurrent(self) -> ReplayedOperations:
         return self

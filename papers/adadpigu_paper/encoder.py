@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from adadpigu.errors import InputError
 from adadpigu.features.prior import Parts
-from adadpigu.priors.encoder import EncoderMaps, Plan, centred, staged
-from adadpigu.priors.processes import Processes
+from adadpigu.priors.encoder import EncoderMaps, EncoderShape, centred, staged
+from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper.views import Views
 
 _AT_ONCE = 512
@@ -24,7 +24,7 @@ _AT_ONCE = 512
 class Encoder(nn.Module):
     """Images [n, 3, h, w] to the maps of every stage, [n, widths[k], h/2^k, w/2^k]."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: EncoderShape) -> None:
         super().__init__()
         self.plan = plan
         self.units = nn.ModuleDict(
@@ -91,7 +91,7 @@ def process_images(count: int, chance: torch.Generator) -> list[Tensor]:
     """Images of random processes as records are: 32 pixels a side, colours left alone; in portions."""
     plain = Views(smallest=0.4, jitter=0.0, hue=0.0, gray=0.0)
     sizes = [min(_AT_ONCE, count - start) for start in range(0, count, _AT_ONCE)]
-    return [plain(Processes()(size, chance), chance) for size in sizes]
+    return [plain(RandomImages()(size, chance), chance) for size in sizes]
 
 
 @torch.no_grad()

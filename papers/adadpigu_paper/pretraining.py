@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.errors import InputError
-from adadpigu.priors.encoder import Plan
-from adadpigu.priors.processes import Processes
+from adadpigu.priors.encoder import EncoderShape
+from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper.contrast import contrastive_loss
 from adadpigu_paper.encoder import Encoder
 from adadpigu_paper.views import Views
@@ -29,8 +29,8 @@ _WARM_UP = 0.03
 class Pretraining:
     """What is trained, on what, for how long."""
 
-    plan: Plan = field(default_factory=Plan)
-    processes: Processes = field(default_factory=Processes)
+    plan: EncoderShape = field(default_factory=EncoderShape)
+    processes: RandomImages = field(default_factory=RandomImages)
     views: Views = field(default_factory=Views)
     steps: int
     images: int = 1024

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
-from adadpigu.priors.processes import uniform
+from adadpigu.priors.random_images import uniform
 
 _GRAY = (0.299, 0.587, 0.114)
 """how bright the three colours seem"""

@@ -23,7 +23,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column, Table
 from rich.text import Text
 
-from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import rounded_up
 
 if TYPE_CHECKING:
     from adadpigu.runs.run import Facts, Metrics, Run

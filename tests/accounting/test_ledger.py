@@ -285,7 +285,7 @@ def test_reserved_steps_that_were_not_begun_are_given_back_at_the_end_and_not_af
     record = read_ledger(path)
     assert record.steps == 1
     assert leaves(record.events()) == {EVENT: 1}
-    assert [life.end for life in record.sessions()] == ["interrupted"]
+    assert [session.end for session in record.sessions()] == ["interrupted"]
 
 
 def test_a_step_of_which_one_draw_was_made_is_not_given_back(path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_resumed_ledger_goes_on_where_the_plan_was_left(path: Path) -> None:
     ledger.close()
     record = read_ledger(path)
     assert record.steps == 3
-    assert [(life.first_step, life.steps, life.end) for life in record.sessions()] == [
+    assert [(session.first_step, session.steps, session.end) for session in record.sessions()] == [
         (0, 2, "crashed"),
         (1, 1, "crashed"),
     ]

@@ -86,8 +86,8 @@ class _Masked(Flipped):
 class _Centred(Flipped):
     """Scores a canary by α on its coordinate; all other records' gradients are α there."""
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
-        super().asked(draw, queries)
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
+        super().before_draw(draw, queries)
         self.scores = self.loss.center.double()
 
 
@@ -174,12 +174,12 @@ def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> Audit
     again = _Kept(canaries, first.present)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        for life, kept in enumerate((first, again)):
+        for session, kept in enumerate((first, again)):
             ready = subject.prepare(attach=kept.attach, checkpoint_every=4)
             kept.follow(ready)
             coins = kept.coins(choose_randomness(None, ready.device))
-            watching: list[Observer] = [kept, *([Crash(8)] if life == 0 else [])]
-            train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=life == 1)
+            watching: list[Observer] = [kept, *([Crash(8)] if session == 0 else [])]
+            train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=session == 1)
     pairs = zip(first.releases_seen[4:8], again.releases_seen[:4], strict=True)
     again.scores = sum(((one - other).abs() for one, other in pairs), start=torch.zeros(canaries, dtype=torch.float64))
     return _guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")
@@ -225,9 +225,9 @@ class Displacing(Canaries):
         self._records = _Noting(data.train)
         return model, replace(data, train=self._records), loss
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         self._step += 1
-        super().asked(draw, queries)
+        super().before_draw(draw, queries)
         self.loss.center.fill_(-self._LARGE * queries[0].clip_norm)
         self.loss.signal.copy_(-2 * self.loss.center)
 

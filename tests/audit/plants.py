@@ -258,9 +258,9 @@ def noise_restored_on_resume() -> Iterator[None]:
         return torch.from_numpy(stream(self).standard_normal(count))
 
     def saved(self: Session) -> None:
-        before = self._kept
+        before = self._saved_step
         save(self)
-        if self._kept != before:
+        if self._saved_step != before:
             assert self._store is not None
             states[self._store.path] = copy.deepcopy(stream(self._randomness).bit_generator.state)
 

@@ -31,7 +31,7 @@ from adadpigu.audit.membership import (
     likelihood_ratios,
     logit_confidence,
 )
-from adadpigu.audit.outside import Answer, Watcher
+from adadpigu.audit.outside import Answer, RunObserver
 from adadpigu.audit.result import AuditResult, picture
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
@@ -347,13 +347,13 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.0])
 def test_a_release_is_broken_if_one_of_its_numbers_is_not_finite(value: float) -> None:
-    made, seen = subject(), Watcher()
+    made, seen = subject(), RunObserver()
 
-    class Spoiling(Watcher):
-        def heard(self, answer: Answer, stage: str) -> None:
+    class Spoiling(RunObserver):
+        def on_draw(self, answer: Answer, stage: str) -> None:
             made = answer.releases.items()
             spoilt = {name: r.map(lambda v: torch.cat([v[1:], torch.tensor([value])])) for name, r in made}
-            seen.heard(replace(answer, releases=spoilt), stage)
+            seen.on_draw(replace(answer, releases=spoilt), stage)
 
     watch = Spoiling()
     train_prepared(made.prepare(), watch=watch, observers=[watch])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.accounting import Ledger
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
@@ -27,13 +27,13 @@ from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core import mechanism, standardising
 from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness
-from adadpigu.core.sampling import FixedBatch
 from adadpigu.runs.run import Run
+from adadpigu.training.cuda_graphs import CapturedDraw, ReplayedDraws
 from adadpigu.training.loop import Session
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.recording import RecordedDraw, ReplayedDraws
 from adadpigu.training.resuming import Begun
 from replayed_operations import ReplayedOperations
 
@@ -60,7 +60,7 @@ def by_recorder(ready: Preparation, *, randomness: Any, out: Path | None = None,
     recorder = ReplayedOperations(source.coins, source.noise, torch.default_generator)
     if out is not None:
         out.mkdir()
-    ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / NAME)
+    ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / LEDGER_FILE)
     with ledger:
         return Session(Begun(prepared=ready, ledger=ledger), randomness=source, recorder=recorder, **how).run()
 
@@ -171,14 +171,14 @@ def test_noise_that_is_bad_in_recorded_steps_alone_is_refuted(
 Replays = Callable[[], None]
 
 
-def uncharged(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def uncharged(self: ReplayedDraws, drawn: CapturedDraw, run: Replays, genuine: Any) -> bool:
     """Drawn and released as ever, without a charge."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ledger, "charge", lambda *_, **__: None)
         return bool(genuine(self, drawn, run))
 
 
-def drawn_before(self: ReplayedDraws, drawn: RecordedDraw, run: Replays, genuine: Any) -> bool:
+def drawn_before(self: ReplayedDraws, drawn: CapturedDraw, run: Replays, genuine: Any) -> bool:
     """The records of the replay before are taken once more, and nothing is paid."""
     run()
     return True
@@ -194,7 +194,7 @@ def test_replays_of_which_every_other_one_is_free_are_counted(
 ) -> None:
     genuine, replays = ReplayedDraws.replay, count()
 
-    def replay(self: ReplayedDraws, drawn: RecordedDraw, run: Replays) -> bool:
+    def replay(self: ReplayedDraws, drawn: CapturedDraw, run: Replays) -> bool:
         return plant(self, drawn, run, genuine) if next(replays) % 2 else genuine(self, drawn, run)
 
     monkeypatch.setattr(ReplayedDraws, "replay", replay)

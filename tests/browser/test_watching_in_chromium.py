@@ -13,7 +13,7 @@ from chromium import Chromium
 from looked_at import browser, needs_browser, runs
 
 from adadpigu.accounting.journal import Journal, head_path, read_journal
-from adadpigu.report.watching import ReportServer, Watched
+from adadpigu.report.serving import LiveCollection, ReportServer
 
 pytestmark = needs_browser
 __all__ = ["browser", "runs"]  # fixtures
@@ -47,7 +47,7 @@ def come_to(folder: Path, whole: Path, step: int) -> None:
 
 @pytest.fixture
 def server(training: Path) -> Iterator[ReportServer]:
-    with ReportServer(Watched([training])) as made:
+    with ReportServer(LiveCollection([training])) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield made
@@ -81,7 +81,7 @@ def test_a_page_follows_its_run_to_the_end_and_keeps_what_was_opened(
 
 
 def test_a_page_opened_before_the_first_run_fills_by_itself(browser: Chromium, runs: Path, tmp_path: Path) -> None:
-    with ReportServer(Watched([tmp_path / "later"])) as made:
+    with ReportServer(LiveCollection([tmp_path / "later"])) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         browser.complaints()
@@ -96,7 +96,7 @@ def test_a_page_opened_before_the_first_run_fills_by_itself(browser: Chromium, r
 
 
 def test_a_page_says_when_its_server_has_ended(browser: Chromium, training: Path) -> None:
-    with ReportServer(Watched([training])) as made:
+    with ReportServer(LiveCollection([training])) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         browser.open(made.url)

@@ -135,7 +135,10 @@ def test_settings_that_are_the_same_or_change_nothing_are_taken(call: Any, stopp
     code, out, err = call("train", "--resume", str(run), *same, *free, "--randomness", "fast", "--json")
     assert code == 0, err
     assert json.loads(out)["steps_done"] == STEPS
-    assert [life.randomness[:8] for life in read_ledger(run / "ledger.log").sessions()] == ["ChaCha20", "torch's "]
+    assert [session.randomness[:8] for session in read_ledger(run / "ledger.log").sessions()] == [
+        "ChaCha20",
+        "torch's ",
+    ]
 
 
 @pytest.mark.slow
@@ -394,7 +397,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_step_is_charged_twice(
     assert json.loads(out)["steps_done"] == steps
     privacy = json.loads((run / "privacy.json").read_text())
     assert privacy["steps_charged"] == steps
-    lives = [(life["first_step"], life["steps"], life["end"]) for life in privacy["lives"]]
-    assert lives == [(0, done, "interrupted"), (done, steps - done, "finished")]
+    sessions = [(session["first_step"], session["steps"], session["end"]) for session in privacy["lives"]]
+    assert sessions == [(0, done, "interrupted"), (done, steps - done, "finished")]
     statement = " ".join((run / "statement.txt").read_text().split())
     assert statement.index("interrupted") < statement.index("finished")

@@ -34,7 +34,7 @@ from adadpigu.core.randomness import (
     SystemRandomness,
     Tier,
     choose_randomness,
-    fill,
+    seed_generator,
 )
 from adadpigu.errors import InputError
 
@@ -398,7 +398,7 @@ def test_the_whole_state_of_a_fast_generator_on_the_cpu_is_filled() -> None:
     """numpy's Mersenne Twister with the same 624 words draws the same: none of them comes from a 32-bit seed."""
     words = SystemRandomness().words(MT19937_WORDS)
     generator = torch.Generator()
-    fill(generator, words)
+    seed_generator(generator, words)
     twister = np.random.MT19937()
     twister.state = {"bit_generator": "MT19937", "state": {"key": words.numpy().astype(np.uint32), "pos": 624}}
     high, low = twister.random_raw(2000).reshape(1000, 2).T

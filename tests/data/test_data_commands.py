@@ -12,7 +12,7 @@ from tiny_published import digits_files, photo_files, put, tiny_digits, tiny_pho
 
 from adadpigu.cli.app import run
 from adadpigu.data.published import PUBLISHED
-from adadpigu.data.sources import Watcher
+from adadpigu.data.sources import FetchProgress
 
 pytest_plugins = ["closed_machine"]
 pytestmark = pytest.mark.usefixtures("cache", "programs")
@@ -123,7 +123,7 @@ def test_an_interrupt_is_one_line_and_exit_code_130(
 def test_a_bar_is_drawn_on_a_terminal_only() -> None:
     for terminal in (True, False):
         text = io.StringIO()
-        watcher = Watcher(Console(file=text, force_terminal=terminal, width=100))
+        watcher = FetchProgress(Console(file=text, force_terminal=terminal, width=100))
         with watcher.progress("train-images.gz", 2_000_000) as advance:
             advance(1_000_000)
         watcher.say("mnist: done [fine]")

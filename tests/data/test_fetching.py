@@ -18,7 +18,7 @@ from tiny_published import digits_files, gzipped, put, tar_of, tiny_digits, tiny
 
 from adadpigu.data.fetching import ensure, place_of, read_cache
 from adadpigu.data.published import Package
-from adadpigu.data.sources import Watcher
+from adadpigu.data.sources import FetchProgress
 from adadpigu.errors import InputError
 
 pytest_plugins = ["closed_machine"]
@@ -28,7 +28,7 @@ NPM = Package(client="npm", name="tiny", version="1.0")
 PIP = Package(client="pip", name="tiny", version="1.0")
 
 
-class Noted(Watcher):
+class Noted(FetchProgress):
     """Keeps what is said."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def run_aside(work: Callable[..., None], *arguments: object) -> Any:
     return found
 
 
-class Announcing(Watcher):
+class Announcing(FetchProgress):
     """Sets an event when it is told that another process is fetching."""
 
     def __init__(self, waiting: Any) -> None:
@@ -273,7 +273,7 @@ def test_of_two_processes_at_once_one_fetches_and_the_other_waits_for_it(cache: 
 
 
 def test_an_interrupt_leaves_nothing_but_the_lock(cache: Path, server: Any) -> None:
-    class Interrupting(Watcher):
+    class Interrupting(FetchProgress):
         @contextmanager
         def progress(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
             def advance(count: int) -> None:

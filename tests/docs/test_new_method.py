@@ -49,23 +49,23 @@ def method() -> ad.Method:
 
 
 def test_the_filter_is_the_weighted_mean_of_its_formula(release: Callable[..., Release]) -> None:
-    running = example._State(example.LowPass(memory=0.8), _setting())
+    method_state = example._State(example.LowPass(memory=0.8), _context())
     chance = torch.Generator().manual_seed(0)
     values = [torch.randn(1, 5, generator=chance, dtype=torch.float64) for _ in range(6)]
     pairs = [(now + before)[0] / 2 for now, before in zip(values, [values[0], *values], strict=False)]
     for count, value in enumerate(values, 1):
         weights = [0.8 ** (count - 1 - number) for number in range(count)]
         wanted = sum(weight * pair for weight, pair in zip(weights, pairs, strict=False)) / sum(weights)
-        torch.testing.assert_close(running._filtered(release(value)).value, wanted)
+        torch.testing.assert_close(method_state._filtered(release(value)).value, wanted)
 
 
 def test_the_filter_takes_releases_alone() -> None:
     with pytest.raises(ad.PrivacyLineError, match="Release"):
-        example._State(example.LowPass(), _setting())._filtered(torch.zeros(5))
+        example._State(example.LowPass(), _context())._filtered(torch.zeros(5))
 
 
 def test_a_filter_goes_on_from_its_state(release: Callable[..., Release]) -> None:
-    first, second = (example._State(example.LowPass(), _setting()) for _ in range(2))
+    first, second = (example._State(example.LowPass(), _context()) for _ in range(2))
     for value in (torch.ones(1, 5), torch.zeros(1, 5)):
         first._filtered(release(value.double()))
     second.load(first.state())
@@ -73,7 +73,7 @@ def test_a_filter_goes_on_from_its_state(release: Callable[..., Release]) -> Non
     assert torch.equal(first._filtered(release(last)).value, second._filtered(release(last)).value)
 
 
-def _setting() -> base.RunContext:
+def _context() -> base.RunContext:
     layout = Layout.of(torch.nn.Linear(5, 1, bias=False))
     return base.RunContext(
         layout=layout,

@@ -15,7 +15,7 @@ from torch import nn
 import adadpigu as ad
 from adadpigu.accounting.statement import PrivacyReport
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.export import Synthetic, export_onnx, export_program, facts_of_run, subject_of, write_card
+from adadpigu.export import Synthetic, export_onnx, export_program, facts_of_run, read_exportable, write_card
 from adadpigu.methods import all_methods, make_method
 from adadpigu.tensors import read_tensors, write_tensors
 
@@ -94,7 +94,7 @@ def test_a_tensor_without_bytes_costs_no_run_but_is_not_exported() -> None:
     run = replace(trained(), model=Sparse(), weights=None)
     assert run.weights is None
     with pytest.raises(ad.ModelError, match="no bytes to hash"):
-        subject_of(run)
+        read_exportable(run)
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +128,13 @@ def copied(folder: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("use", [subject_of, facts_of_run])
+@pytest.mark.parametrize("use", [read_exportable, facts_of_run])
 def test_a_folder_is_taken_at_its_word_when_nothing_was_changed(use: Export, folder: Path, tmp_path: Path) -> None:
     made: Any = use(copied(folder, tmp_path / "run"))
     assert made.privacy == PrivacyReport.from_json(json.loads((folder / "privacy.json").read_text()))
 
 
-@pytest.mark.parametrize("use", [subject_of, facts_of_run])
+@pytest.mark.parametrize("use", [read_exportable, facts_of_run])
 def test_other_weights_in_a_folder_are_refused(use: Export, folder: Path, tmp_path: Path) -> None:
     run = copied(folder, tmp_path / "run")
     tensors = {name: value.clone() for name, value in read_tensors(run / "model.safetensors", "model").items()}
@@ -150,7 +150,7 @@ def test_a_statement_needs_its_ledger_whole(folder: Path, tmp_path: Path) -> Non
     content[len(content) // 2] ^= 1
     (run / "ledger.log").write_bytes(content)
     with pytest.raises(ad.InputError, match=r"the ledger is damaged: .* \(ledger\.log\)"):
-        subject_of(run)
+        read_exportable(run)
     (run / "ledger.log").unlink()
     with pytest.raises(ad.InputError, match=r"has no ledger\.log"):
         facts_of_run(run)

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
-from adadpigu.export import Subject, Synthetic, export_onnx, export_program
-from adadpigu.extras import extra
+from adadpigu.export import ExportedModel, Synthetic, export_onnx, export_program
+from adadpigu.extras import import_extra
 from adadpigu.features.front import Fronted, make_front
 from adadpigu.integrations.opacus import DPLSTM
 from adadpigu.models import make_model
@@ -80,10 +80,10 @@ def run() -> ad.Run:
     )
 
 
-def subject(name: str, run: ad.Run) -> tuple[Subject, Synthetic]:
+def subject(name: str, run: ad.Run) -> tuple[ExportedModel, Synthetic]:
     make, synthetic = CASES[name]
     torch.manual_seed(2)
-    return Subject(model=make(), privacy=run.privacy, synthetic=synthetic), synthetic
+    return ExportedModel(model=make(), privacy=run.privacy, synthetic=synthetic), synthetic
 
 
 def by_torch(path: Path) -> Predict:
@@ -92,7 +92,7 @@ def by_torch(path: Path) -> Predict:
 
 
 def by_onnxruntime(path: Path) -> Predict:
-    session = extra("onnxruntime", group="onnx", purpose="").InferenceSession(str(path))
+    session = import_extra("onnxruntime", group="onnx", purpose="").InferenceSession(str(path))
     return lambda x: torch.from_numpy(session.run(None, {"inputs": x.numpy()})[0])
 
 
@@ -125,7 +125,7 @@ def test_a_file_predicts_what_the_model_does_for_any_number_of_records(
 
 def statement_in(path: Path, form: str) -> tuple[str, dict[str, Any]]:
     if form == "onnx":
-        found = {p.key: p.value for p in extra("onnx", group="onnx", purpose="").load(str(path)).metadata_props}
+        found = {p.key: p.value for p in import_extra("onnx", group="onnx", purpose="").load(str(path)).metadata_props}
     else:
         found = {"adadpigu.statement.txt": "", "adadpigu.privacy.json": ""}
         torch.export.load(path, extra_files=found)
@@ -212,7 +212,7 @@ class Worldly(nn.Module):
 def test_what_cannot_be_exported_as_it_is_is_refused_in_one_line(
     model: nn.Module, words: str, form: str, run: ad.Run, tmp_path: Path
 ) -> None:
-    given = Subject(model=model, privacy=run.privacy, synthetic=Synthetic(shape=(3,)))
+    given = ExportedModel(model=model, privacy=run.privacy, synthetic=Synthetic(shape=(3,)))
     with pytest.raises(ad.ModelError, match=words) as caught:
         FORMS[form][0](given, tmp_path / f"model.{form}")
     assert len(str(caught.value).splitlines()) == 1

@@ -13,11 +13,11 @@ import adadpigu as ad
 from adadpigu.errors import InputError
 from adadpigu.features.front import Front, make_front
 from adadpigu.features.prior import Parts, Prior
-from adadpigu.priors.encoder import Plan, Weights, packaged_weights
+from adadpigu.priors.encoder import EncoderShape, Weights, packaged_weights
 from adadpigu_paper.encoder import Encoder, encoder_constants, projection
 
 SHAPE = (3, 16, 16)
-PLAN = Plan(widths=(3, 4, 5), blocks=(1, 1, 1))
+PLAN = EncoderShape(widths=(3, 4, 5), blocks=(1, 1, 1))
 
 
 def images(count: int, seed: int = 0) -> Tensor:

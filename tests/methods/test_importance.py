@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError
 from adadpigu.methods.importance import Importance, Score, chosen, rank
-from adadpigu.methods.statistics import MaskSchedule, Schedule
+from adadpigu.methods.mask import MaskSchedule, Schedule
 
 ROWS = torch.tensor([[1.0, -2.0, 0.5], [1.0, 2.0, -0.5], [-3.0, 2.0, 0.0]])
 
@@ -34,7 +34,7 @@ def test_scores_are_the_stated_means_of_releases(
 
 
 def test_random_scores_are_drawn_before_training_and_no_release_moves_them(release: Callable[..., Release]) -> None:
-    one, same, other = (Importance(50, "random", chance=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    one, same, other = (Importance(50, "random", public_rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
     before = one.ranking().tolist()
     one.update(release(torch.arange(50.0)[None]))
     assert one.ranking().tolist() == before == same.ranking().tolist()

@@ -23,7 +23,7 @@ from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.methods import DPSGD, SGD, AdaDPIGU, ParameterFreezing, RandomFreeze, make_method
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage
-from adadpigu.methods.statistics import Schedule
+from adadpigu.methods.mask import Schedule
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
 from adadpigu.training.resuming import Begun
@@ -52,14 +52,14 @@ class PerLayer(Method):
     held: bool = False
     """whether the function that adds up holds the second release, or is given it"""
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return PerLayerRunning(self.held, setting)
+    def begin(self, context: RunContext) -> MethodState:
+        return PerLayerRunning(self.held, context)
 
 
 class PerLayerRunning(MethodState):
-    def __init__(self, held: bool, setting: RunContext) -> None:
-        self._held, self._batch_size = held, setting.batch_size
-        first = setting.layout.layer_index() == 0
+    def __init__(self, held: bool, context: RunContext) -> None:
+        self._held, self._batch_size = held, context.batch_size
+        first = context.layout.layer_index() == 0
         self._queries = [
             GradientSum(name=name, clip_norm=clip, active=mask, share=0.5)
             for name, clip, mask in (("first", 0.3, first), ("second", 0.1, ~first))
@@ -203,9 +203,9 @@ def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() 
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
     session = Session(Begun(prepared=prepared, ledger=ledger), randomness=ReproducibleRandomness(0))
     run = session.run()
-    running = session.learned.running
-    assert running.verdicts == [True] * 4  # type: ignore[attr-defined]
-    assert len(running.shares) == len(running.improvements) == 4  # type: ignore[attr-defined]
+    method_state = session.learned.method_state
+    assert method_state.verdicts == [True] * 4  # type: ignore[attr-defined]
+    assert len(method_state.shares) == len(method_state.improvements) == 4  # type: ignore[attr-defined]
     assert ledger.count == 8
     assert run.epsilon <= 4.0
     assert not torch.equal(weights(run.model), weights(small_net()))
@@ -259,7 +259,7 @@ def test_a_draw_that_was_not_planned_is_refused_before_anything_is_charged() -> 
         name: ClassVar[str] = "greedy"
         draw: str = "gradient"
 
-        def begin(self, setting: RunContext) -> MethodState:
+        def begin(self, context: RunContext) -> MethodState:
             draw = self.draw
 
             class Asking(MethodState):
@@ -280,10 +280,10 @@ def test_a_method_that_returns_something_else_than_a_release_is_refused() -> Non
     class Cheating(Method):
         name: ClassVar[str] = "cheating"
 
-        def begin(self, setting: RunContext) -> MethodState:
+        def begin(self, context: RunContext) -> MethodState:
             class Raw(MethodState):
                 def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-                    return torch.ones(setting.layout.size)  # type: ignore[return-value]
+                    return torch.ones(context.layout.size)  # type: ignore[return-value]
 
             return Raw()
 

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError
-from adadpigu.priors.encoder import EncoderMaps, Plan
+from adadpigu.priors.encoder import EncoderMaps, EncoderShape
 from adadpigu_paper.encoder import Encoder, encoder_constants, process_images
 
-SMALL = Plan(widths=(4, 6, 8), blocks=(1, 2, 1))
+SMALL = EncoderShape(widths=(4, 6, 8), blocks=(1, 2, 1))
 
 
 @pytest.fixture(scope="module")
@@ -104,4 +104,4 @@ def test_process_images_come_as_many_as_asked_for() -> None:
 @pytest.mark.parametrize("bad", [{"widths": ()}, {"widths": (4, 4)}, {"blocks": (1, 0, 1)}])
 def test_a_plan_that_does_not_fit_is_named(bad: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(InputError, match="widths="):
-        Plan(**bad)
+        EncoderShape(**bad)

@@ -12,16 +12,16 @@ import torch
 
 from adadpigu.errors import InputError
 from adadpigu.features.prior import Prior
-from adadpigu.priors.encoder import Plan, read_weights
-from adadpigu.priors.processes import Processes
+from adadpigu.priors.encoder import EncoderShape, read_weights
+from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper.encoder import Encoder
 from adadpigu_paper.pretraining import Pretraining, Store, pace, pretrain
 from adadpigu_paper.views import Views
 
 CPU = torch.device("cpu")
 SMALL = Pretraining(
-    plan=Plan(widths=(4, 6), blocks=(1, 1)),
-    processes=Processes(side=16, leaves=1),
+    plan=EncoderShape(widths=(4, 6), blocks=(1, 1)),
+    processes=RandomImages(side=16, leaves=1),
     views=Views(side=16),
     steps=2,
     images=8,

@@ -11,12 +11,12 @@ import torch
 
 from adadpigu.errors import InputError
 from adadpigu.priors import encoder as subject
-from adadpigu.priors.encoder import PACKAGED, SHA256, Plan, Weights, packaged_weights, read_weights
+from adadpigu.priors.encoder import PACKAGED, SHA256, EncoderShape, Weights, packaged_weights, read_weights
 
 PRETRAIN = Path(__file__).parents[2] / "experiments" / "pretrain.py"
 save = runpy.run_path(str(PRETRAIN))["save"]
 SMALL = Weights(
-    plan=Plan(widths=(2,), blocks=(1,)),
+    plan=EncoderShape(widths=(2,), blocks=(1,)),
     tensors={"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5])},
     metadata={"trained on": "nothing"},
 )
@@ -72,7 +72,7 @@ def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_train
 
 
 def test_another_plan_or_other_words_are_another_fingerprint() -> None:
-    plan = Plan(widths=(3,), blocks=SMALL.plan.blocks)
+    plan = EncoderShape(widths=(3,), blocks=SMALL.plan.blocks)
     assert Weights(plan=plan, tensors=SMALL.tensors, metadata=SMALL.metadata).fingerprint() != SMALL.fingerprint()
     other = {**SMALL.metadata, "trained on": "photographs"}
     assert Weights(plan=SMALL.plan, tensors=SMALL.tensors, metadata=other).fingerprint() != SMALL.fingerprint()

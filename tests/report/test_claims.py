@@ -11,7 +11,7 @@ import pytest
 
 from adadpigu.accounting.ledger import Ledger
 from adadpigu.accounting.ledger_reading import read_ledger
-from adadpigu.accounting.wording import number
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.report.curves import round_up
 from adadpigu.report.run_reading import read_run
 from adadpigu.runs import reading
@@ -80,7 +80,7 @@ def test_what_an_open_run_has_spent_is_told_by_its_ledger_whatever_its_metrics_s
     found = read_run(folder)
     assert found.epsilon == round_up(charged(folder))
     assert (found.delta, found.noise_multiplier, found.steps_done, found.steps) == (1e-5, 1.0, 8, 12)
-    assert found.to_json(9)["epsilon_text"] == f"{number(charged(folder))} so far"
+    assert found.to_json(9)["epsilon_text"] == f"{rounded_up(charged(folder))} so far"
     for name in ("ledger.log", "ledger.head"):
         (folder / name).unlink()
     found = read_run(folder)
@@ -95,7 +95,7 @@ def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so
         (run / name).unlink()
     found = read_run(run)
     assert found.epsilon == round_up(charged(run))
-    assert found.to_json(9)["epsilon_text"] == f"{number(charged(run))} charged"
+    assert found.to_json(9)["epsilon_text"] == f"{rounded_up(charged(run))} charged"
     assert (found.state, found.private, found.marks) == ("finished", None, ("no claim",))
     (line,) = found.missing
     assert "has no privacy.json, and has ended" in line

@@ -12,7 +12,7 @@ from adadpigu.config import RunConfig
 from adadpigu.features.front import Fronted
 from adadpigu.models import all_models
 from adadpigu.runs.loading import front_and_body, load_run
-from adadpigu.runs.reading import Facts
+from adadpigu.runs.reading import DataFacts
 from adadpigu.runs.run import tensors_of
 from adadpigu.tensors import write_tensors
 
@@ -30,7 +30,7 @@ FRONTED = [
 def test_a_stored_model_gives_the_same_outputs(config: RunConfig, tmp_path: Path) -> None:
     shape = all_models()[config.model or ""].shape or (1, 16, 16)
     torch.manual_seed(0)
-    front, body = front_and_body(config, Facts(shape, 7))
+    front, body = front_and_body(config, DataFacts(shape, 7))
     model = (body if front is None else Fronted(front, body)).eval()
     (tmp_path / "config.toml").write_text(config.to_toml())
     (tmp_path / "data.json").write_text(json.dumps({"shape": shape, "classes": 7}))

@@ -31,7 +31,7 @@ from adadpigu.errors import InputError
 from adadpigu.methods import DPSGD, DPSUR, AdaDPIGU, Method, QuantileClipping
 from adadpigu.training import Preparation, Run, TrainingOptions, train_prepared
 from adadpigu.training.earlier import earlier_runs
-from adadpigu.training.memory import MemoryWarning, Rehearsal, bytes_of, most_drawn, peak_memory
+from adadpigu.training.memory import MemoryWarning, Rehearsal, most_drawn, parse_memory, peak_memory
 from adadpigu.training.micro_batches import records_at_once
 from trials import SHORT, arrays, prepare_small, small_net, weights
 
@@ -115,7 +115,7 @@ def run_cramped(ready: Preparation, out: Path | None = None, **bounds: int | Non
     [("4GiB", 4 * 2**30), ("800MB", 800 * 10**6), ("1.5 kB", 1500), ("2kib", 2048), (77, 77), ("77", 77), ("9 B", 9)],
 )
 def test_a_limit_is_bytes_or_a_number_with_a_unit(limit: int | str, count: int) -> None:
-    assert bytes_of(limit) == count
+    assert parse_memory(limit) == count
 
 
 @pytest.mark.parametrize("limit", ["4 apples", "-1", 0, "0", "", "GiB", "1e9", True, "4 Gi", -5, "0.2"])

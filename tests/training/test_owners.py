@@ -78,10 +78,10 @@ class _Watch:
     def __init__(self) -> None:
         self.releases: list[Release] = []
 
-    def asked(self, draw: str, queries: Any) -> None:
+    def before_draw(self, draw: str, queries: Any) -> None:
         return
 
-    def answered(self, draw: str, queries: Any, releases: dict[str, Release]) -> None:
+    def after_draw(self, draw: str, queries: Any, releases: dict[str, Release]) -> None:
         self.releases += releases.values()
 
 

@@ -80,7 +80,7 @@ def test_a_run_that_failed_once_says_so_to_the_end(tmp_path: Path) -> None:
         train(small_net(), arrays(), tmp_path / "run", observers=[Stopping(5, ZeroDivisionError)], checkpoint_every=2)
     run = train(small_net(), arrays(), tmp_path / "run", checkpoint_every=2, resume=True, spare_steps=0)
     assert any("that the run failed" in line for line in run.privacy.not_covered)
-    assert [life.end for life in run.privacy.lives] == ["failed", "exhausted"]
+    assert [session.end for session in run.privacy.sessions] == ["failed", "exhausted"]
 
 
 def test_what_one_process_was_warned_of_the_next_one_says_too(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_every_method_stopped_after_every_step_ends_as_if_nobody_had_stopped_it(
     assert_same(parts, whole)
     ledger = read_ledger(tmp_path / "parts" / "ledger.log")
     assert ledger.spent() == read_ledger(tmp_path / "whole" / "ledger.log").spent()  # no step was charged twice
-    assert [(life.first_step, life.steps, life.end) for life in ledger.sessions()] == [
+    assert [(session.first_step, session.steps, session.end) for session in ledger.sessions()] == [
         *((step, 1, "interrupted") for step in range(STEPS - 1)),
         (STEPS - 1, 1, "finished"),
     ]
@@ -269,7 +269,7 @@ def test_steps_after_the_checkpoint_are_repeated_and_charged_again(tmp_path: Pat
     live(method, tmp_path / "parts", stop=5, by=interrupt, **options)
     parts = live(method, tmp_path / "parts", **options)
     assert_same(parts, whole)
-    assert [(life.first_step, life.steps) for life in parts.privacy.lives] == [(0, 5), (3, 3)]
+    assert [(session.first_step, session.steps) for session in parts.privacy.sessions] == [(0, 5), (3, 3)]
     assert parts.privacy.steps_charged == STEPS + 2
     assert parts.privacy.epsilon_spent > whole.privacy.epsilon_spent
     assert parts.epsilon == whole.epsilon >= parts.privacy.epsilon_spent
@@ -282,26 +282,26 @@ def test_without_spare_steps_the_run_ends_before_its_budget_is_exceeded(tmp_path
     assert (run.steps, run.steps_done, run.interrupted) == (STEPS, STEPS - 2, False)
     assert run.privacy.steps_charged == STEPS
     assert run.privacy.epsilon_spent == pytest.approx(run.epsilon)
-    assert [life.end for life in run.privacy.lives] == ["interrupted", "exhausted"]
+    assert [session.end for session in run.privacy.sessions] == ["interrupted", "exhausted"]
     assert run.accuracy is not None
     with pytest.raises(InputError, match="its budget is spent"):
         live(DPSGD(), tmp_path / "run", **options)
 
 
-def test_no_life_repeats_the_noise_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_session_repeats_the_noise_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first hundred numbers of each; no two of 64-bit floats are equal by chance but with probability 1e-10."""
-    lives: list[list[Tensor]] = []
+    sessions: list[list[Tensor]] = []
     genuine = SystemRandomness.normal
 
     def normal(self: SystemRandomness, count: int) -> Tensor:
-        lives[-1].append(genuine(self, count))
-        return lives[-1][-1]
+        sessions[-1].append(genuine(self, count))
+        return sessions[-1][-1]
 
     monkeypatch.setattr(SystemRandomness, "normal", normal)
     for stop in (2, 4, None):
-        lives.append([])
+        sessions.append([])
         live(DPSGD(), tmp_path / "run", stop=stop, randomness="secure")
-    first = [set(torch.cat(drawn)[:100].tolist()) for drawn in lives]
+    first = [set(torch.cat(drawn)[:100].tolist()) for drawn in sessions]
     assert [len(numbers) for numbers in first] == [100, 100, 100]
     assert not any(one & other for one, other in itertools.combinations(first, 2))
 
@@ -328,7 +328,7 @@ def test_a_damaged_checkpoint_is_left_out_for_the_one_before_and_that_is_told(
     damaged = saved(tmp_path / "run")[-1] / name
     flip(damaged, int(where * (damaged.stat().st_size - 1)))
     run = live(DPSGD(), tmp_path / "run", **options)
-    assert [life.first_step for life in run.privacy.lives] == [0, 4]
+    assert [session.first_step for session in run.privacy.sessions] == [0, 4]
     told = "checkpoint 'step-00000005' is damaged and was left out"
     assert told in run.summary()["warnings"]  # type: ignore[operator]
     assert told in json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"]
@@ -343,10 +343,10 @@ def test_with_no_whole_checkpoint_the_run_begins_again_and_all_stays_charged(tmp
     for folder in saved(tmp_path / "run"):
         flip(folder / "state.safetensors", 100)
     stopped = live(DPSGD(), tmp_path / "run", stop=3, **options)
-    assert [life.first_step for life in stopped.privacy.lives] == [0, 0]
+    assert [session.first_step for session in stopped.privacy.sessions] == [0, 0]
     assert [folder.name for folder in saved(tmp_path / "run")] == ["step-00000002", "step-00000003"]
     run = live(DPSGD(), tmp_path / "run", **options)
-    assert [(life.first_step, life.steps) for life in run.privacy.lives] == [(0, 5), (0, 3), (3, 3)]
+    assert [(session.first_step, session.steps) for session in run.privacy.sessions] == [(0, 5), (0, 3), (3, 3)]
     assert_same(run, whole)
 
 
@@ -354,7 +354,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     live(DPSGD(), tmp_path / "run", stop=2, by=interrupt, spare_steps=2)
     assert saved(tmp_path / "run") == []
     run = live(DPSGD(), tmp_path / "run", spare_steps=2)
-    assert [(life.first_step, life.steps) for life in run.privacy.lives] == [(0, 2), (0, STEPS)]
+    assert [(session.first_step, session.steps) for session in run.privacy.sessions] == [(0, 2), (0, STEPS)]
 
 
 def test_what_a_crash_leaves_half_written_is_ignored_and_removed(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_what_a_crash_leaves_half_written_is_ignored_and_removed(tmp_path: Path)
     part.mkdir()
     (part / "state.safetensors").write_bytes(b"half")
     run = live(DPSGD(), tmp_path / "run")
-    assert [life.first_step for life in run.privacy.lives] == [0, 3]
+    assert [session.first_step for session in run.privacy.sessions] == [0, 3]
     assert not part.exists()
 
 
@@ -446,4 +446,4 @@ def test_adadpigu_without_options_goes_on_from_python(tmp_path: Path) -> None:
     data = (records.inputs, records.targets)
     train(small_net(), data, method=AdaDPIGU(importance_steps=2), observers=[After(5, terminate)], **options)
     run = train(small_net(), data, method=AdaDPIGU(importance_steps=2), resume=True, **options)
-    assert (run.steps_done, run.privacy.steps_charged, len(run.privacy.lives)) == (12, 12, 2)
+    assert (run.steps_done, run.privacy.steps_charged, len(run.privacy.sessions)) == (12, 12, 2)

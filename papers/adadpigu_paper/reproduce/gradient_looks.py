@@ -59,21 +59,21 @@ class Followed:
 
     def __init__(self, method: Method) -> None:
         self._method = method
-        self.running: MethodState | None = None
+        self.method_state: MethodState | None = None
         self.query: GradientSum | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._method, name)
 
-    def begin(self, setting: RunContext) -> MethodState:
-        running = self.running = self._method.begin(setting)
-        asks = running.step
+    def begin(self, context: RunContext) -> MethodState:
+        method_state = self.method_state = self._method.begin(context)
+        asks = method_state.step
 
         def step(batches: Batches, stage: Stage, index: int) -> Release:
             return asks(_Overheard(batches, self), stage, index)
 
-        running.step = step  # type: ignore[method-assign]  # its class stays: the loop goes by that
-        return running
+        method_state.step = step  # type: ignore[method-assign]  # its class stays: the loop goes by that
+        return method_state
 
 
 class _Overheard:
@@ -108,8 +108,8 @@ class GradientLook(Look):
 
     def weights(self) -> Tensor:
         """Those at which the model acts: a pruned weight is zero there."""
-        assert self.followed.running is not None
-        return self.followed.running.effective(self.layout.read(self.prepared.model))
+        assert self.followed.method_state is not None
+        return self.followed.method_state.effective(self.layout.read(self.prepared.model))
 
     def taken(self, at_once: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that are looked at, so many at a time, as they are (no augmented copies)."""
@@ -193,8 +193,8 @@ class Energy(GradientLook):
             count += len(targets)
         mean: Numbers = finite(total / count, metrics.step).cpu().numpy()
         facts = {**self.facts(metrics, count), "norm": float(np.linalg.norm(mean))}
-        assert self.followed.running is not None
-        active = self.followed.running.active
+        assert self.followed.method_state is not None
+        active = self.followed.method_state.active
         if active is None:
             self._before = mean
             return {**facts, "active": len(mean), "kept": 1.0, "most": 1.0, "held": 1.0, "layered": 1.0, "chance": 1.0}

@@ -73,7 +73,7 @@ class PrivacyReport:
     randomness_private: bool
     diagnostics_exposed: bool = False
     interrupted: bool = False
-    lives: tuple[LedgerSession, ...] = ()
+    sessions: tuple[LedgerSession, ...] = ()
     """the processes that worked on the run: more than one where it was resumed"""
     shared: SharedTotal | None = None
     """what all runs on the same shared ledger may have spent, this one included"""
@@ -90,7 +90,7 @@ class PrivacyReport:
     @property
     def steps_charged(self) -> int:
         """All steps that were ever charged, those that were repeated after a crash counted again."""
-        return sum(session.steps for session in self.lives)
+        return sum(session.steps for session in self.sessions)
 
     def event(self) -> DpEvent:
         """The planned events as one composition, for any accountant to replay."""
@@ -103,8 +103,8 @@ class PrivacyReport:
     def to_json(self) -> dict[str, object]:
         """Strict JSON: an infinite number (no guarantee at all) becomes null."""
         derived = {"relation": RELATION, "sampler": SAMPLER, "steps_charged": self.steps_charged}
-        fields = dataclasses.asdict(self) | derived
-        return {"format": FORMAT, **strict_json(fields)}
+        fields = {"lives" if k == "sessions" else k: v for k, v in dataclasses.asdict(self).items()}
+        return {"format": FORMAT, **strict_json(fields | derived)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
@@ -116,6 +116,7 @@ class PrivacyReport:
         try:
             for name, kind in kinds.items():
                 fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))
+            fields["sessions"] = fields.pop("lives")  # the name in the files
             if fields.get("shared") is not None:
                 fields["shared"] = _record(SharedTotal, fields["shared"])
             for name in ("not_covered", "warnings"):

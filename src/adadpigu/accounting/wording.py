@@ -33,7 +33,7 @@ def render(report: PrivacyReport) -> str:
 
 def paragraphs(report: PrivacyReport) -> list[list[str]]:
     """The whole statement; the items of a list are lines that begin with two spaces."""
-    history = [_history(report)] if len(report.lives) > 1 else []
+    history = [_history(report)] if len(report.sessions) > 1 else []
     warned = [[f"Warning: {warning}."] for warning in report.warnings]
     if report.private:
         return [*_claim(report), *history, *_besides(report), *warned, *_conditions(report)]
@@ -53,7 +53,7 @@ def _not_private(report: PrivacyReport) -> Iterator[list[str]]:
     )
     repeated = (
         f"The noise can be repeated ({report.randomness}): whoever knows the seed can subtract it, so the "
-        f"epsilon of {number(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
+        f"epsilon of {rounded_up(report.epsilon_pld)} that the same plan has with secret noise does not apply. "
         "Run again without fixed noise before the model leaves your hands."
     )
     finite = math.isfinite(report.epsilon_pld)
@@ -76,7 +76,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     one = "a record" if unit == "record" else "an owner"
     again = " A record there k times counts k times." if unit == "record" else ""
     exposed = ", BUT diagnostics were exposed" if report.diagnostics_exposed else ""
-    yield [f"PRIVATE: epsilon = {number(epsilon)} at delta = {delta:g}{exposed}"]
+    yield [f"PRIVATE: epsilon = {rounded_up(epsilon)} at delta = {delta:g}{exposed}"]
     yield [
         f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
         f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
@@ -85,7 +85,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
     weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
     yield [
-        f"How much: epsilon = {number(epsilon)}{target}. Whatever somebody believed about {one} being used, "
+        f"How much: epsilon = {rounded_up(epsilon)}{target}. Whatever somebody believed about {one} being used, "
         f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
         f"toss, they end up at most {percent(1 / (1 + math.exp(-epsilon)))} sure. This may fail with a probability of "
         f"about delta = {delta:g}, 1 in {1 / delta:,.0f}.{weak}"
@@ -93,7 +93,7 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     if report.interrupted:
         yield [
             f"Interrupted: {_progress(report)} steps were done, and the steps charged until then cost epsilon = "
-            f"{number(report.epsilon_spent)}. The claim stays the full {number(epsilon)}, because the "
+            f"{rounded_up(report.epsilon_spent)}. The claim stays the full {rounded_up(epsilon)}, because the "
             "moment of stopping may have depended on what was seen."
         ]
 
@@ -105,12 +105,12 @@ def _progress(report: PrivacyReport) -> str:
 def _history(report: PrivacyReport) -> list[str]:
     """Every process that worked on the run, and what the crashes among them have cost."""
     return [
-        f"Resumed: {len(report.lives)} processes worked on this run, one after the other, each with fresh noise. "
+        f"Resumed: {len(report.sessions)} processes worked on this run, one after the other, each with fresh noise. "
         f"Together {report.steps_charged} steps were charged for {_progress(report)} that the model has seen; those "
         "charged and lost are counted in full.",
         *(
-            f"  {place}. began at step {life.first_step}, charged {life.steps}: {_ENDS.get(life.end, life.end)}"
-            for place, life in enumerate(report.lives, start=1)
+            f"  {place}. began at step {one.first_step}, charged {one.steps}: {_ENDS.get(one.end, one.end)}"
+            for place, one in enumerate(report.sessions, start=1)
         ),
     ]
 
@@ -120,10 +120,10 @@ def _besides(report: PrivacyReport) -> Iterator[list[str]]:
     if (total := report.shared) is not None:
         yield [
             f"All runs on this data: {total.runs} runs share a ledger, and when this was written they had spent at "
-            f"most epsilon = {number(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is the "
-            f"budget of {total.budget:g}, fixed before the first of them (Rényi accounting at order {total.order:g}, "
-            "valid although later runs were chosen because of earlier ones): whoever knows all of them learns no more "
-            "than that."
+            f"most epsilon = {rounded_up(total.epsilon)} together, at delta = {total.delta:g}. What holds for good is "
+            f"the budget of {total.budget:g}, fixed before the first of them (Rényi accounting at order "
+            f"{total.order:g}, valid although later runs were chosen because of earlier ones): whoever knows all of "
+            "them learns no more than that."
         ]
     if report.diagnostics_exposed:
         yield [
@@ -149,9 +149,9 @@ def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     yield [
         "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
         "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
-        f"whole. Here: {number(report.epsilon_pld)} by privacy loss distributions (the claim), "
-        f"{number(report.epsilon_rdp)} by Rényi accounting, {number(report.epsilon_rdp_classic)} by its classic "
-        "conversion."
+        f"whole. Here: {rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim), "
+        f"{rounded_up(report.epsilon_rdp)} by Rényi accounting, {rounded_up(report.epsilon_rdp_classic)} by its "
+        "classic conversion."
     ]
 
 
@@ -162,10 +162,10 @@ def _draw(group: EventCount) -> str:
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 
 
-def number(value: float, digits: int = 4) -> str:
+def rounded_up(value: float, digits: int = 4) -> str:
     """An ε for people, rounded up, so that what is read is never below what is spent.
 
-    >>> number(3.99412), number(math.inf), number(0.0)
+    >>> rounded_up(3.99412), rounded_up(math.inf), rounded_up(0.0)
     ('3.995', 'infinite', '0')
     """
     if not math.isfinite(value):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from adadpigu.audit.outside import Answer, Watcher, gradient_of
+from adadpigu.audit.outside import Answer, RunObserver, gradient_of
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.gradients import Loss
@@ -73,7 +73,7 @@ class CanaryLoss:
         return torch.where(targets < self.classes, ordinary, own) + block @ self.center.to(block)
 
 
-class Canaries(Watcher):
+class Canaries(RunObserver):
     """A dummy block of so many coordinates, with one canary each unless told otherwise, to be attached to a run.
 
     Sets the canaries' gradients by what is asked, draws those that `choose` names, and hands the block's released
@@ -115,7 +115,7 @@ class Canaries(Watcher):
         self.loss.to(ready.device)
         self._amount, self._coins = self._amount.to(ready.device), self._coins.to(ready.device)
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
         query = gradient_of(queries)
         with side_stream(self._amount.device):
@@ -127,8 +127,8 @@ class Canaries(Watcher):
         if query is not None:
             self._aim(query)
 
-    def heard(self, answer: Answer, stage: str) -> None:
-        super().heard(answer, stage)
+    def on_draw(self, answer: Answer, stage: str) -> None:
+        super().on_draw(answer, stage)
         query = answer.gradient
         if query is None:
             return

@@ -18,7 +18,7 @@ from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.description import ArrayFacts, ImageFacts, TableFacts
 from adadpigu.data.own import KINDS, TABLES, find_description, is_own
 from adadpigu.errors import require
-from adadpigu.runs.reading import FACTS, facts_of, json_of
+from adadpigu.runs.reading import FACTS, json_of, read_data_facts
 
 MOST_RECORDS = 20_000  # that are made, however many are declared: rates go by the declared count
 MOST_NUMBERS = 1 << 26  # in all of them together: of large records there are fewer
@@ -60,7 +60,7 @@ def _declared(config: RunConfig) -> DataSet:
 
 def _of_run(folder: Path) -> DataSet:
     """By the facts that a run's folder keeps; it may be a stranger's, so nothing in it is taken as it is."""
-    fields, known = json_of(folder, FACTS), facts_of(folder)
+    fields, known = json_of(folder, FACTS), read_data_facts(folder)
     name, records = fields.text("name"), fields.count("records")
     fields.check(name.isprintable(), "name", "a text that can be printed")
     fields.check(records > 0, "records", "a whole number of at least 1")

@@ -2,7 +2,7 @@
 
 A recorder keeps what reached the noise, what was released, and all that is public on the way: queries, weights, masks,
 metrics. A player hands the recorded releases out again and notes every breach: a sum that moves by more than its
-sensitivity, and public state that moves at all. So they audit what lies before the noise; `listening` audits the noise.
+sensitivity, and public state that moves at all. They audit what lies before the noise; `noise_capture` audits it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Tape:
         self.calls: list[list[Call]] = []
         self.asked_for: list[list[tuple[dict[str, object], dict[str, Tensor]]]] = []
         self.states: list[State] = []
-        self.told: list[Mapping[str, object]] = []
+        self.reported: list[Mapping[str, object]] = []
         self.kept: State = {}
         self.breaches: list[str] = []
 
@@ -149,7 +149,7 @@ class Tape:
         self.calls.append([_call(total) for total in sums])
 
     def tell(self, facts: Mapping[str, object]) -> None:
-        self.told.append(facts)
+        self.reported.append(facts)
 
     def begin(self, facts: Facts) -> None:
         self.tell(vars(facts))
@@ -204,7 +204,7 @@ class Recorder(Tape):
         self._bare[call.name] = equal + int(bare.sum()), seen + len(looked)
 
 
-class Player(Tape):
+class TraceReplayer(Tape):
     """The tape of a neighbour's run: hands out the recorded releases and notes every breach.
 
     `aim` is told what is about to be asked, before a record is looked at.
@@ -253,7 +253,7 @@ class Player(Tape):
 
     def tell(self, facts: Mapping[str, object]) -> None:
         super().tell(facts)
-        before, *_ = [*self._recorded.told[len(self.told) - 1 :], facts]
+        before, *_ = [*self._recorded.reported[len(self.reported) - 1 :], facts]
         if odd := [key for key in before.keys() | facts.keys() if before.get(key) != facts.get(key)]:
             self.expose(f"the neighbour's run says something else of {', '.join(sorted(odd))}")
 

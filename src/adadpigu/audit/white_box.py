@@ -44,7 +44,7 @@ class _HalfIn(Canaries):
     def __init__(self, a_world: int, spread: int) -> None:
         room = (2 * a_world + 1) * spread - 1 + _QUIET  # groups may begin anywhere
         super().__init__(room, room // spread, spread)
-        self._chance = secret_rng()
+        self._rng = secret_rng()
         self._loudness = self._amount.clone()
         self._place = torch.arange(len(self._amount))
         self._signs = torch.ones(self.count, spread, dtype=torch.float64)
@@ -81,15 +81,15 @@ class _HalfIn(Canaries):
         free = torch.ones(self.coordinates, dtype=torch.bool) if active is None else active.clone()
         if not self._masked:
             free[-_QUIET:] = False
-        offset = int(self._chance.integers(self.spread))
+        offset = int(self._rng.integers(self.spread))
         kinds = [free.nonzero().flatten()[offset:], *([] if active is None else [(~active).nonzero().flatten()])]
         groups = [places[: len(places) // self.spread * self.spread] for places in kinds]
         self._place[: sum(map(len, groups))].copy_(torch.cat(groups))
-        self._signs = torch.from_numpy(self._chance.choice([-1.0, 1.0], self._signs.shape))
+        self._signs = torch.from_numpy(self._rng.choice([-1.0, 1.0], self._signs.shape))
         self._amount.copy_(self._loudness * self._signs.flatten())
         self._present, first = torch.zeros(self.count, dtype=torch.bool), 0
         for count in (len(places) // self.spread for places in groups):
-            self._present[first + self._chance.permutation(count)[: count // 2]] = True
+            self._present[first + self._rng.permutation(count)[: count // 2]] = True
             first += count
         self._compared = torch.arange(self.count) < len(groups[0]) // self.spread
         return torch.where(self._present, 0.0, 1.0)
@@ -157,7 +157,7 @@ def audit_white_box(
     check_confidence(confidence)
     require(1 <= directions <= _MOST_SPREAD, f"directions={directions} is not from 1 to {_MOST_SPREAD}")
     mu, significance = min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING)
-    needed = fewest(lambda count: gaussian_mu(Errors.flawless(count), significance) > mu)
+    needed = fewest(lambda count: gaussian_mu(Errors.without_errors(count), significance) > mu)
     require(
         observations >= needed,
         f"observations={observations} a world are too few: without a single error they could not refute the claim at "
@@ -176,7 +176,7 @@ def audit_white_box(
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
         observations=seen.observed,
-        reach=shown(REFUTING, Errors.flawless(seen.observed)) if seen.observed else None,
+        reach=shown(REFUTING, Errors.without_errors(seen.observed)) if seen.observed else None,
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
             "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.console import number, print_line, print_prose, print_warning, screen, table
 from adadpigu.durable import check_place, lowest_parent, write_bytes, write_text
 

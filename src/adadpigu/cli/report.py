@@ -15,7 +15,7 @@ from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import listed, visible
 from adadpigu.report.page import FILE, check_out, write_page
 from adadpigu.report.run_reading import is_run_folder
-from adadpigu.report.watching import ReportServer, Watched
+from adadpigu.report.serving import LiveCollection, ReportServer
 
 
 def report(
@@ -69,7 +69,7 @@ def _print_missing(found: Collection) -> None:
 
 def _serve(runs: list[Path], port: int | None, as_json: bool) -> int:
     check("port", port, 0 <= (port or 0) <= 65535, "allowed: 0 to 65535, 0 for any that is free")
-    watched = Watched(runs)
+    watched = LiveCollection(runs)
     with ReportServer(watched, port or 0) as server:
         if as_json:
             print_json({"url": server.url})

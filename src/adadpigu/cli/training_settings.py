@@ -10,14 +10,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from adadpigu.accounting.wording import number as rounded_up
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.config import OFF, SETTINGS, RunConfig, all_presets, merge, read_config, read_flag, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
 from adadpigu.training.optimiser import WITH_MOMENTUM, all_optimisers
-from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
+from adadpigu.training.resuming import CHANGEABLE_ON_RESUME, noise_of, refuse_unfit, spent_by
 
 
 def read_flags(flags: Mapping[str, object]) -> dict[str, object]:
@@ -118,7 +118,7 @@ def default_preset(asked: RunConfig) -> str | None:
     return None if near is None else f"{name}-eps{near}"
 
 
-def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
+def resumed_config(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
     """The settings of a run that goes on; of the flags, those are taken that change neither guarantee nor result."""
     for key, value in others.items():
         began = "a run goes on in its own folder, as it began; leave it out"
@@ -133,7 +133,7 @@ def settings_of(run: Path, flags: dict[str, object], **others: object) -> RunCon
         )
     before, now = _by_key(stored), _by_key(settings)
     for key in [*before, *now]:
-        if now.get(key) != before.get(key) and key not in FREE | {"randomness"}:
+        if now.get(key) != before.get(key) and key not in CHANGEABLE_ON_RESUME | {"randomness"}:
             raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
     return replace(settings, noise_multiplier=noise_of(run))
 

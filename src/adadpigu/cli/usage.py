@@ -102,7 +102,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Writes a run's model for other programs, or its card. The privacy statement is inside; outputs are compared."""
-    from adadpigu.export import export_onnx, export_program, facts_of_run, subject_of, write_card
+    from adadpigu.export import export_onnx, export_program, facts_of_run, read_exportable, write_card
     from adadpigu.export.subject import is_unbound, statement_of
 
     check_known("form", to, ("onnx", "torch-export", "card"))
@@ -114,7 +114,7 @@ def export(
     else:
         for key, value in (("license", license), ("name", name)):
             require(value is None, f"{key}={value!r} does nothing with to={to!r}; allowed with 'card'")
-        subject = subject_of(run, trust_code=trust_model_code, unbound=unbound)
+        subject = read_exportable(run, trust_code=trust_model_code, unbound=unbound)
         made = (export_onnx if to == "onnx" else export_program)(subject, out)
         privacy, facts = subject.privacy, {"bytes": made.bytes, "difference": made.difference}
     headline = statement_of(privacy).splitlines()[0]

@@ -66,7 +66,7 @@ class GradientSum:
     """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
     trained: frozenset[int] | None = None
     """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
-    kept: Tensor | None = None
+    top_k_count: Tensor | None = None
     """⌊ρ·|m|⌋ as a number that stays on the device, for a mask that grows there; None: the mask is counted"""
     needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
     """what an engine must compute for this query"""

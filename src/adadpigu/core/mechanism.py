@@ -137,14 +137,14 @@ def capturing() -> bool:
 
 @final
 @dataclass(frozen=True)
-class Recorded:
+class CapturedReleases:
     """Releases whose computation a device has recorded; their values are those of its latest replay."""
 
     sums: tuple[BoundedSum, ...]
     noise_multipliers: tuple[float, ...]
     releases: dict[str, Release]
 
-    def pay(self, receipt: Receipt) -> None:
+    def check_receipt(self, receipt: Receipt) -> None:
         """Before every replay: redeems a receipt for exactly this."""
         if tuple(receipt.redeem(self.sums)) != self.noise_multipliers:
             raise PrivacyLineError("a recorded step was paid for with another noise than it adds")
@@ -198,7 +198,7 @@ class GaussianMechanism:
             sums = [BoundedSum(own, total.query, size=total.size, dtype=total.dtype) for own, total in parts]
         return {total.query.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
 
-    def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> Recorded:
+    def record(self, sums: Sequence[BoundedSum], noise_multiplier: float) -> CapturedReleases:
         """What `release` does, for a device that records it without running it; each replay needs its own receipt."""
         if self._processes.size > 1:
             raise PrivacyLineError("sums of several processes are added up at every step: none is recorded")
@@ -206,7 +206,7 @@ class GaussianMechanism:
             raise PrivacyLineError("no device is recording: what is released here has to be paid for")
         multipliers = _multipliers([total.query for total in sums], noise_multiplier)
         releases = {total.query.name: self._noisy(total, m) for total, m in zip(sums, multipliers, strict=True)}
-        return Recorded(tuple(sums), tuple(multipliers), releases)
+        return CapturedReleases(tuple(sums), tuple(multipliers), releases)
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:
         """The sum plus noise on its active coordinates; of several processes each adds the noise of its own part."""

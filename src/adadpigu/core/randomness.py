@@ -31,7 +31,7 @@ Tier = Literal["secure", "fast"]  # what a user may choose; `reproducible` is no
 MT19937_WORDS = 624  # what the state of torch's (and numpy's) generator on the CPU holds
 
 
-def fill(generator: torch.Generator, words: Tensor) -> None:
+def seed_generator(generator: torch.Generator, words: Tensor) -> None:
     """Keys a generator of torch with 32-bit words: on the CPU with 624 of them, on a device with two."""
     high, low = words[:2].tolist()
     generator.manual_seed((high << 32 | low) - 2**63)
@@ -54,19 +54,15 @@ class Randomness(Protocol):
     @property
     def private(self) -> bool:
         """Whether nobody outside the process can know the key."""
-        ...
 
     def uniform(self, count: int) -> Tensor:
         """Independent uniform numbers in [0, 1)."""
-        ...
 
     def normal(self, count: int) -> Tensor:
         """Independent standard normal numbers."""
-        ...
 
     def words(self, count: int) -> Tensor:
         """Independent 32-bit words, to fill the generators that a forward pass draws from (dropout, augmentation)."""
-        ...
 
 
 class _Generated:
@@ -154,7 +150,7 @@ class DeviceRandomness(_SystemKeyed):
         super()._rekey()
         self.coins, self.noise = torch.Generator(self._device), torch.Generator(self._device)
         for generator in (self.coins, self.noise):
-            fill(generator, self.words(MT19937_WORDS))
+            seed_generator(generator, self.words(MT19937_WORDS))
 
     def uniform(self, count: int) -> Tensor:
         return torch.rand(count, dtype=torch.float64, device=self._device, generator=self.coins)
@@ -172,6 +168,13 @@ class ReproducibleRandomness(_Generated):
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+
+
+def rekey(generator: torch.Generator) -> None:
+    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
+    fresh = torch.Generator(generator.device)
+    seed_generator(fresh, SystemRandomness().words(2))
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
@@ -201,25 +204,25 @@ def isolated(randomness: Randomness, device: torch.device, *, host: bool = True)
         generator = default_generator(device)
         with _one_at_a_time:
             seed, offset = generator.initial_seed(), generator.get_offset()
-            fill(generator, randomness.words(2))
+            seed_generator(generator, randomness.words(2))
             try:
                 yield
             finally:
                 generator.manual_seed(seed)
                 generator.set_offset(offset)
         return
-    with _one_at_a_time, streams_put_back(device):
+    with _one_at_a_time, preserve_rng_state(device):
         words = randomness.words(MT19937_WORDS)
-        fill(torch.default_generator, words)
+        seed_generator(torch.default_generator, words)
         random.seed(bytes(randomness.words(16).to(torch.uint8).tolist()) + words[:16].numpy().tobytes())
         np.random.seed(randomness.words(MT19937_WORDS).numpy())
         if device.type == "cuda":
-            fill(default_generator(device), randomness.words(2))
+            seed_generator(default_generator(device), randomness.words(2))
         yield
 
 
 @contextlib.contextmanager
-def streams_put_back(device: torch.device) -> Iterator[None]:
+def preserve_rng_state(device: torch.device) -> Iterator[None]:
     """Global generators are afterwards where they were, so that a second attempt at a draw sees the same numbers."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -230,14 +233,14 @@ def streams_put_back(device: torch.device) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def seed_host(number: int) -> None:
+def seed_cpu_rng(number: int) -> None:
     """Seeds the global generators of the CPU, to see what depends on them; the caller puts them back."""
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)
 
 
-def host_state() -> tuple[object, ...]:
+def cpu_rng_state() -> tuple[object, ...]:
     """Where the global generators of the CPU stand, to compare."""
     legacy: Any = np.random.get_state()
     return random.getstate(), legacy[1].tobytes(), legacy[2:], torch.default_generator.get_state().numpy().tobytes()

@@ -7,15 +7,13 @@ records of theirs. Which records were drawn, how many, and whose they are is sen
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.accounting.events import draw_event
@@ -29,44 +27,12 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-class Recording(Protocol):
-    """Captured device work."""
-
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Captures device work for replay."""
-
-    name: str
-
-    def record(self, work: Callable[[], None]) -> Recording:
-        """Runs the Python of `work` once; the device does nothing yet."""
-        ...
-
-    def apart(self) -> Recorder:
-        """Another one, whose recordings may run at the same time."""
-        ...
-
-
 class Population(Protocol):
     """Private records that can be gathered by position."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]: ...
-
-
-def bytes_of(rows: Tree) -> Iterator[bytes]:
-    """The bytes of each record, of any type: records are told apart by them in memory.
-
-    >>> [*bytes_of(torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16))]
-    [b'\\x00\\x00\\x80?']
-    """
-    if not isinstance(rows, Tensor):
-        return map(b"".join, zip(*map(bytes_of, tree_leaves(rows)), strict=True))
-    plain = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return (row.tobytes() for row in plain.reshape(len(rows), -1 if len(rows) else 0))
 
 
 class Drawn(Sensitive[Tensor]):
@@ -91,111 +57,16 @@ class Sampler(Protocol):
     @property
     def sample_rate(self) -> float:
         """q, the probability of a unit of privacy to be drawn."""
-        ...
 
     @property
     def per_owner(self) -> int:
         """How many records of one unit of privacy a draw may hold."""
-        ...
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         """Which records one draw takes."""
-        ...
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
-        ...
-
-
-class FixedBatch:
-    """A draw of fixed shape and place in memory, for steps that a device has recorded.
-
-    `size` positions, the last ones −1 where fewer records were drawn. A larger draw is processed in several batches;
-    no record is dropped. A GPU tosses coins on a stream of its own, while the step before still runs.
-    """
-
-    def __init__(self, size: int, device: torch.device, recorder: Recorder) -> None:
-        self.size = size
-        self._device = device
-        self._recorder = recorder
-        self._positions = Drawn(torch.full((size,), -1, device=device))
-        self._tosses: dict[float, tuple[Recording, _Toss]] = {}
-        self._tossed: _Toss | None = None
-        self._stream, self._taken_over = _stream_and_event(device)
-
-    @staticmethod
-    def size_for(batch_size: float, sampler: Sampler) -> int:
-        """B plus three standard deviations, from public numbers: about one draw in 700 does not fit."""
-        deviation = math.sqrt(batch_size * sampler.per_owner * (1 - sampler.sample_rate))
-        return math.ceil((batch_size + 3 * deviation) / 32) * 32
-
-    def toss(self, sampler: Sampler, population: Population, randomness: Randomness) -> Coins:
-        """Tosses one coin a record and puts those that were taken into shape; `load` takes them over."""
-        with torch.cuda.stream(self._stream):  # None: no other stream
-            if self._taken_over is not None:
-                self._taken_over.wait(self._stream)
-            if sampler.sample_rate not in self._tosses:
-                toss = _Toss(len(population), self.size, self._device)
-                work = lambda: toss.fill(unseal(sampler.toss(population, randomness)))  # noqa: E731
-                self._tosses[sampler.sample_rate] = self._recorder.record(work), toss
-            recording, self._tossed = self._tosses[sampler.sample_rate]
-            recording.replay()
-        return Coins(self._tossed.taken)
-
-    def load(self) -> bool:
-        """Takes the records of the latest toss; False, and nothing is changed, where there are too many."""
-        assert self._tossed is not None
-        self.wait()
-        if int(self._tossed.count) > self.size:
-            return False
-        unseal(self._positions).copy_(self._tossed.positions, non_blocking=True)
-        if self._taken_over is not None:
-            self._taken_over.record()
-        return True
-
-    def wait(self) -> None:
-        """Until the latest toss is there."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def drawn(self) -> tuple[Drawn, Presence]:
-        """The positions that were taken over last, and which of them are records; the others name any record."""
-        return _drawn(unseal(self._positions))
-
-    def several(self, coins: Coins) -> tuple[Drawn, Presence]:
-        """A draw that does not fit, as several batches of this size one after the other."""
-        taken = unseal(coins.drawn())
-        return _drawn(F.pad(taken, (0, -len(taken) % self.size), value=-1))
-
-
-def _drawn(positions: Tensor) -> tuple[Drawn, Presence]:
-    """−1 is no record; it names the first one, to have something to compute with."""
-    return Drawn(positions.clamp(min=0)), Presence(positions >= 0)
-
-
-class _Toss:
-    """Where one recorded toss leaves its coins: sensitive."""
-
-    def __init__(self, records: int, size: int, device: torch.device) -> None:
-        self.taken = torch.zeros(records, dtype=torch.bool, device=device)
-        self.positions = torch.full((size,), -1, device=device)
-        self.count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-
-    def fill(self, taken: Tensor) -> None:
-        """Keeps the coins, the first of the records they have taken, in order, and how many there are."""
-        size = len(self.positions)
-        place = taken.cumsum(0)
-        slot = torch.where(taken & (place <= size), place - 1, size)
-        everyone = torch.arange(len(taken), device=taken.device)
-        self.taken.copy_(taken)
-        self.positions.copy_(everyone.new_full((size + 1,), -1).scatter_(0, slot, everyone)[:size])
-        self.count.copy_(place[-1:], non_blocking=True)
-
-
-def _stream_and_event(device: torch.device) -> tuple[Any, Any]:
-    if device.type != "cuda":
-        return None, None
-    return torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,3 +185,15 @@ def gather(population: Population, drawn: Drawn, present: Presence | None = None
     if not rows == len(targets) == len(positions):
         raise PrivacyLineError(f"{type(population).__name__}.take must return one input and one target a record")
     return Records((inputs, targets), present=present)
+
+
+def bytes_of(rows: Tree) -> Iterator[bytes]:
+    """The bytes of each record, of any type: records are told apart by them in memory.
+
+    >>> [*bytes_of(torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16))]
+    [b'\\x00\\x00\\x80?']
+    """
+    if not isinstance(rows, Tensor):
+        return map(b"".join, zip(*map(bytes_of, tree_leaves(rows)), strict=True))
+    plain = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return (row.tobytes() for row in plain.reshape(len(rows), -1 if len(rows) else 0))

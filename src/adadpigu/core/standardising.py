@@ -45,7 +45,7 @@ class Standardiser:
         self._device = device
         self._kept: int | Tensor | None = None
         if query.top_k < 1:
-            self._kept = _kept(query, size) if query.kept is None else query.kept
+            self._kept = _kept(query, size) if query.top_k_count is None else query.top_k_count
         weight = None if query.scale is None else query.scale.to(device).reciprocal()
         if query.active is not None:
             active = query.active.to(device)

@@ -15,23 +15,23 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
-class Learned:
-    """Something that learns from releases, in tensors that are changed in place: their names are `kept`."""
+class TensorState:
+    """Something that learns from releases, in tensors that are changed in place: their names are `state_names`."""
 
-    kept: ClassVar[tuple[str, ...]]
+    state_names: ClassVar[tuple[str, ...]]
 
     def state(self) -> State:
-        return {name.lstrip("_"): getattr(self, name) for name in self.kept}
+        return {name.lstrip("_"): getattr(self, name) for name in self.state_names}
 
     def load(self, state: State) -> None:
-        for name in self.kept:
+        for name in self.state_names:
             getattr(self, name).copy_(state[name.lstrip("_")])
 
 
-def number(value: float) -> Tensor:
+def as_tensor(value: float) -> Tensor:
     """A number as a tensor; whole ones stay exact.
 
-    >>> number(3), number(0.5)
+    >>> as_tensor(3), as_tensor(0.5)
     (tensor(3), tensor(0.5000, dtype=torch.float64))
     """
     return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
@@ -45,7 +45,7 @@ def named(name: str, state: Mapping[str, Tensor]) -> State:
 def part(name: str, state: Mapping[str, Tensor]) -> State:
     """The inverse of `named`: what stands under a part's name.
 
-    >>> part("mask", named("mask", {"count": number(3)}) | {"other": number(1)})
+    >>> part("mask", named("mask", {"count": as_tensor(3)}) | {"other": as_tensor(1)})
     {'count': tensor(3)}
     """
     return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

@@ -21,7 +21,7 @@ from adadpigu.data.cache import atomic_write, cache_folder, locked, storing
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.formats import SourceError, read_cifar, read_idx
 from adadpigu.data.published import Published
-from adadpigu.data.sources import MIRROR, Pieces, Watcher, from_elsewhere, from_folder, homes, on_screen
+from adadpigu.data.sources import MIRROR, FetchProgress, Pieces, from_elsewhere, from_folder, homes, on_screen
 from adadpigu.errors import InputError, require
 
 _SCRATCH = ".fetch-"
@@ -113,9 +113,9 @@ def read_cache(published: Published) -> Cached:
     return Cached("damaged", {}, ", ".join(faults)) if pieces else Cached("absent", {}, "it is not there")
 
 
-def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher | None = None) -> Fetched:
+def ensure(published: Published, *, folder: Path | None = None, watcher: FetchProgress | None = None) -> Fetched:
     """The data set from the cache, fetched into it first where it is not there whole."""
-    watcher = watcher or Watcher()
+    watcher = watcher or FetchProgress()
     there = folder is None or folder.exists()
     require(there, f"--from {str(folder)!r} is not there; allowed: a folder with the files of {published.name}")
     place = place_of(published)
@@ -137,7 +137,7 @@ def ensure(published: Published, *, folder: Path | None = None, watcher: Watcher
     return found
 
 
-def _first(published: Published, folder: Path | None, absent: str, watcher: Watcher) -> Fetched:
+def _first(published: Published, folder: Path | None, absent: str, watcher: FetchProgress) -> Fetched:
     """From the first source that has all pieces."""
     place = place_of(published)
     tried = [f"the cache {place} ({absent})"]
@@ -160,7 +160,7 @@ def _first(published: Published, folder: Path | None, absent: str, watcher: Watc
 
 
 def _sources(
-    published: Published, folder: Path | None, watcher: Watcher
+    published: Published, folder: Path | None, watcher: FetchProgress
 ) -> Iterator[tuple[str, Callable[[Path], Pieces]]]:
     """What to try, in order; each takes a scratch folder."""
     if folder is not None:

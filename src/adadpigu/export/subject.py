@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import ModelError, check, require
 from adadpigu.runs.loading import load_run
-from adadpigu.runs.reading import FACTS, config_of, facts_of, summary_of
+from adadpigu.runs.reading import FACTS, config_of, read_data_facts, summary_of
 from adadpigu.runs.run import Run, weights_digest
 from adadpigu.runs.verifying import UNBOUND, verified
 
@@ -71,23 +71,23 @@ def is_unbound(privacy: PrivacyReport) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A model, its privacy report, and what its records look like; `subject_of` checks that they belong together."""
+class ExportedModel:
+    """A model, its privacy report and what its records look like, which `read_exportable` found to belong together."""
 
     model: nn.Module
     privacy: PrivacyReport
     synthetic: Synthetic | None
 
 
-Exportable = Run | Subject | Path | str  # what can be exported: a run, or the folder of one
+Exportable = Run | ExportedModel | Path | str  # what can be exported: a run, or the folder of one
 
 
-def subject_of(run: Exportable, *, trust_code: bool = False, unbound: bool = False) -> Subject:
+def read_exportable(run: Exportable, *, trust_code: bool = False, unbound: bool = False) -> ExportedModel:
     """A run at hand, or the run in a folder. A model that is code of the user's own is built only with `trust_code`.
 
     `unbound` takes a folder from before weights were bound to ledgers; whatever is exported of it says so.
     """
-    if isinstance(run, Subject):
+    if isinstance(run, ExportedModel):
         return run
     if isinstance(run, Run):
         check_run(run)
@@ -95,12 +95,12 @@ def subject_of(run: Exportable, *, trust_code: bool = False, unbound: bool = Fal
     else:
         loaded = load_run(Path(run), trust_code=trust_code)
         model, privacy, shape = loaded.model, verified(loaded.folder, unbound=unbound)[0], loaded.facts.shape
-    return Subject(model=model, privacy=privacy, synthetic=None if shape is None else Synthetic(shape=shape))
+    return ExportedModel(model=model, privacy=privacy, synthetic=None if shape is None else Synthetic(shape=shape))
 
 
 def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
     """The shape of a record, where the folder says it."""
-    return None if folder is None or not (folder / FACTS).is_file() else facts_of(folder).shape
+    return None if folder is None or not (folder / FACTS).is_file() else read_data_facts(folder).shape
 
 
 _TOLD = (
@@ -123,7 +123,7 @@ class CardFacts:
 
 
 def facts_of_run(run: Run | CardFacts | Path | str, *, unbound: bool = False) -> CardFacts:
-    """The facts of a run at hand, or of the one in a folder; `unbound` as in `subject_of`."""
+    """The facts of a run at hand, or of the one in a folder; `unbound` as in `read_exportable`."""
     if isinstance(run, CardFacts):
         return run
     if isinstance(run, Run):

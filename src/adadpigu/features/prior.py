@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from adadpigu.errors import require
 from adadpigu.features.scattering import OrderNorm, Scattering, check_images, check_inputs
-from adadpigu.priors.encoder import SHA256, EncoderMaps, Plan, Weights
+from adadpigu.priors.encoder import SHA256, EncoderMaps, EncoderShape, Weights
 from adadpigu.tensors import digest
 
 STEP = 8  # pixels an output position
@@ -24,7 +24,7 @@ STEP = 8  # pixels an output position
 class Parts(nn.Module):
     """What a prior sees of colour images: stages and orders [b, Σ widths + 243, h/4, w/4], each kind normalised."""
 
-    def __init__(self, plan: Plan, constants: Mapping[str, Tensor], shape: Sequence[int]) -> None:
+    def __init__(self, plan: EncoderShape, constants: Mapping[str, Tensor], shape: Sequence[int]) -> None:
         super().__init__()
         self.encoder = EncoderMaps(plan, constants)
         self.scattering = Scattering(shape)

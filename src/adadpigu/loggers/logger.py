@@ -20,7 +20,7 @@ from adadpigu.runs.run import Facts, Metrics, Run
 _FACTS = ("dataset", "method", "parameters", "steps", "noise_multiplier", "sample_rate", "engine", "delta")
 
 
-def settings_of(facts: Facts) -> dict[str, Any]:
+def logged_settings(facts: Facts) -> dict[str, Any]:
     """The settings of a run. A plan whose noise can be repeated has an ε that nobody may cite, so it is left out."""
     private = facts.epsilon is not None and facts.secret
     return {
@@ -72,7 +72,7 @@ class Logger(ABC):
     def _begin(self, facts: Facts) -> None:
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._start(facts, settings_of(facts))
+        self._start(facts, logged_settings(facts))
 
     def update(self, metrics: Metrics) -> None:
         """Writes the numbers of a step at which the test set was looked at."""

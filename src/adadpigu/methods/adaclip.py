@@ -60,8 +60,8 @@ class AdaCliP(Method):
             )
         self._statistics_options()
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _State(self, setting)
+    def begin(self, context: RunContext) -> MethodState:
+        return _State(self, context)
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(
@@ -83,14 +83,14 @@ def least_noise_scale(spread: Tensor) -> Tensor:
 
 
 class _State(MethodState):
-    def __init__(self, options: AdaCliP, setting: RunContext) -> None:
-        layers = setting.layout.layer_index().to(setting.device)
-        start = torch.full_like(setting.weights, options.floor * options.ceiling)
+    def __init__(self, options: AdaCliP, context: RunContext) -> None:
+        layers = context.layout.layer_index().to(context.device)
+        start = torch.full_like(context.weights, options.floor * options.ceiling)
         self._statistics = Statistics(options._statistics_options(), variance=start, groups=layers)
         self._clip_norm = options.clip_norm
-        self._batch_size = setting.batch_size
+        self._batch_size = context.batch_size
 
-    def record(self, stage: Stage) -> Hashable:
+    def capture_key(self, stage: Stage) -> Hashable:
         return stage.name
 
     @property

@@ -20,12 +20,13 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
-from adadpigu.core.state import Learned, State, named, number, part
+from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
+from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
-from adadpigu.methods.statistics import GrowingMask, MaskSchedule, Schedule, Statistics, StatisticsOptions, VarianceFrom
+from adadpigu.methods.statistics import Statistics, StatisticsOptions, VarianceFrom
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
@@ -113,15 +114,15 @@ class AdaDPIGU(Method):
         training = Stage(name="training", steps=steps - first)
         return (Stage(name="importance", steps=first), training) if first else (training,)
 
-    def begin(self, setting: RunContext) -> MethodState:
-        if self.variance_from == "optimiser" and setting.second_moment is None:
+    def begin(self, context: RunContext) -> MethodState:
+        if self.variance_from == "optimiser" and context.second_moment is None:
             raise InputError(
                 "variance_from='optimiser' with an optimizer that keeps no second moment; allowed: adam, adamw, nadam, "
                 "radam, rmsprop, adadelta, adagrad"
             )
-        if self._public and setting.public_scores is None:
+        if self._public and context.public_scores is None:
             raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
-        return _State(self, setting)
+        return _State(self, context)
 
     @property
     def _public(self) -> bool:
@@ -186,23 +187,23 @@ class Layers(Masked):
 
 
 class _State(MethodState):
-    def __init__(self, options: AdaDPIGU, setting: RunContext) -> None:
-        size, device = setting.layout.size, setting.device
+    def __init__(self, options: AdaDPIGU, context: RunContext) -> None:
+        size, device = context.layout.size, context.device
         self._options = options
-        self._setting = setting
-        self._groups = setting.layout.layer_index().to(device)
-        self._importance = Importance(size, options.score, device, setting.public_rng(0))
+        self._context = context
+        self._groups = context.layout.layer_index().to(device)
+        self._importance = Importance(size, options.score, device, context.public_rng(0))
         self._power = LayerPower(self._groups)
         halved = options._least_importance_steps() == 2
         self._halves = CoordinatePower(size, device) if halved else None
         self._schedule = options._mask_schedule()
-        self._mask = GrowingMask(setting.layout, device)
-        self._kept = torch.zeros((), dtype=torch.int64, device=device)
+        self._mask = GrowingMask(context.layout, device)
+        self._top_k_count = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
         self._device = device
         target, rate, count_noise = options.clip_quantile, options.clip_rate, options.count_noise
-        self._bound = FollowedBound(options.clip_norm, setting, target=target, rate=rate, count_noise=count_noise)
+        self._bound = FollowedBound(options.clip_norm, context, target=target, rate=rate, count_noise=count_noise)
         self._first: Tensor | None = None
         self._restricts = True
         self._keep_entries(size)
@@ -222,7 +223,7 @@ class _State(MethodState):
     def active_share(self) -> float:
         return self._mask.count / self._mask.size
 
-    def record(self, stage: Stage) -> Hashable | None:
+    def capture_key(self, stage: Stage) -> Hashable | None:
         if self._options.clip_quantile is not None:  # C is a number of Python's
             return None
         return stage.name, self._mask.trained, self._moving, self._mask.grows, self._share_kept < 1
@@ -232,8 +233,8 @@ class _State(MethodState):
             return
         if self._statistics is None:
             if self._options._public:
-                assert self._setting.public_scores is not None
-                self._importance.take_public(self._setting.public_scores())
+                assert self._context.public_scores is not None
+                self._importance.take_public(self._context.public_scores())
             self._statistics = self._begin_training(self._worthwhile())
         count = self._schedule.count(self._mask.size, index, stage.steps)
         self._moving = count != self._mask.count
@@ -245,10 +246,10 @@ class _State(MethodState):
             self._move(self._statistics)
             self._moving = False
         if by_optimiser:  # β from what the optimiser has learned of releases until now
-            assert self._setting.second_moment is not None
+            assert self._context.second_moment is not None
             active, statistics = self._mask.active, self._statistics
             noise = statistics.noise_variance(statistics.scale(active), self._noise)
-            statistics.follow(self._setting.second_moment(), noise_variance=noise, active=active)
+            statistics.follow(self._context.second_moment(), noise_variance=noise, active=active)
 
     def _keep_entries(self, count: int) -> None:
         """How many entries of a record top-k keeps of `count` active ones."""
@@ -257,13 +258,13 @@ class _State(MethodState):
         if kept == 0:
             raise InputError(f"top_k={options.top_k} keeps none of {of} coordinates; allowed: at least 1/{of}")
         self._share_kept = kept / count
-        self._kept.fill_(kept)
+        self._top_k_count.fill_(kept)
 
     @property
     def _noise(self) -> float:
         """σC/B, the standard deviation of the noise in a mean of releases that are not scaled."""
-        noise = self._setting.noise_multiplier * (self._bound.value * self._setting.per_owner)
-        return noise / math.sqrt(1 - self._bound.share) / self._setting.batch_size
+        noise = self._context.noise_multiplier * (self._bound.value * self._context.per_owner)
+        return noise / math.sqrt(1 - self._bound.share) / self._context.batch_size
 
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
@@ -277,7 +278,7 @@ class _State(MethodState):
         if options.blocks:
             assert self._halves is not None
             self._groups = self._halves.blocks(options.blocks)
-        start = self._variance().to(self._setting.weights.dtype)
+        start = self._variance().to(self._context.weights.dtype)
         return Statistics(options._statistics_options(), variance=start, groups=self._groups)
 
     def _worthwhile(self) -> bool:
@@ -308,9 +309,9 @@ class _State(MethodState):
             return {}
         return {"importance": self._importance.scores.float(), "mask": self._first}
 
-    def _learners(self) -> dict[str, Learned | FollowedBound]:
+    def _learners(self) -> dict[str, TensorState | FollowedBound]:
         """What learns in both stages, by its name in a checkpoint."""
-        found: dict[str, Learned | FollowedBound] = {"importance": self._importance, "power": self._power}
+        found: dict[str, TensorState | FollowedBound] = {"importance": self._importance, "power": self._power}
         if self._halves is not None:
             found["halves"] = self._halves
         if self._options.clip_quantile is not None:
@@ -322,7 +323,7 @@ class _State(MethodState):
         for name, learner in self._learners().items():
             found |= named(name, learner.state())
         if self._statistics is not None:
-            found |= {"mask.count": number(self._mask.count), "mask.restricts": number(self._restricts)}
+            found |= {"mask.count": as_tensor(self._mask.count), "mask.restricts": as_tensor(self._restricts)}
             found |= named("statistics", self._statistics.state())
         return found
 
@@ -350,7 +351,7 @@ class _State(MethodState):
         """ĝ, and the deviation of its noise before it was restored."""
         follows = self._options.clip_quantile is not None
         total = self._bound.release(batches, query) if follows else batches.release(query)[query.name]
-        batch_size = self._setting.batch_size
+        batch_size = self._context.batch_size
         restored = total.map(lambda value: query.restore(value, batch_size))
         return restored, (total.noise_stddev or 0.0) / batch_size
 
@@ -380,7 +381,7 @@ class _State(MethodState):
                 top_k=self._share_kept,
                 share=1 - self._bound.share,
                 trained=self._mask.trained,
-                kept=self._kept,
+                top_k_count=self._top_k_count,
             )
         restored, noise = self._release(batches, query)
         with side_stream(self._device):
@@ -388,7 +389,7 @@ class _State(MethodState):
         return restored
 
     def _move(self, statistics: Statistics) -> None:
-        """Brings the mask to where `begin_step` wants it, and gives newcomers their start."""
+        """Brings the mask to where `begin_step` wants it, and gives those that return their start."""
         if self._mask.grows:
-            statistics.welcome(*self._mask.newcomers())
+            statistics.init_returned(*self._mask.returning())
         self._mask.move()

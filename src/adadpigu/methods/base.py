@@ -146,7 +146,7 @@ class MethodState(ABC):
         """The share of coordinates that `active` keeps."""
         return 1.0 if self.active is None else int(self.active.sum()) / len(self.active)
 
-    def record(self, stage: Stage) -> Hashable | None:
+    def capture_key(self, stage: Stage) -> Hashable | None:
         """What `step` depends on besides tensors that stay in their place; None: everything, so it runs every time.
 
         A GPU records such a step once and replays it, without its Python code, as long as this stays equal. So `step`
@@ -173,7 +173,7 @@ class GradientState(MethodState):
 class FixedGradientState(GradientState):
     """The same query in every step."""
 
-    def record(self, stage: Stage) -> Hashable:
+    def capture_key(self, stage: Stage) -> Hashable:
         return stage.name
 
 
@@ -202,7 +202,7 @@ class Method(ABC):
         return (Stage(name="training", steps=steps),)
 
     @abstractmethod
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, context: RunContext) -> MethodState:
         """Starts a run."""
 
     def declared(self) -> tuple[str, ...]:

@@ -25,5 +25,5 @@ class DPSGD(Method):
     clip_norm: Positive = 0.5
     """C"""
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return FixedGradientState(GradientSum(clip_norm=self.clip_norm), setting.batch_size)
+    def begin(self, context: RunContext) -> MethodState:
+        return FixedGradientState(GradientSum(clip_norm=self.clip_norm), context.batch_size)

@@ -63,8 +63,8 @@ class DPSUR(Method):
         test = Draw(name="test", batch_size=self.test_batch_size, noise_multiplier=self.test_noise_multiplier)
         return (Stage(name="training", steps=steps, draws=(Draw(), test)),)
 
-    def begin(self, setting: RunContext) -> GradientState:
-        return _State(self, setting.batch_size)
+    def begin(self, context: RunContext) -> GradientState:
+        return _State(self, context.batch_size)
 
 
 class _State(GradientState):

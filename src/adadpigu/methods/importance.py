@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.mechanism import Release, look
-from adadpigu.core.state import Learned
+from adadpigu.core.state import TensorState
 from adadpigu.methods.statistics import group_means
 
 Score = Literal["absolute", "signed", "energy", "random", "public"]
@@ -30,24 +30,24 @@ _TERMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Importance(Learned):
+class Importance(TensorState):
     """Accumulates a score for each coordinate from noisy mean gradients."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_sum", "_count")
+    state_names: ClassVar[tuple[str, ...]] = ("_sum", "_count")
 
     def __init__(
         self,
         size: int,
         score: Score = "absolute",
         device: torch.device | None = None,
-        chance: np.random.Generator | None = None,
+        public_rng: np.random.Generator | None = None,
     ) -> None:
-        """`chance` draws the public scores of `random`."""
+        """`public_rng` draws the public scores of `random`."""
         self._term = _TERMS[score]
         self._sum = torch.zeros(size, dtype=torch.float64, device=device)
         if score == "random":
-            assert chance is not None
-            self._sum += torch.from_numpy(chance.random(size)).to(self._sum.device)
+            assert public_rng is not None
+            self._sum += torch.from_numpy(public_rng.random(size)).to(self._sum.device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:
@@ -89,10 +89,10 @@ def chosen(ranking: Tensor, count: int) -> Tensor:
     return mask.index_fill_(0, ranking[:count], True)
 
 
-class LayerPower(Learned):
+class LayerPower(TensorState):
     """Estimates each layer's mean squared gradient from stage-1 releases, noise variance subtracted."""
 
-    kept: ClassVar[tuple[str, ...]] = ("_sum", "_count")
+    state_names: ClassVar[tuple[str, ...]] = ("_sum", "_count")
 
     def __init__(self, layers: Tensor) -> None:
         self._layers = layers
@@ -111,13 +111,13 @@ class LayerPower(Learned):
         return _balanced(self._sum / self._count.clamp(min=1))[self._layers]
 
 
-class CoordinatePower(Learned):
+class CoordinatePower(TensorState):
     """Each coordinate's mean squared release less its noise, over the first, third, … step of stage 1 and the others.
 
     What one half ranks, the other measures: noise that made a coordinate look strong is not in its measurement too.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("_sums", "_count")
+    state_names: ClassVar[tuple[str, ...]] = ("_sums", "_count")
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._sums = torch.zeros(2, size, dtype=torch.float64, device=device)

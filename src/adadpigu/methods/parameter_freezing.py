@@ -22,7 +22,7 @@ from adadpigu.core.state import State
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen, rank
-from adadpigu.methods.statistics import MaskSchedule
+from adadpigu.methods.mask import MaskSchedule
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
@@ -64,17 +64,17 @@ class ParameterFreezing(Method):
         chosen = f"the weights in {self.public_model!r}, by which coordinates are chosen"
         return () if self.public_model is None else (chosen,)
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _State(self, setting, MaskSchedule(retention=self.retention).count(setting.layout.size, 0, 1))
+    def begin(self, context: RunContext) -> MethodState:
+        return _State(self, context, MaskSchedule(retention=self.retention).count(context.layout.size, 0, 1))
 
 
 class _State(GradientState):
-    def __init__(self, options: ParameterFreezing, setting: RunContext, count: int) -> None:
-        super().__init__(GradientSum(clip_norm=options.clip_norm), setting.batch_size)
+    def __init__(self, options: ParameterFreezing, context: RunContext, count: int) -> None:
+        super().__init__(GradientSum(clip_norm=options.clip_norm), context.batch_size)
         self._options = options
-        self._setting = setting
+        self._context = context
         self._count = count
-        self._choose(setting.weights, 0)
+        self._choose(context.weights, 0)
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
         if self._options.every == "step":
@@ -88,16 +88,16 @@ class _State(GradientState):
     def _ask_for(self, active: Tensor | None) -> None:
         """A mask that stays is looked through once, to see which parameters it leaves anything of."""
         stays = active is not None and self._options.every == "once"
-        trained = self._setting.layout.touched(active) if stays and active is not None else None
+        trained = self._context.layout.parameters_in_mask(active) if stays and active is not None else None
         self._query = replace(self._query, active=active, trained=trained)
 
     def _scores(self, weights: Tensor, index: int) -> Tensor:
         """What the mask is chosen by: public, every kind of it."""
         if self._options.select == "random":
-            chance = self._setting.public_rng(index).random(len(weights))
-            return torch.from_numpy(chance).to(self._setting.device)
+            scores = self._context.public_rng(index).random(len(weights))
+            return torch.from_numpy(scores).to(self._context.device)
         if self._options.public_model is not None:
-            weights = read_public_model(self._options.public_model, self._setting.layout).to(weights.device)
+            weights = read_public_model(self._options.public_model, self._context.layout).to(weights.device)
         return weights.abs()
 
     def state(self) -> State:
@@ -109,7 +109,7 @@ class _State(GradientState):
             self.active.copy_(state["active"])
             self._ask_for(self.active)
 
-    def record(self, stage: Stage) -> Hashable | None:
+    def capture_key(self, stage: Stage) -> Hashable | None:
         return stage.name if self._options.every == "once" else None
 
 

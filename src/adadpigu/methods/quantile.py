@@ -18,11 +18,11 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum, Record, RecordSum
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.standardising import where_or_zero
-from adadpigu.core.state import State, number
+from adadpigu.core.state import State, as_tensor
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
 
-LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6  # C stays between these, so that noise can make it neither vanish nor overflow
+SMALLEST_QUANTILE_CLIP, LARGEST_QUANTILE_CLIP = 1e-6, 1e6  # between these, noise lets C neither vanish nor overflow
 
 
 Rate = Annotated[float, "a finite number of at least 0"]
@@ -31,24 +31,24 @@ CountNoise = Annotated[float | None, "a finite number above 0"]
 
 def check_start(clip_norm: float) -> None:
     """Refuses a bound from which no quantile can be followed."""
-    within = LEAST_CLIP <= clip_norm <= LARGEST_CLIP
-    require(within, f"clip_norm={clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
+    within = SMALLEST_QUANTILE_CLIP <= clip_norm <= LARGEST_QUANTILE_CLIP
+    require(within, f"clip_norm={clip_norm} is not in [{SMALLEST_QUANTILE_CLIP:g}, {LARGEST_QUANTILE_CLIP:g}]")
 
 
 class FollowedBound:
     """C at work: counts, in the same draw as a sum of gradients, who is within it, and moves."""
 
     def __init__(
-        self, clip_norm: float, setting: RunContext, *, target: float | None, rate: float, count_noise: float | None
+        self, clip_norm: float, context: RunContext, *, target: float | None, rate: float, count_noise: float | None
     ) -> None:
         """`target` is γ, the share of records that shall be within C (None: C stays), `rate` η, `count_noise` σ_b."""
         self.value = clip_norm
-        self._target, self._rate, self._batch_size = target, rate, setting.batch_size
-        self.share = 0.0 if target is None else _share_of_count(count_noise, setting)  # of the count's event
+        self._target, self._rate, self._batch_size = target, rate, context.batch_size
+        self.share = 0.0 if target is None else _share_of_count(count_noise, context)  # of the count's event
 
     def count(self, gradient: GradientSum) -> RecordSum:
         """Who is within the bound of this sum, after its mask, centre, scale and top-k."""
-        kept = None if gradient.kept is None or gradient.top_k == 1 else int(gradient.kept)
+        kept = None if gradient.top_k_count is None or gradient.top_k == 1 else int(gradient.top_k_count)
         bound, active, center, scale = gradient.clip_norm, gradient.active, gradient.center, gradient.scale
 
         def centred(record: Record) -> Tensor:
@@ -73,19 +73,19 @@ class FollowedBound:
         assert self._target is not None
         within = float(require_release(count).value) / self._batch_size + 0.5
         wanted = math.log(self.value) - self._rate * (within - self._target)
-        self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
+        self.value = math.exp(min(max(wanted, math.log(SMALLEST_QUANTILE_CLIP)), math.log(LARGEST_QUANTILE_CLIP)))
 
     def state(self) -> State:
-        return {"clip_norm": number(self.value)}
+        return {"clip_norm": as_tensor(self.value)}
 
     def load(self, state: State) -> None:
         self.value = float(state["clip_norm"])
 
 
-def _share_of_count(count_noise: float | None, setting: RunContext) -> float:
+def _share_of_count(count_noise: float | None, context: RunContext) -> float:
     """(σ/(2σ_b))², the share of an event that a count with noise σ_b takes."""
-    sigma = setting.noise_multiplier
-    noise = setting.batch_size / 20 if count_noise is None else count_noise
+    sigma = context.noise_multiplier
+    noise = context.batch_size / 20 if count_noise is None else count_noise
     if not sigma < 2 * noise:
         raise InputError(
             f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
@@ -123,11 +123,11 @@ class QuantileClipping(Method):
         super().__post_init__()
         check_start(self.clip_norm)
 
-    def begin(self, setting: RunContext) -> MethodState:
+    def begin(self, context: RunContext) -> MethodState:
         bound = FollowedBound(
-            self.clip_norm, setting, target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise
+            self.clip_norm, context, target=self.quantile, rate=self.clip_rate, count_noise=self.count_noise
         )
-        return _State(bound, setting.batch_size)
+        return _State(bound, context.batch_size)
 
 
 class _State(MethodState):

@@ -19,7 +19,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.state import State
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen
-from adadpigu.methods.statistics import risen
+from adadpigu.methods.mask import ramp
 
 Rise = Literal["linear", "cosine", "constant"]
 
@@ -49,22 +49,22 @@ class RandomFreeze(Method):
         >>> [round(RandomFreeze().rate(epoch, 4), 2) for epoch in range(4)]
         [0.0, 0.3, 0.6, 0.9]
         """
-        progress = 1.0 if self.rise == "constant" else risen(epoch, epochs, by=self.rise_by, kind=self.rise)
+        progress = 1.0 if self.rise == "constant" else ramp(epoch, epochs, by=self.rise_by, kind=self.rise)
         return self.final_rate * progress
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _State(self, setting)
+    def begin(self, context: RunContext) -> MethodState:
+        return _State(self, context)
 
 
 class _State(GradientState):
-    def __init__(self, options: RandomFreeze, setting: RunContext) -> None:
-        super().__init__(GradientSum(clip_norm=options.clip_norm), setting.batch_size)
+    def __init__(self, options: RandomFreeze, context: RunContext) -> None:
+        super().__init__(GradientSum(clip_norm=options.clip_norm), context.batch_size)
         self._options = options
-        self._setting = setting
+        self._context = context
         self._epoch = -1
 
     def begin_step(self, stage: Stage, index: int, weights: Tensor) -> None:
-        records, batch_size = self._setting.records, self._setting.batch_size
+        records, batch_size = self._context.records, self._context.batch_size
         epoch, epochs = index * batch_size // records, -(-stage.steps * batch_size // records)
         if epoch != self._epoch:
             self._epoch = epoch
@@ -76,9 +76,9 @@ class _State(GradientState):
 
     def _mask(self, epoch: int, rate: float) -> Tensor | None:
         """The mask of those that stay free: all but ⌊ρ·d⌋, at least one; None for all."""
-        size = self._setting.layout.size
+        size = self._context.layout.size
         kept = max(size - math.floor(rate * size + 1e-9), 1)
         if kept == size:
             return None
-        order = torch.from_numpy(self._setting.public_rng(epoch).permutation(size))
-        return chosen(order.to(self._setting.device), kept)
+        order = torch.from_numpy(self._context.public_rng(epoch).permutation(size))
+        return chosen(order.to(self._context.device), kept)

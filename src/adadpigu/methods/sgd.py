@@ -26,5 +26,5 @@ class SGD(Method):
     def stages(self, steps: int) -> tuple[Stage, ...]:
         return (Stage(name="training", steps=steps, draws=(Draw(noise_multiplier=0.0),)),)
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return FixedGradientState(GradientSum(clip_norm=float("inf")), setting.batch_size)
+    def begin(self, context: RunContext) -> MethodState:
+        return FixedGradientState(GradientSum(clip_norm=float("inf")), context.batch_size)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.models.cards import Activation, ModelCard
-from adadpigu.priors.encoder import EncoderMaps, Plan, Weights, packaged_weights
+from adadpigu.priors.encoder import EncoderMaps, EncoderShape, Weights, packaged_weights
 
 _SIDE = 4  # of the pooled maps that the head sees
 
@@ -54,7 +54,7 @@ def _convolution(weights: Weights, name: str, stride: int) -> nn.Conv2d:
 def _last_stage(shape: tuple[int, ...], classes: int, activation: Activation) -> nn.Module:
     weights = packaged_weights()
     plan, last = weights.plan, len(weights.plan.widths) - 1
-    earlier = Plan(widths=plan.widths[:last], blocks=plan.blocks[:last])
+    earlier = EncoderShape(widths=plan.widths[:last], blocks=plan.blocks[:last])
     side = shape[1] // 2**last
     width = plan.widths[last]
     return nn.Sequential(

@@ -22,7 +22,7 @@ Convolve = Callable[[str, Tensor], Tensor]  # applies a convolution, by its name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EncoderShape:
     """How wide and deep an encoder is: stage k has `blocks[k]` residual blocks of `widths[k]` channels.
 
     From one stage to the next the side of the maps halves.
@@ -58,7 +58,7 @@ def centred(images: Tensor) -> Tensor:
     return (images - 0.5) / 0.25
 
 
-def staged(plan: Plan, convolve: Convolve, x: Tensor) -> list[Tensor]:
+def staged(plan: EncoderShape, convolve: Convolve, x: Tensor) -> list[Tensor]:
     """The maps of every stage; `convolve` applies a convolution by name."""
     x = F.relu(convolve("stem", x))
     maps = []
@@ -82,7 +82,7 @@ class EncoderMaps(nn.Module):
     mean and std of every stage, by name.
     """
 
-    def __init__(self, plan: Plan, constants: Mapping[str, Tensor]) -> None:
+    def __init__(self, plan: EncoderShape, constants: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.plan = plan
         self.strides = {name: stride for name, *_, stride in plan.units()}
@@ -126,7 +126,7 @@ SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"  # o
 class Weights:
     """What a prior consists of: constants by name, and the metadata of the file."""
 
-    plan: Plan
+    plan: EncoderShape
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
 
@@ -141,7 +141,7 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
     tensors, metadata = read_file(path, "prior")
     try:
         shape = json.loads(metadata.pop("plan"))
-        plan = Plan(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
+        plan = EncoderShape(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
         written = metadata.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None

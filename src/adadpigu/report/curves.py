@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 
-from adadpigu.accounting.wording import number
+from adadpigu.accounting.wording import rounded_up
 from adadpigu.errors import InputError
 from adadpigu.report.embedding import MOST_LISTED, name
 from adadpigu.runs.reading import Fields, fields_of, file_of, text_of
@@ -70,7 +70,7 @@ def round_up(value: float) -> float:
     >>> round_up(1.000001), round_up(0.0), round_up(2.5)
     (1.0001, 0.0, 2.5)
     """
-    return float(number(max(value, LEAST), DIGITS)) if value > 0 else 0.0
+    return float(rounded_up(max(value, LEAST), DIGITS)) if value > 0 else 0.0
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,7 @@ from hashlib import sha256
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import LedgerRecord
-from adadpigu.accounting.wording import number as rounded_up
-from adadpigu.accounting.wording import paragraphs
+from adadpigu.accounting.wording import paragraphs, rounded_up
 from adadpigu.methods import all_methods
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves

@@ -20,7 +20,7 @@ from adadpigu.data.own import find_description
 from adadpigu.errors import InputError, first_line
 from adadpigu.features.front import Front, Fronted, make_front
 from adadpigu.models import make_model
-from adadpigu.runs.reading import CONFIG, Facts, facts_of, file_of, text_of
+from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
 from adadpigu.tensors import read_tensors
 
@@ -32,7 +32,7 @@ class LoadedRun:
     folder: Path
     config: RunConfig
     model: nn.Module
-    facts: Facts
+    facts: DataFacts
     description: Description | None  # of own data: how records are encoded
 
     def data(self) -> DataSet:
@@ -49,7 +49,7 @@ class LoadedRun:
 
 def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
     """Reads a run folder. A model called `package.module:function` is code, which only `trust_code` lets run."""
-    text, facts = text_of(folder, CONFIG), facts_of(folder)
+    text, facts = text_of(folder, CONFIG), read_data_facts(folder)
     path = file_of(folder, MODEL)
     config = _with_model(merge(parse(text, str(folder / CONFIG))), facts, folder)
     if not trust_code:
@@ -78,7 +78,7 @@ def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
     return model
 
 
-def _with_model(config: RunConfig, facts: Facts, folder: Path) -> RunConfig:
+def _with_model(config: RunConfig, facts: DataFacts, folder: Path) -> RunConfig:
     """A config that names no model is of a run from Python: data.json says how its model is built, or whose it is."""
     if config.model is not None:
         return config
@@ -106,7 +106,7 @@ def _is_code(config: RunConfig) -> bool:
     return config.model is not None and ":" in config.model
 
 
-def _description(folder: Path, facts: Facts) -> Description | None:
+def _description(folder: Path, facts: DataFacts) -> Description | None:
     """How records of own data are encoded; it must be of the data that the model was built for."""
     if not (folder / DESCRIPTION).is_symlink() and not (folder / DESCRIPTION).exists():
         return None
@@ -124,7 +124,7 @@ def _description(folder: Path, facts: Facts) -> Description | None:
     return found
 
 
-def _check_outline(config: RunConfig, facts: Facts, stored: Mapping[str, Tensor], folder: Path) -> None:
+def _check_outline(config: RunConfig, facts: DataFacts, stored: Mapping[str, Tensor], folder: Path) -> None:
     """Refuses a model that is not the stored one before memory is taken for it: here it has shapes alone."""
     fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
     with torch.device("meta"):
@@ -134,7 +134,7 @@ def _check_outline(config: RunConfig, facts: Facts, stored: Mapping[str, Tensor]
     _check_fit({f"body.{name}" if fronted else name: tensor for name, tensor in own.items()}, stored, folder)
 
 
-def _built(config: RunConfig, facts: Facts, folder: Path) -> nn.Module:
+def _built(config: RunConfig, facts: DataFacts, folder: Path) -> nn.Module:
     try:
         front, body = front_and_body(config, facts)
     except (ValueError, TypeError, ArithmeticError, IndexError, RuntimeError, MemoryError) as error:
@@ -176,7 +176,9 @@ def described(config: RunConfig) -> Description | None:
     return None if is_named(config.dataset) else find_description(Path(config.dataset), describe)
 
 
-def front_and_body(config: RunConfig, data: DataSet | Facts, seed: int | None = None) -> tuple[Front | None, nn.Module]:
+def front_and_body(
+    config: RunConfig, data: DataSet | DataFacts, seed: int | None = None
+) -> tuple[Front | None, nn.Module]:
     """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
     front, shape = None, data.shape
     if shape is not None:

@@ -16,8 +16,7 @@ from typing import Any
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.journal import head_path
-from adadpigu.accounting.ledger_reading import NAME as LEDGER
-from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, inspect_ledger
 from adadpigu.data.description import MOST_CLASSES
 from adadpigu.durable import read_text
 from adadpigu.errors import AdaDPIGUError, InputError, first_line, require
@@ -128,7 +127,7 @@ def config_of(folder: Path, most: int = MOST_TEXT) -> tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataFacts:
     """Public facts of the data set that a run was trained on."""
 
     shape: tuple[int, ...] | None
@@ -136,7 +135,7 @@ class Facts:
     built: Mapping[str, Any] = field(default_factory=dict)  # of a run made in Python: how its model is built
 
 
-def facts_of(folder: Path) -> Facts:
+def read_data_facts(folder: Path) -> DataFacts:
     fields = json_of(folder, FACTS)
     there = fields.values.keys() >= {"shape", "classes"}
     require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
@@ -145,7 +144,7 @@ def facts_of(folder: Path) -> Facts:
     fields.check(shape is None or _is_shape(shape), "shape", allowed)
     known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
     fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
-    return Facts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
+    return DataFacts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
 
 
 def _is_shape(value: object) -> bool:
@@ -195,7 +194,7 @@ def privacy_of(folder: Path) -> PrivacyReport:
 
 def ledger_of(folder: Path) -> LedgerRecord:
     """The run's ledger, damaged or not; a `LedgerError` where not even its header can be read."""
-    path = file_of(folder, LEDGER, MOST_LEDGER)
+    path = file_of(folder, LEDGER_FILE, MOST_LEDGER)
     if head_path(path).exists():
         file_of(folder, head_path(path).name)
     return inspect_ledger(path)

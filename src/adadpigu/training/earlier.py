@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from adadpigu.accounting.wording import number
+from adadpigu.accounting.wording import rounded_up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,12 @@ class EarlierRuns(dict[str, StartedRun]):
         many = f"{len(found)} earlier runs" if len(found) > 1 else "an earlier run"
         return (
             f"{many} of this process declared the same data set ({run.dataset}, {run.records:,} records): if the "
-            f"records are the same, together they have epsilon = {number(epsilon)} at delta = {delta:.3g}, by simple "
-            "addition"
+            f"records are the same, together they have epsilon = {rounded_up(epsilon)} at delta = {delta:.3g}, by "
+            "simple addition"
         )
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
+    def isolated_history(self) -> Iterator[None]:
         """Within it no run was before: an audit's neighbours, trained one after the other, say the same."""
         before = dict(self)
         self.clear()

@@ -120,8 +120,8 @@ class Guard:
         """All hooks of the user's; warns of those that were not named before, and has the statement name them."""
         found = hooks_of(self._model, self._loss)
         if new := self._first_time("hook", [where for where, _ in found]):
-            warnings.warn(f"{in_words(new)}; the statement says that it is not covered", stacklevel=4)
-            self._loop.add_caveat(in_words(new))
+            warnings.warn(f"{hook_caveat(new)}; the statement says that it is not covered", stacklevel=4)
+            self._loop.add_caveat(hook_caveat(new))
         return [hook for _, hook in found]
 
     @contextlib.contextmanager
@@ -345,7 +345,7 @@ def hooks_of(model: nn.Module, loss: object = None) -> list[tuple[str, Any]]:
     ]
 
 
-def in_words(places: Iterable[str]) -> str:
+def hook_caveat(places: Iterable[str]) -> str:
     """The line of a statement that names hooks, by where they are."""
     return f"what hooks of the user's own keep or write of the records that pass them: {', '.join(places)}"
 

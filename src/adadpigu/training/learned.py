@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.core.mechanism import Release, look
-from adadpigu.core.state import State, named, number, part
+from adadpigu.core.state import State, as_tensor, named, part
 from adadpigu.errors import InputError, first_line
 from adadpigu.runs.run import stored_tensors
 from adadpigu.training.normalising import STAGE
@@ -42,7 +42,7 @@ class WeightAverage:
         self.value.lerp_(look(weights)[0], self._weight)
 
     def state(self) -> State:
-        return {"value": self.value, "steps": number(self._steps)}
+        return {"value": self.value, "steps": as_tensor(self._steps)}
 
     def load(self, state: State) -> None:
         self.value.copy_(state["value"])
@@ -73,12 +73,12 @@ class Learned:
             for name, module in self._modules.items():
                 _put_back(module, part(name, state))
         self.optimiser = optimiser(prepared.model, prepared.engine.layout, prepared.options.factory())
-        self.running = prepared.method.begin(prepared.setting(self.optimiser))
+        self.method_state = prepared.method.begin(prepared.run_context(self.optimiser))
         self.average = _average(prepared, self.optimiser.weights)
         if state is not None:
             try:
                 self.optimiser.load(part("optimiser", state))
-                self.running.load(part("method", state))
+                self.method_state.load(part("method", state))
                 if self.average is not None:
                     self.average.load(part("average", state))
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -86,7 +86,7 @@ class Learned:
 
     def state(self) -> State:
         """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""
-        found = named("optimiser", self.optimiser.state()) | named("method", self.running.state())
+        found = named("optimiser", self.optimiser.state()) | named("method", self.method_state.state())
         for name, module in self._modules.items():
             found |= named(name, stored_tensors(module))
         return found if self.average is None else found | named("average", self.average.state())

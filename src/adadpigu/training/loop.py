@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Literal
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.fixed_batch import GraphCapture
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.state import Untrained
 from adadpigu.core.mechanism import GaussianMechanism, MakeMechanism
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import Recorder
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
 from adadpigu.runs.run import Metrics, Observer, Run
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
+from adadpigu.training.cuda_graphs import CapturedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.learned import Learned
 from adadpigu.training.normalising import release_normalisation
@@ -35,7 +36,6 @@ from adadpigu.training.observers import ObserverHub
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.options import lr_factor
 from adadpigu.training.preparation import trained_models
-from adadpigu.training.recording import RecordedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.reporting import RAN_OUT, report_on
 from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
@@ -63,7 +63,7 @@ class Session:
         observers: Sequence[Observer] = (),
         mechanism: MakeMechanism | None = None,
         watch: Watch | None = None,
-        recorder: Recorder | None = None,
+        recorder: GraphCapture | None = None,
         processes: Processes = ALONE,
         optimiser: type[MaskedOptimiser] = MaskedOptimiser,
     ) -> None:
@@ -83,11 +83,11 @@ class Session:
         noise = (mechanism or GaussianMechanism)(ledger, randomness, processes)
         kind = Draws if used is None else ReplayedDraws
         self.draws = kind(prepared, noise, randomness, diagnostics=self._diagnostics, processes=processes, watch=watch)
-        self._recorded: RecordedSteps | None = None
+        self._recorded: CapturedSteps | None = None
         if used is not None and isinstance(self.draws, ReplayedDraws):
-            self._recorded = RecordedSteps(self.draws, used)
+            self._recorded = CapturedSteps(self.draws, used)
         watching = observers if store is None else [*observers, store]
-        self._hub = ObserverHub(prepared, ledger, randomness, self.learned.running, watching)
+        self._hub = ObserverHub(prepared, ledger, randomness, self.learned.method_state, watching)
         self.updates = Steps(prepared, self.draws, self.learned)
         self._start = self.learned.optimiser.weights.clone()
         self._untrained = Untrained(prepared.model)
@@ -99,12 +99,12 @@ class Session:
         self.stop = StopRequest()
         self._threads: int | None = None
         self._checkpoints = None if store is None else Checkpoints(store.path)
-        if self._checkpoints is not None and (name := self.learned.running.unstated()) is not None:
+        if self._checkpoints is not None and (name := self.learned.method_state.unstated()) is not None:
             self._checkpoints = None
             told = f"method {prepared.method.name!r} does not say how {name!r} is stored: this run has no checkpoints"
             warnings.warn(told, stacklevel=2)
         self._saved = time.monotonic()
-        self._kept = -1 if checkpoint is None else checkpoint.step
+        self._saved_step = -1 if checkpoint is None else checkpoint.step
         if checkpoint is not None:  # what it had learned is there already
             self._hub.metrics = [Metrics(**metrics) for metrics in checkpoint.metrics]
             self.done = checkpoint.step
@@ -140,7 +140,7 @@ class Session:
                 self._store.close_record()
         with contextlib.suppress(RuntimeError, KeyError):  # a device that has failed for good, a layer that is gone
             self._layout.write(self._p.model, self._start)
-            self._untrained.put_back()
+            self._untrained.restore()
             if self._p.released_norm is not None:
                 self._p.released_norm.reset()
 
@@ -152,7 +152,7 @@ class Session:
         self._note(self._end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
-        refusal = self._untrained.put_back()
+        refusal = self._untrained.restore()
         if refusal is not None:
             self._layout.write(self._p.model, self._start)
             raise refusal
@@ -171,7 +171,7 @@ class Session:
             execution=how + ("" if self._threads is None else f", {self._threads} CPU thread(s)"),
             gradients=self._p.engine.reason,
             folder=None if self._store is None else self._store.path,
-            outputs={name: found.detach().cpu() for name, found in self.learned.running.outputs().items()},
+            outputs={name: found.detach().cpu() for name, found in self.learned.method_state.outputs().items()},
         )
         self._hub.end(run)
         return run
@@ -210,7 +210,7 @@ class Session:
                 if number == 0 and (norm := self._p.released_norm) is not None:
                     release_normalisation(norm, self.draws, self._p.data.records)
                 else:
-                    self.learned.running.begin_step(stage, index, self.learned.optimiser.weights)
+                    self.learned.method_state.begin_step(stage, index, self.learned.optimiser.weights)
                     yield Step(stage=number, index=index, count=self.done)
                 self.after_step(number)
             before += stage.steps
@@ -261,9 +261,9 @@ class Session:
 
     def save(self) -> None:
         """Keeps what the run needs to go on from here: functions of releases, and how far the ledger is."""
-        if self._checkpoints is None or self.done == self._kept:
+        if self._checkpoints is None or self.done == self._saved_step:
             return
-        if (refusal := self._untrained.put_back()) is not None:
+        if (refusal := self._untrained.restore()) is not None:
             raise refusal
         self._checkpoints.save(
             Checkpoint(
@@ -274,7 +274,7 @@ class Session:
                 state=self.learned.state(),
             )
         )
-        self._saved, self._kept = time.monotonic(), self.done
+        self._saved, self._saved_step = time.monotonic(), self.done
 
     def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
@@ -287,13 +287,14 @@ class Session:
         if self._recorded is None:
             self.updates.take(step)
         else:
-            self._recorded.take(learned.running.record(self._p.stages[step.stage]), partial(self.updates.take, step))
+            key = learned.method_state.capture_key(self._p.stages[step.stage])
+            self._recorded.take(key, partial(self.updates.take, step))
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
         learned = self.learned
         kept = learned.optimiser.weights if learned.average is None else learned.average.value
-        self._layout.write(self._p.model, learned.running.effective(kept))
+        self._layout.write(self._p.model, learned.method_state.effective(kept))
 
     def _accuracy(self) -> float | None:
         test = self._p.data.test

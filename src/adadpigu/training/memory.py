@@ -52,10 +52,10 @@ def most_drawn(batch_size: int) -> int:
     return batch_size + math.ceil(8 * math.sqrt(batch_size))
 
 
-def bytes_of(limit: int | str) -> int:
+def parse_memory(limit: int | str) -> int:
     """A memory limit in bytes.
 
-    >>> bytes_of("4GiB"), bytes_of("800 MB"), bytes_of(1000)
+    >>> parse_memory("4GiB"), parse_memory("800 MB"), parse_memory(1000)
     (4294967296, 800000000, 1000)
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(limit).lower())
@@ -68,10 +68,10 @@ def bytes_of(limit: int | str) -> int:
     return count
 
 
-def in_words(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes for people, rounded up.
 
-    >>> in_words(532_000), in_words(3 * 2**30)
+    >>> format_bytes(532_000), format_bytes(3 * 2**30)
     ('520 KiB', '3 GiB')
     """
     power = max(0, min(4, int(math.log(max(count, 1), 1024))))
@@ -183,11 +183,12 @@ class Rehearsal:
 
         Sizes grow up to fourfold, but never past the line through the growth so far, which is an upper bound.
         """
-        limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(bytes_of(asked))
+        limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(parse_memory(asked))
         size, peak = 1, self._peak(work, 1)
         if peak > limit:
-            need = f"one record at a time takes {in_words(peak)}" if math.isfinite(peak) else "one record does not fit"
-            free = f"physical_batch_size='auto': {in_words(limit)} of memory can be used, but {need}"
+            fits = math.isfinite(peak)
+            need = f"one record at a time takes {format_bytes(peak)}" if fits else "one record does not fit"
+            free = f"physical_batch_size='auto': {format_bytes(limit)} of memory can be used, but {need}"
             given = f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
             raise InputError(free if asked is None else given)
         slope, over = peak, most + 1

@@ -23,7 +23,7 @@ from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.choice import inspect_again
 from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
 from adadpigu.core.processes import ALONE, Processes
-from adadpigu.core.randomness import Randomness, SystemRandomness, host_state, isolated, streams_put_back
+from adadpigu.core.randomness import Randomness, SystemRandomness, cpu_rng_state, isolated, preserve_rng_state
 from adadpigu.core.sampling import Drawn, Population, bytes_of, gather
 from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Presence, Records, losses_of, padded, unseal
 from adadpigu.core.trees import Tree, map_tensors, to_device
@@ -155,12 +155,12 @@ class MicroBatches:
         if self._processes.size > 1:
             rows = self._in_step(*rows, size)
         with isolated(self._randomness, self._view.device):
-            start = host_state() if fixed_shape else None
+            start = cpu_rng_state() if fixed_shape else None
             while True:
                 self._seen = []
-                with streams_put_back(self._view.device), suppress(torch.cuda.OutOfMemoryError):
+                with preserve_rng_state(self._view.device), suppress(torch.cuda.OutOfMemoryError):
                     bounders = self._process(*rows, queries, size)
-                    self.draws_on_host = self.draws_on_host or (fixed_shape and host_state() != start)
+                    self.draws_on_host = self.draws_on_host or (fixed_shape and cpu_rng_state() != start)
                     break
                 self.ran_out = True
                 relieved = self.relief()
@@ -201,7 +201,7 @@ class MicroBatches:
         """One for each record, of its input alone; it is read for that when it is drawn first."""
         wanted = positions.tolist()
         unknown = [position for position in wanted if position not in self._known]
-        with streams_put_back(self._view.device):
+        with preserve_rng_state(self._view.device):
             inputs = self.population.take(torch.tensor(unknown, dtype=torch.long))[0]
         self._known.update(zip(unknown, map(zlib.crc32, bytes_of(inputs)), strict=True))
         return positions.new_tensor([self._known[position] for position in wanted])

@@ -29,13 +29,13 @@ class ObserverHub:
         prepared: Preparation,
         ledger: Ledger,
         randomness: Randomness,
-        running: MethodState,
+        method_state: MethodState,
         observers: Sequence[Observer],
     ) -> None:
         self._p = prepared
         self._ledger = ledger
         self._randomness = randomness
-        self._running = running
+        self._method_state = method_state
         self.observers = observers
         self.resumed = len(ledger.sessions()) > 1
         self.looks: dict[int, float | None] = {}  # after which steps the test set is looked at, and the ε spent by then
@@ -57,7 +57,7 @@ class ObserverHub:
             engine=p.engine.reason,
             warnings=p.warnings,
             steps_done=done,
-            steps_charged=sum(life.steps for life in self._ledger.sessions()),
+            steps_charged=sum(session.steps for session in self._ledger.sessions()),
             secret=self._randomness.private,
         )
         for observer in self.observers:
@@ -66,8 +66,8 @@ class ObserverHub:
     def step(self, done: int, stage: str, accuracy: Callable[[], float | None]) -> None:
         """Metrics after a step; at some steps the test set is looked at."""
         look = done in self.looks
-        mean, variance = self._running.standardising if look else (None, None)
-        active, shares = self._running.active, None
+        mean, variance = self._method_state.standardising if look else (None, None)
+        active, shares = self._method_state.active, None
         if look:
             shares = torch.ones(self._p.engine.layout.size) if active is None else active
         metrics = Metrics(
@@ -76,7 +76,7 @@ class ObserverHub:
             stage=stage,
             epsilon=self._spent(done) if look else None,
             test_accuracy=accuracy() if look else None,
-            active=self._running.active_share,
+            active=self._method_state.active_share,
             mask=self._layer_means(shares),
             alpha=self._layer_means(mean, active),
             beta=self._layer_means(variance, active),

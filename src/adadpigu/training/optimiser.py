@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release, look
-from adadpigu.core.state import State, number
+from adadpigu.core.state import State, as_tensor
 from adadpigu.errors import InputError, check_range, require, unknown
 
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -169,7 +169,7 @@ class MaskedOptimiser:
         for owner, state in kept.items():
             for key, value in state.items():
                 if value is not None:
-                    found[f"{owner}.{key}"] = value if isinstance(value, Tensor) else number(value)
+                    found[f"{owner}.{key}"] = value if isinstance(value, Tensor) else as_tensor(value)
         return found
 
     def snapshot(self) -> State:

@@ -15,7 +15,7 @@ from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, check_known, check_range, require, unknown
 from adadpigu.methods.base import registered
-from adadpigu.training.memory import bytes_of
+from adadpigu.training.memory import parse_memory
 from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
 
 _SAID_OTHERWISE = {
@@ -72,7 +72,7 @@ class TrainingOptions(CommonOptions):
         if limit is not None:
             idle = f"memory_limit={limit!r} does nothing with physical_batch_size={size}; allowed: 'auto'"
             require(size in (None, "auto"), idle)
-            bytes_of(limit)
+            parse_memory(limit)
             object.__setattr__(self, "physical_batch_size", "auto")
 
     def augmentation(self) -> Augmentation:

@@ -28,7 +28,7 @@ from adadpigu.data.datasets import DataSet
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.features.front import Front, Fronted, ReleasedNorm
 from adadpigu.methods.base import Draw, Method, RunContext, Stage
-from adadpigu.priors.processes import process_scores, takes_images
+from adadpigu.priors.random_images import process_scores, takes_images
 from adadpigu.training.micro_batches import View
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
@@ -65,7 +65,7 @@ class Preparation:
     warnings: tuple[str, ...]
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
-    told: tuple[str, ...] = ()  # what depends on the caller, for the statement: their computations, what was not seen
+    caveats: tuple[str, ...] = ()  # what depends on the caller: what they computed, what could not be seen
     threads: int | None = None  # CPU threads of training and of the engine's trial; None: as many as there are
     identity: object = field(default_factory=object)  # the same in all copies of this preparation, which are one run
 
@@ -74,7 +74,7 @@ class Preparation:
         """q = B/N."""
         return self.options.batch_size / self.data.records
 
-    def setting(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
+    def run_context(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
         """The public facts that a method starts from."""
         layout = self.engine.layout
         scores = None
@@ -162,7 +162,7 @@ def prepare(
             copies=options.copies,
         )
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        told = check_data(data, task.classes, task.ignored)
+        caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
@@ -190,13 +190,13 @@ def prepare(
         device=device,
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=claim,
-        told=(*told, *task.declared()),
+        caveats=(*caveats, *task.declared()),
         warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
         loss=task.loss,
         threads=threads,
     )
-    method.begin(ready.setting(optimiser))  # what a method refuses, it refuses before anything is written
+    method.begin(ready.run_context(optimiser))  # what a method refuses, it refuses before anything is written
     return ready
 
 

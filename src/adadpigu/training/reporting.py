@@ -26,7 +26,7 @@ def report_on(
     shared: SharedTotal | None = None,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
-    lives = ledger.sessions()
+    sessions = ledger.sessions()
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
     return privacy_report(
         plan=prepared.plan,
@@ -40,15 +40,15 @@ def report_on(
         clip_norm=max((bound for bound in bounds if math.isfinite(bound)), default=None),
         steps_done=_steps_done(prepared, done),
         releases=ledger.released,
-        randomness="; ".join(dict.fromkeys([*(life.randomness for life in lives), randomness.description])),
-        randomness_private=randomness.private and all(life.secret for life in lives),
+        randomness="; ".join(dict.fromkeys([*(session.randomness for session in sessions), randomness.description])),
+        randomness_private=randomness.private and all(session.secret for session in sessions),
         diagnostics_exposed=exposed,
         interrupted=interrupted,
-        lives=lives,
+        sessions=sessions,
         shared=shared,
         not_covered=[
             *([COMPARED] if shared is not None else []),
-            *([FAILED] if any(life.end == "failed" for life in lives) else []),
+            *([FAILED] if any(session.end == "failed" for session in sessions) else []),
             *ledger.record.caveats,
             *declared_by(prepared),
         ],
@@ -61,7 +61,7 @@ def declared_by(prepared: Preparation) -> list[str]:
     """All that is taken as public because somebody says so."""
     facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
     front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
-    return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared()), *prepared.told]
+    return [*facts, *front, *(f"declared public: {fact}" for fact in prepared.method.declared()), *prepared.caveats]
 
 
 def _steps_done(prepared: Preparation, done: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
@@ -26,18 +26,19 @@ from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
-from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers, text_digest
+from adadpigu.runs.digests import text_digest
+from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers
 from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.distributed.job import current, refuse_wrapped
-from adadpigu.training.distributed.meeting import check_ranks_agree
+from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
-from adadpigu.training.guarding import hooks_of, in_words
+from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by
-from adadpigu.training.resuming import Begun, noise_of, settings_of
+from adadpigu.training.resuming import Begun, ledger_settings, noise_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.step import Watch
 
@@ -167,8 +168,8 @@ def train_prepared(prepared: Preparation, **how: Any) -> Run:
     """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
     with session(prepared, **how) as begun:
         if hooks := dict(hooks_of(prepared.whole_model())):
-            warnings.warn(f"{in_words(hooks)}; the statement says that it is not covered", stacklevel=2)
-            begun.ledger.add_caveat(in_words(hooks))
+            warnings.warn(f"{hook_caveat(hooks)}; the statement says that it is not covered", stacklevel=2)
+            begun.ledger.add_caveat(hook_caveat(hooks))
         return begun.run()
 
 
@@ -250,7 +251,7 @@ def opened(
         kept.enter_context(begun.ledger)
         begun = replace(begun, total=kept.enter_context(_shared(begun, common)))
         if resuming:
-            begun = _told_of_processes(begun, processes.size)
+            begun = _warn_of_process_count(begun, processes.size)
             step = 0 if begun.checkpoint is None else begun.checkpoint.step
             told = {"warnings": list(begun.prepared.warnings), "declared": declared_by(begun.prepared)}
             begun.ledger.note("resumed", step=step, **drawn_by, **told)
@@ -263,11 +264,11 @@ def opened(
         if led is not None and processes.size > 1:
             processes.broadcast_object((led.ledger.record, led.prepared.seed, led.prepared.warnings, led.checkpoint))
         begun = _follow(prepared, processes) if led is None else led
-        _tell_earlier(begun, source, common)
+        _add_caveat_of_earlier_runs(begun, source, common)
         yield begun
 
 
-def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None:
+def _add_caveat_of_earlier_runs(begun: Begun, source: Randomness, shared: Path | None) -> None:
     """Has the statement say what this run and earlier ones of the process amount to, if the records are the same."""
     prepared = begun.prepared
     run = StartedRun(
@@ -283,7 +284,7 @@ def _tell_earlier(begun: Begun, source: Randomness, shared: Path | None) -> None
         begun.ledger.add_caveat(told)
 
 
-def _told_of_processes(begun: Begun, now: int) -> Begun:
+def _warn_of_process_count(begun: Begun, now: int) -> Begun:
     """A run may go on among another number of processes, since what it computes does not depend on it; and says so."""
     lines = begun.ledger.record.lines
     then = [begun.ledger.facts.get("processes", 1), *(line["processes"] for line in lines if "processes" in line)][-1]
@@ -321,7 +322,7 @@ def _begin(
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
-        path=None if folder is None else folder.path / NAME,
+        path=None if folder is None else folder.path / LEDGER_FILE,
         delta=prepared.delta,
         reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
         unit="record" if prepared.data.owners is None else "owner",
@@ -329,7 +330,7 @@ def _begin(
             "run": uuid.uuid4().hex,
             "method": prepared.method.name,
             "dataset": prepared.data.name,
-            "settings": settings_of(prepared),
+            "settings": ledger_settings(prepared),
             "seed": prepared.seed,
             "config": text_digest("config.toml", config.encode()),
             "versions": library_versions(),

@@ -95,7 +95,7 @@ def test_a_run_that_is_looked_at_trains_exactly_as_one_that_is_not(kind: type[Gr
 
 def test_a_followed_method_is_told_stage_and_index_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     method, told = DPSGD(), list[tuple[str, int]]()
-    kind = type(method.begin(ready(method).setting()))
+    kind = type(method.begin(ready(method).run_context()))
     plain = kind.step
 
     def step(self: MethodState, batches: Batches, stage: Stage, index: int) -> Release:
@@ -152,8 +152,8 @@ def test_bins_are_symmetric_and_ascend() -> None:
 @pytest.mark.parametrize("method", [DPSGD(clip_norm=0.3), MASKED], ids=lambda method: method.name)
 def test_the_clipped_mean_is_that_of_gradients_masked_and_clipped_one_by_one(method: DPSGD | Masked) -> None:
     look, run = looked_at(GradientValues, method)
-    assert look.followed.running is not None
-    rows, active = looped(run.model, 240), look.followed.running.active
+    assert look.followed.method_state is not None
+    rows, active = looped(run.model, 240), look.followed.method_state.active
     rows = rows if active is None else rows[:, active]
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     expected = (rows * (method.clip_norm / norms).clamp(max=1)).mean(dim=0)
@@ -222,8 +222,8 @@ def test_standardised_gradients_come_back_in_gradient_units() -> None:
 def test_energy_agrees_with_the_definition_on_the_runs_own_mask() -> None:
     look, run = looked_at(Energy, MASKED)
     gradient, seen = mean_training_gradient(run), look.seen[-1]
-    assert look.followed.running is not None
-    active = look.followed.running.active
+    assert look.followed.method_state is not None
+    active = look.followed.method_state.active
     assert active is not None
     squares, mask = gradient**2, active.numpy()
     kept = int(mask.sum())

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from adadpigu.core.gradients.state import Kept
+from adadpigu.core.gradients.state import AttributeSnapshot
 from adadpigu.core.trees import Tree, call, count_rows, describe_tree, map_tensors, select
 from adadpigu.errors import ModelError, first_line
 
@@ -86,11 +86,11 @@ class RecordLoss:
 
     def whole(self, outputs: Tree, targets: Tree) -> Tensor:
         """The loss as it is of a batch; what it would remember of it is undone."""
-        kept = Kept(self._loss)
+        kept = AttributeSnapshot(self._loss)
         try:
             return self._loss(outputs, targets)
         finally:
-            kept.put_back()
+            kept.restore()
 
     def __call__(self, outputs: Tree, targets: Tree) -> Tensor:
         if self.refusal is not None:

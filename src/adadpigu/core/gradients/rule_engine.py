@@ -96,7 +96,7 @@ class RuleEngine(GradientEngine):
         self.channels_last = True  # whether images are given with their channels side by side
         self._selections: dict[tuple[int, ...], Selection] = {}
         self._last: tuple[Wanted, Wanted] | None = None  # what the query before wanted: in all, and of the built layers
-        self._apart: frozenset[str] = frozenset()  # the weights that it wanted and that were not built
+        self._outer_weights: frozenset[str] = frozenset()  # the weights that it wanted and that were not built
 
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:
         everything = self.selection(self.layout.slots)
@@ -113,9 +113,9 @@ class RuleEngine(GradientEngine):
         calls, losses = self._forward(inputs, targets, copies, part.chosen)
         pairs = self._backward(calls, losses, copies * len(targets))
         outer = self.outer_layers(pairs, copies, part)
-        apart = frozenset([layer.slot.name for layer in outer])
-        if apart != self._apart:
-            self._apart, built = apart, self._without(part, apart)
+        outer_weights = frozenset([layer.slot.name for layer in outer])
+        if outer_weights != self._outer_weights:
+            self._outer_weights, built = outer_weights, self._without(part, outer_weights)
         self._last = part, built
         return self._totals(pairs, built, outer, copies, len(targets), present)
 
@@ -128,13 +128,13 @@ class RuleEngine(GradientEngine):
         if self._last is not None and self._last[0].query is query and self._last[0].device == device:
             return self._last
         part = self.wanted(query, active_slots(self.layout.slots, query), device)
-        return part, self._without(part, self._apart)
+        return part, self._without(part, self._outer_weights)
 
-    def _without(self, part: Wanted, apart: frozenset[str]) -> Wanted:
+    def _without(self, part: Wanted, outer_weights: frozenset[str]) -> Wanted:
         """The same without the weights of outer layers."""
-        if part.chosen.names.isdisjoint(apart):
+        if part.chosen.names.isdisjoint(outer_weights):
             return part
-        kept = [slot for slot in part.chosen.slots if slot.name not in apart]
+        kept = [slot for slot in part.chosen.slots if slot.name not in outer_weights]
         return self.wanted(part.query, kept, part.device)
 
     def selection(self, slots: Sequence[Slot]) -> Selection:

@@ -86,11 +86,11 @@ def refuse_changes(model: nn.Module, copied: Callable[[Tensor], bool] | None = N
     """
     # a tensor that the user may write to is compared by value: `Untrained` does not restore it
     before = remember(model, copied or (declared_public.__contains__ if declared_public else None))
-    kept = Kept(model)
+    kept = AttributeSnapshot(model)
     try:
         yield
     finally:
-        kept.put_back()
+        kept.restore()
     refuse_differences(before, remember(model))
 
 
@@ -99,7 +99,7 @@ _REACH = 4
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device})
 
 
-class Kept:
+class AttributeSnapshot:
     """Copies of attributes, containers and arrays, a few levels deep, to undo what a forward or a loss leaves there.
 
     Tensors are watched elsewhere. `whole` includes what every module has (tables of tensors, the training flag).
@@ -124,7 +124,7 @@ class Kept:
             elif not isinstance(value, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType):
                 waiting.append((getattr(value, "__dict__", None), depth + 1))
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undoes what was changed; what was not is not touched."""
         for value, content in self._seen.values():
             if isinstance(value, np.ndarray):
@@ -160,7 +160,7 @@ class Untrained:
         self._model = model
         self._before = remember(model, lambda tensor: id(tensor) not in trained)
 
-    def put_back(self) -> ModelError | None:
+    def restore(self) -> ModelError | None:
         """Restores all of them but those declared public; the refusal names the first that was changed.
 
         A plain tensor in whose place another lies is put back without one: an evaluation has left it there.
@@ -193,14 +193,14 @@ def identical(one: Tensor, other: Tensor) -> bool:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Leaves the model (tensors, training flags, plain attributes) and torch's random state bit-identical."""
-    kept, before = Kept(model, whole=True), remember(model, lambda _: True)
+    kept, before = AttributeSnapshot(model, whole=True), remember(model, lambda _: True)
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
     devices = range(torch.cuda.device_count()) if cuda else ()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        kept.put_back()
+        kept.restore()
         for entry in before:
             assert entry.value is not None
             entry.tensor.data.copy_(entry.value)  # .data: a graph the caller still holds stays usable

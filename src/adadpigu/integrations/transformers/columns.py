@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Subset
 
-from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness, isolated, seed_host
+from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness, isolated, seed_cpu_rng
 from adadpigu.core.trees import describe_tree
 from adadpigu.errors import InputError, first_line, require
 
@@ -78,7 +78,7 @@ class Columns:
         with isolated(source, torch.device("cpu")):
             for number in range(len(dataset)):
                 if comparable:
-                    seed_host(0)
+                    seed_cpu_rng(0)
                 rows.append(self._row(dataset[number], f"{name}: record {number}"))
         joined = self._joined(rows, name)
         for column, below in self._bounds.items():

@@ -26,7 +26,7 @@ from adadpigu.errors import AdaDPIGUError, InputError, ModelError, first_line
 from adadpigu.tensors import digest
 
 T = TypeVar("T")
-_apart: ContextVar[bool] = ContextVar("_apart", default=False)
+_single_process: ContextVar[bool] = ContextVar("_single_process", default=False)
 # torch 2.13 has other names for these and deprecates the old ones
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 _all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -42,7 +42,7 @@ class LostProcessError(JobError):
 
 def current() -> Processes:
     """The processes among which this one is: the default group of torch.distributed where there is one, else alone."""
-    if _apart.get():
+    if _single_process.get():
         return ALONE
     if dist.is_available() and dist.is_initialized():
         return ALONE if dist.get_world_size() == 1 else Job()
@@ -58,11 +58,11 @@ def current() -> Processes:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Within it a run is this process's own, whatever others do: another run each, with a ledger each."""
-    before = _apart.set(True)
+    before = _single_process.set(True)
     try:
         yield
     finally:
-        _apart.reset(before)
+        _single_process.reset(before)
 
 
 def refuse_wrapped(model: nn.Module) -> None:

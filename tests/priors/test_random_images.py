@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.errors import InputError
-from adadpigu.priors.processes import Processes, coloured_noise, dead_leaves, untrained_net
+from adadpigu.priors.random_images import RandomImages, coloured_noise, dead_leaves, untrained_net
 
 
 def chance(seed: int = 0) -> torch.Generator:
@@ -15,18 +15,18 @@ def chance(seed: int = 0) -> torch.Generator:
 
 
 def test_a_seed_fixes_the_images_and_another_gives_others() -> None:
-    make = Processes(side=32, leaves=3)
+    make = RandomImages(side=32, leaves=3)
     assert torch.equal(make(4, chance()), make(4, chance()))
     assert not torch.equal(make(4, chance()), make(4, chance(1)))
 
 
 def test_images_of_one_draw_differ() -> None:
-    images = Processes(side=32, leaves=3)(6, chance()).flatten(1)
+    images = RandomImages(side=32, leaves=3)(6, chance()).flatten(1)
     assert (torch.cdist(images, images) + 1e9 * torch.eye(6)).min() > 1
 
 
 def test_values_are_from_0_to_1_and_use_that_range() -> None:
-    images = Processes(side=32, leaves=6)(32, chance())
+    images = RandomImages(side=32, leaves=6)(32, chance())
     assert images.shape == (32, 3, 32, 32)
     assert images.min() >= 0
     assert images.max() <= 1
@@ -65,7 +65,7 @@ def kurtosis(images: Tensor) -> Tensor:
 
 
 def test_without_leaves_an_image_is_its_texture_but_for_exposure() -> None:
-    make = Processes(side=32, leaves=0)
+    make = RandomImages(side=32, leaves=0)
     images, textures = make(4, chance()), make.textures(4, chance())
     for image, texture in zip(images, textures, strict=True):
         inside = (image > 0) & (image < 1)
@@ -75,4 +75,4 @@ def test_without_leaves_an_image_is_its_texture_but_for_exposure() -> None:
 @pytest.mark.parametrize(("bad", "told"), [({"side": 20}, "side=20"), ({"side": 0}, "side=0"), ({"leaves": -1}, "-1")])
 def test_what_cannot_be_drawn_is_named(bad: dict[str, int], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        Processes(**bad)
+        RandomImages(**bad)

@@ -23,7 +23,7 @@ _LOBES = 4  # waves along the outline of a leaf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Processes:
+class RandomImages:
     """Makes images of random processes, [n, 3, side, side], with values from 0 to 1."""
 
     side: int = 48
@@ -194,7 +194,7 @@ def _images(record: Tensor, rng: torch.Generator) -> Tensor:
     """Images of the record's shape, type and place."""
     _, channels, height, width = record.shape
     side = 16 * -(-max(height, width) // 16)
-    made = Processes(side=side)(_IMAGES, rng)
+    made = RandomImages(side=side)(_IMAGES, rng)
     made = made if channels == 3 else made.mean(dim=1, keepdim=True)
     made = F.interpolate(made, size=(height, width), mode="bilinear", align_corners=False)
     made = made if record.is_floating_point() else 255 * made

@@ -14,7 +14,7 @@ import pytest
 
 from adadpigu.errors import InputError
 from adadpigu.report.page import page, policy
-from adadpigu.report.watching import ReportServer, Watched
+from adadpigu.report.serving import LiveCollection, ReportServer
 from run_folders import trained
 
 
@@ -30,7 +30,7 @@ def run(kept: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(run: Path) -> Iterator[ReportServer]:
-    with ReportServer(Watched([run.parent])) as made:
+    with ReportServer(LiveCollection([run.parent])) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield made
@@ -107,7 +107,7 @@ def test_no_other_place_is_served(server: ReportServer, path: str) -> None:
 def test_the_address_cannot_be_guessed(run: Path) -> None:
     tokens = set()
     for _ in range(3):
-        with ReportServer(Watched([run])) as made:
+        with ReportServer(LiveCollection([run])) as made:
             tokens.add(made.token)
             assert made.token in made.url
     assert len(tokens) == 3
@@ -168,7 +168,7 @@ def test_a_folder_that_is_empty_or_not_there_yet_is_watched_until_a_run_begins(k
     for place in (tmp_path / "empty", tmp_path / "not" / "yet"):
         if place.name == "empty":
             place.mkdir()
-        watched = Watched([place])
+        watched = LiveCollection([place])
         stamp, found = watched.refresh()
         assert found.empty
         assert page(found, live=True)
@@ -194,7 +194,7 @@ def test_what_nobody_thought_of_is_an_answer_that_says_so(
 
 def test_a_port_that_is_taken_is_told_in_one_line(server: ReportServer, run: Path) -> None:
     with pytest.raises(InputError, match=f"port={server.server_port} cannot be used: .*; allowed: one that is free"):
-        ReportServer(Watched([run]), server.server_port)
+        ReportServer(LiveCollection([run]), server.server_port)
 
 
 def test_neither_requests_nor_browsers_that_leave_are_logged(

@@ -28,7 +28,7 @@ from adadpigu.report.run_reading import LEFT
 HOST = "127.0.0.1"
 
 
-class Watched:
+class LiveCollection:
     """What is shown, read again where files have changed."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -70,7 +70,7 @@ def fingerprint(places: Sequence[Path]) -> str:
 class ReportServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, watched: Watched, port: int = 0) -> None:
+    def __init__(self, watched: LiveCollection, port: int = 0) -> None:
         self.watched = watched
         self.token = secrets.token_urlsafe(24)
         try:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import Kept
+from adadpigu.core.gradients.state import AttributeSnapshot
 from adadpigu.core.trees import Tree, count_rows, select
 from adadpigu.errors import InputError, require
 from adadpigu.runs.run import Run
@@ -73,13 +73,13 @@ def attributes_put_back(
     Containers and objects in attributes that `follow` names are put back as well. Yields the attributes as they were.
     """
     before = dict(vars(owner))
-    kept = Kept(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
+    kept = AttributeSnapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
     try:
         yield before
     finally:
         vars(owner).clear()
         vars(owner).update(before)
-        kept.put_back()
+        kept.restore()
 
 
 class EpochBatches:

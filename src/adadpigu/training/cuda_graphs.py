@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from adadpigu.core.bounding import BoundedSum, Query
-from adadpigu.core.mechanism import Recorded, Release
-from adadpigu.core.randomness import DeviceRandomness, Randomness, SystemRandomness, default_generator, fill, isolated
-from adadpigu.core.sampling import Coins, FixedBatch, Recorder, Recording, Sampler
+from adadpigu.core.fixed_batch import CapturedGraph, FixedBatch, GraphCapture
+from adadpigu.core.mechanism import CapturedReleases, Release
+from adadpigu.core.randomness import DeviceRandomness, Randomness, default_generator, isolated, rekey
+from adadpigu.core.sampling import Coins, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.methods.base import MethodState
@@ -37,7 +38,7 @@ Work = Callable[[], None]
 class CudaGraphs:
     """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
 
-    Graphs that may run at the same time need different generators: `other` is for those made `apart`.
+    Graphs that may run at the same time need different generators: `other` is for those made `concurrent`.
     """
 
     name = "one CUDA graph a step"
@@ -46,7 +47,7 @@ class CudaGraphs:
         self._generator, self._other = generator, other
         self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
-    def record(self, work: Work) -> Recording:
+    def record(self, work: Work) -> CapturedGraph:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)  # type: ignore[no-untyped-call, unused-ignore]
         try:
@@ -54,28 +55,21 @@ class CudaGraphs:
                 work()
         except BaseException:
             for generator in (self._generator, default_generator(self._generator.device)):
-                _renew(generator)
+                rekey(generator)
             raise
         return graph
 
-    def apart(self) -> CudaGraphs:
+    def concurrent(self) -> CudaGraphs:
         assert self._other is not None
         return CudaGraphs(self._other)
 
 
-def _renew(generator: torch.Generator) -> None:
-    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
-    fresh = torch.Generator(generator.device)
-    fill(fresh, SystemRandomness().words(2))
-    generator.graphsafe_set_state(fresh.graphsafe_get_state())
-
-
 @dataclass(frozen=True)
-class RecordedDraw:
+class CapturedDraw:
     """A draw within a recorded step: what is paid for before each replay."""
 
     draw: str
-    recorded: Recorded
+    recorded: CapturedReleases
     kept: object  # vectors that the recording reads and nobody else may hold
 
 
@@ -83,17 +77,17 @@ class ReplayedDraws(Draws):
     """Draws in a shape that does not depend on them, whose computation a device records once and replays."""
 
     _fixed: FixedBatch | None = None
-    _made: list[RecordedDraw] | None = None
+    _made: list[CapturedDraw] | None = None
 
-    def fix_shape(self, recorder: Recorder) -> None:
+    def fix_shape(self, recorder: GraphCapture) -> None:
         """From here on a draw is processed in a shape that does not depend on it, where the queries allow it."""
         if self._fixed is None and len(self._population) > 0:
             sampler, _ = next(iter(self._planned.values()))
             size = FixedBatch.size_for(self._batch_size, sampler)
-            self._fixed = FixedBatch(size, self._view.device, recorder.apart())
+            self._fixed = FixedBatch(size, self._view.device, recorder.concurrent())
 
     @contextmanager
-    def recording(self) -> Iterator[list[RecordedDraw]]:
+    def recording(self) -> Iterator[list[CapturedDraw]]:
         """Within, the device records: `release` looks at no record, and says here what a replay will release."""
         self._made = []
         try:
@@ -101,14 +95,14 @@ class ReplayedDraws(Draws):
         finally:
             self._made = None
 
-    def replay(self, drawn: RecordedDraw, run: Callable[[], None]) -> bool:
+    def replay(self, drawn: CapturedDraw, run: Callable[[], None]) -> bool:
         """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
-        paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
+        paid = self._charge_and_sample(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
         if not self._fixed.load():
             self._pending = paid
             return False
-        drawn.recorded.pay(paid.receipt)
+        drawn.recorded.check_receipt(paid.receipt)
         with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
             self._withholding(run)
         return True
@@ -123,7 +117,7 @@ class ReplayedDraws(Draws):
         size, (_, noise_multiplier) = self.micro_batches.size(queries), self._planned[draw]
         sums = self.micro_batches.recorded_sums(*fixed.drawn(), queries, min(size, fixed.size))
         recorded = self._mechanism.record(sums, noise_multiplier)
-        self._made.append(RecordedDraw(draw, recorded, self._engine.replay_memory()))
+        self._made.append(CapturedDraw(draw, recorded, self._engine.replay_memory()))
         return recorded.releases
 
     def _toss(self, sampler: Sampler) -> Coins:
@@ -144,15 +138,15 @@ class ReplayedDraws(Draws):
         return self._fixed is not None and self.micro_batches.clipped_by_engine(queries)
 
 
-class RecordedSteps:
+class CapturedSteps:
     """Takes the steps of a run, replaying those that were recorded."""
 
-    def __init__(self, draws: ReplayedDraws, recorder: Recorder) -> None:
+    def __init__(self, draws: ReplayedDraws, recorder: GraphCapture) -> None:
         self._draws = draws
-        self._recorder: Recorder | None = recorder
+        self._recorder: GraphCapture | None = recorder
         self._reason = ""
         self._seen: dict[Hashable, int] = {}
-        self._recordings: dict[Hashable, tuple[Recording, RecordedDraw]] = {}
+        self._recordings: dict[Hashable, tuple[CapturedGraph, CapturedDraw]] = {}
         self._replayed = self._taken = 0
         draws.micro_batches.relief = self._free
 
@@ -226,8 +220,8 @@ def choose_recorder(
     *,
     exposed: bool,
     several: bool,
-    recorder: Recorder | None = None,
-) -> tuple[Recorder | None, str]:
+    recorder: GraphCapture | None = None,
+) -> tuple[GraphCapture | None, str]:
     """What records the steps of a run, or None and why none does; `exposed`: something looks at every sum."""
     options, train = prepared.options, prepared.data.train
     if several:
@@ -242,7 +236,7 @@ def choose_recorder(
         return None, "noise is drawn on the CPU"
     if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
         return None, "records do not lie on the GPU"
-    if type(learned.running).accept is not MethodState.accept:
+    if type(learned.method_state).accept is not MethodState.accept:
         return None, f"{prepared.method.name} decides about each step after it"
     if not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
         return None, "this optimiser takes a changing learning rate from the CPU"

@@ -25,7 +25,7 @@ from adadpigu.runs.run import stored_tensors
 from adadpigu.tensors import digest
 from adadpigu.training.distributed.job import JobError, odd_ranks
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.resuming import settings_of
+from adadpigu.training.resuming import ledger_settings
 
 _LOOKED_AT = 256  # records that are compared where they are read one by one
 _AT_ONCE = 4096
@@ -54,7 +54,7 @@ def _facts(prepared: Preparation) -> dict[str, object]:
     """All that is public of a run and has to be the same everywhere."""
     inputs, targets = prepared.data.train.take(torch.arange(0))
     return {
-        **settings_of(prepared),
+        **ledger_settings(prepared),
         "kind of a record": describe_tree(inputs),
         "kind of a target": describe_tree(targets),
         "plan": prepared.plan.to_json(),

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from adadpigu.accounting import Ledger
 from adadpigu.core import standardising
 from adadpigu.core.bounding import BoundedSum, GradientSum
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness
-from adadpigu.core.sampling import FixedBatch, PoissonSampler
+from adadpigu.core.sampling import PoissonSampler
 from adadpigu.core.sensitive import unseal
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError
@@ -132,15 +133,15 @@ def test_a_draw_that_does_not_fit_is_processed_whole(monkeypatch: pytest.MonkeyP
 class Counting(DPSGD):
     """Planted: its steps depend on a number kept in Python, though it says that they do not."""
 
-    def begin(self, setting: RunContext) -> MethodState:
-        return _Counting(setting.batch_size)
+    def begin(self, context: RunContext) -> MethodState:
+        return _Counting(context.batch_size)
 
 
 class _Counting(MethodState):
     def __init__(self, batch_size: int) -> None:
         self._batch_size, self._count = batch_size, 0
 
-    def record(self, stage: Stage) -> Hashable:
+    def capture_key(self, stage: Stage) -> Hashable:
         return stage.name
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
