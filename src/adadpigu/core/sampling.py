@@ -11,8 +11,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -233,6 +236,10 @@ class PoissonSampler:
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 
+NO_NAME = frozenset(("", "nan", "NaN", "None", "NaT", "<NA>"))
+"""texts that stand for a missing name: of them all, one owner would be made"""
+
+
 class Owners(Sensitive[Tensor]):
     """Whose each record is: the owner's number, [n], and −1 for records beyond the declared `cap` of their owner.
 
@@ -252,13 +259,11 @@ class Owners(Sensitive[Tensor]):
     def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> Owners:
         """From one name or number a record."""
         check_range("owner_cap", cap, "at least 1")
-        listed = names.tolist() if isinstance(names, Tensor) else list(names)
-        missing = any(name is None or name != name for name in listed)
-        require(not missing, "owners: a record has none; allowed: a name or a number for each record")
+        held_as: Any = names.to_numpy() if hasattr(names, "to_numpy") else names  # a column's type counts
         known: dict[Hashable, int] = {}
         held: Counter[Hashable] = Counter()
         numbers = []
-        for name in listed:
+        for name in map(owner_name, held_as.cpu() if isinstance(held_as, Tensor) else held_as):
             held[name] += 1
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
@@ -301,6 +306,33 @@ class OwnerSampler:
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         return _event(self.sample_rate, tuple(noise_multipliers))
+
+
+def owner_name(given: Any) -> Hashable:
+    """An owner's name by its value: tensors hash by identity, and a rounded number may be two persons'."""
+    if isinstance(given, tuple):
+        return tuple(map(owner_name, given))
+    held = isinstance(given, Tensor | np.ndarray | np.generic)
+    name = given.item() if held and given.ndim == 0 else given
+    missing = name is None or type(name).__name__ in ("NAType", "NaTType") or (isinstance(name, float) and name != name)
+    if missing or (isinstance(name, str) and name in NO_NAME):
+        told = "" if missing else f", or {name!r} for it"
+        raise InputError(
+            f"owners: a record has none{told}; allowed: a name or a number for each record (where it is not known, a "
+            "new one)"
+        )
+    if not isinstance(name, str | bytes | int | float | date | UUID):
+        kind = type(name).__name__ + (f" of {name.ndim} dimensions" if held else "")
+        raise InputError(
+            f"owners: a name is a {kind}; allowed: str, bytes, int, float, bool, date, datetime, UUID, and tuples of "
+            "these"
+        )
+    if isinstance(name, float):
+        kind = given.dtype if held else torch.float64
+        exact = 2 / (torch.finfo(kind) if isinstance(kind, torch.dtype) else np.finfo(kind)).eps
+        told = f"owners: {str(kind).removeprefix('torch.')} cannot tell such numbers apart; allowed: whole ones below "
+        require(name.is_integer() and abs(name) < exact, f"{told}{exact:,.0f}, integers, or text")
+    return name
 
 
 _event = functools.lru_cache(maxsize=64)(draw_event)
