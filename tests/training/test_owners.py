@@ -142,6 +142,13 @@ def test_the_claim_is_that_of_the_rate_and_the_statement_names_the_owner() -> No
     assert "at most 3 records of one owner are trained on" in text
 
 
+def test_the_statement_says_that_test_records_may_be_of_the_same_owners() -> None:
+    test = torch.rand(4, 4), torch.zeros(4, dtype=torch.long)
+    for given in (None, test):
+        run = train(list(range(20)), torch.randn(20, 4), test=given)
+        assert any("split by owner" in line for line in run.privacy.not_covered) == (given is not None)
+
+
 def test_a_query_for_single_records_cannot_be_charged_to_a_draw_of_owners() -> None:
     """A method or a change that forgets the cap gets no noise for one record in the place of that for three."""
     ledger = one_draw_ledger(2.0, rate=0.5)
