@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ def test_a_second_run_on_the_same_data_set_says_what_both_amount_to() -> None:
 def test_an_earlier_run_that_exposed_values_leaves_no_finite_total() -> None:
     trained(records(1), diagnostics=True)
     assert "epsilon = inf" in told(trained(records(1)))[0]
+
+
+def test_an_earlier_run_of_single_records_bounds_nothing_for_an_owner() -> None:
+    """An owner may have any number of them. A run of owners covers a later one, of owners or of records."""
+    owners = {"owners": [*range(30)] * 2, "owner_cap": 2}
+    for first, second, total in (({}, owners, math.inf), (owners, owners, 2.0), (owners, {}, 2.0)):
+        earlier_runs.clear()
+        epsilon = trained(records(1), **first).privacy.epsilon_pld
+        (line,) = told(trained(records(1), **second))
+        amount = float(line.split("epsilon = ")[1].split()[0].replace("infinite", "inf"))
+        assert amount == pytest.approx(total * epsilon, rel=1e-3)
+        assert ("which bounds nothing for an owner" in line) == math.isinf(total)
 
 
 def test_the_statement_is_the_same_whatever_the_records_are() -> None:
