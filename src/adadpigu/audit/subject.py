@@ -178,6 +178,8 @@ def subject_of(
     config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
     stands_in = not (real or is_named(config.dataset))
     data = stand_ins_for(config, folder) if stands_in else replace(load_data(config), test=None)
+    if exposed := real and not is_named(config.dataset):
+        earlier_runs.add_audit(data.name, data.records)
     if sample_rate is not None:
         require(0 < sample_rate <= 1, f"sample_rate={sample_rate} is not in (0, 1]")
         batch = max(1, round(sample_rate * data.records))
@@ -200,7 +202,7 @@ def subject_of(
         delta=ready.delta,
         settings=ledger_settings(ready),
         stands_in=stands_in,
-        exposed=real and not is_named(config.dataset),
+        exposed=exposed,
     )
 
 
@@ -233,7 +235,8 @@ def held(data: DataSet) -> TensorRecords:
 def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> Run:
     """Trains as `train_prepared` does, or as `trained_through` says; Ctrl-C ends an audit that needs the whole run.
 
-    Each run is stated as the first of its process: an audit makes many, which are no other models of the records.
+    Each run is stated as the first of its process: an audit makes many. Those on the user's own records are together
+    one earlier run of what is trained later (`subject_of`).
     """
     with earlier_runs.isolated_history():
         run = _drive.get()(ready, **options)

@@ -59,6 +59,13 @@ class EarlierRuns(dict[str, StartedRun]):
             f"simple addition{of_records}"
         )
 
+    def add_audit(self, dataset: str, records: int) -> None:
+        """Notes an audit that trains on the user's own records: it shows what no noise covers."""
+        run = f"audit {len(self)}"
+        self[run] = StartedRun(
+            run=run, preparation=run, dataset=dataset, records=records, epsilon=math.inf, delta=0.0, ledger=None
+        )
+
     @contextlib.contextmanager
     def isolated_history(self) -> Iterator[None]:
         """Within it no run was before: an audit's neighbours, trained one after the other, say the same."""
