@@ -268,6 +268,18 @@ class Owners(Sensitive[Tensor]):
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
 
+    def followed_by(self, sizes: Iterable[int]) -> Owners:
+        """These, and behind them others, each of so many records.
+
+        >>> unseal(Owners.of(["ann", "ann"], cap=2).followed_by([1, 3])).tolist()
+        [0, 0, 1, 2, 2, -1]
+        """
+        names = [owner for owner, size in enumerate(sizes) for _ in range(size)]
+        numbers = self._content.tolist()
+        others = unseal(Owners.of(names, cap=self.cap)).tolist()
+        start = 1 + max(numbers, default=-1)
+        return Owners(torch.tensor(numbers + [n + start if n >= 0 else n for n in others]), self.cap)
+
     @staticmethod
     def declared(cap: int) -> str:
         """What is public of them, for the statement."""
