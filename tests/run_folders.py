@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from adadpigu.accounting.journal import Journal, head_path, read_journal
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.cli.app import run as command
-from adadpigu.runs.run import MODEL, bytes_digest
+from adadpigu.runs.digests import bytes_digest
+from adadpigu.runs.run import MODEL
 
 SHORT = ("--model", "mlp", "--steps", "12", "--batch-size", "64", "--noise-multiplier", "1", "--seed", "0", "--json")
 _DYING = """
@@ -76,11 +77,11 @@ def changed(folder: Path, name: str, **values: object) -> None:
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = dict, records: int | None = None) -> None:
     """The ledger of a folder, its header changed, and only so many of its records kept: whole, as its writer would."""
-    header, *lines = read_journal(folder / NAME).bodies
+    header, *lines = read_journal(folder / LEDGER_FILE).bodies
     change(header)
-    for old in (folder / NAME, head_path(folder / NAME)):
+    for old in (folder / LEDGER_FILE, head_path(folder / LEDGER_FILE)):
         old.unlink()
-    journal = Journal(folder / NAME, new=True)
+    journal = Journal(folder / LEDGER_FILE, new=True)
     for body in [header, *lines][:records]:
         journal.append(body)
     journal.close()
@@ -88,9 +89,9 @@ def rewritten(folder: Path, change: Callable[[dict[str, Any]], object] = dict, r
 
 def rebound(folder: Path) -> None:
     """The ledger of a folder closed anew over the files that are there now, as somebody does who rewrites all of it."""
-    closing = read_journal(folder / NAME).bodies[-1]["closing"]
+    closing = read_journal(folder / LEDGER_FILE).bodies[-1]["closing"]
     rewritten(folder, records=-1)
-    journal = Journal(folder / NAME, new=False)
+    journal = Journal(folder / LEDGER_FILE, new=False)
     files = {name: bytes_digest(folder / name) for name in closing if name != MODEL}
     journal.append({"closing": {**closing, **files}})
     journal.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from adadpigu.accounting.journal import Journal
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 from adadpigu.training import Facts, Metrics, Run, train_prepared
 from adadpigu.training.pace import SHARE
 from adadpigu_bench.contestants import Task, synchronise
@@ -61,7 +61,7 @@ def measure_ledger(*, net: str, batch: int, method: str, engine: str, device: st
         clock = _Clock(device, warm_up=_WARM_UP[kind])
         with clock.watching():
             train_prepared(run, out=Path(folder) / "run", observers=[clock])
-        reserve = int(read_ledger(Path(folder) / "run" / NAME).header["reserve"])
+        reserve = int(read_ledger(Path(folder) / "run" / LEDGER_FILE).header["reserve"])
     total = clock.end_time - clock.start_time
     return LedgerCost(
         net=net,

@@ -8,7 +8,7 @@ from typing import Any
 from adadpigu.errors import InputError
 
 
-def extra(module: str, *, group: str, purpose: str) -> Any:
+def import_extra(module: str, *, group: str, purpose: str) -> Any:
     """An optional package's module; where it is missing, one line says how to install it."""
     try:
         return importlib.import_module(module)

@@ -86,8 +86,8 @@ class _Masked(Flipped):
 class _Centred(Flipped):
     """Scores a canary by α on its coordinate; all other records' gradients are α there."""
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
-        super().asked(draw, queries)
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
+        super().before_draw(draw, queries)
         self.scores = self.loss.center.double()
 
 
@@ -225,9 +225,9 @@ class Displacing(Canaries):
         self._records = _Noting(data.train)
         return model, replace(data, train=self._records), loss
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         self._step += 1
-        super().asked(draw, queries)
+        super().before_draw(draw, queries)
         self.loss.center.fill_(-self._LARGE * queries[0].clip_norm)
         self.loss.signal.copy_(-2 * self.loss.center)
 

@@ -13,7 +13,7 @@ from adadpigu.accounting import Plan, PlannedDraw, PlannedStage, epsilon, plan_f
 from adadpigu.accounting.closed_forms import gaussian_epsilon
 from adadpigu.accounting.events import draw_event
 from adadpigu.audit.accountant import audit_accountant, charges
-from adadpigu.audit.reckoning import reckon
+from adadpigu.audit.epsilon_integral import integrate_epsilon
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset
 from adadpigu.core.sampling import PoissonSampler
@@ -28,7 +28,7 @@ def subject() -> Subject:
 
 @pytest.mark.parametrize(("sigma", "count", "delta"), [(1.0, 1, 1e-5), (3.0, 20, 1e-6), (0.3, 2, 1e-9)])
 def test_gaussians_are_reckoned_as_their_closed_form_has_it(sigma: float, count: int, delta: float) -> None:
-    found = reckon([(1.0, sigma, count)], delta)
+    found = integrate_epsilon([(1.0, sigma, count)], delta)
     exact = gaussian_epsilon(sigma / count**0.5, delta)
     assert found.least == pytest.approx(exact, rel=1e-6)
     assert found.most == pytest.approx(exact, rel=1e-6)
@@ -41,7 +41,7 @@ def test_gaussians_are_reckoned_as_their_closed_form_has_it(sigma: float, count:
 def test_sampled_draws_are_reckoned_just_below_the_packages_own_claim_and_above_one_of_a_step_less(
     q: float, sigma: float, steps: int
 ) -> None:
-    found = reckon([(q, sigma, steps)], 1e-5)
+    found = integrate_epsilon([(q, sigma, steps)], 1e-5)
     claims = [epsilon(plan_for(q, count)(sigma).event(), 1e-5) for count in (steps - 1, steps)]
     assert claims[0] < found.least
     assert found.least == pytest.approx(claims[1], rel=1e-4)
@@ -49,13 +49,13 @@ def test_sampled_draws_are_reckoned_just_below_the_packages_own_claim_and_above_
 
 
 def test_draws_that_cost_nothing_or_everything() -> None:
-    assert reckon([(0.0, 1.0, 5), (0.5, float("inf"), 5), (0.5, 1.0, 0)], 1e-5).most == 0
-    assert reckon([(0.5, 0.0, 1)], 1e-5).least == float("inf")
+    assert integrate_epsilon([(0.0, 1.0, 5), (0.5, float("inf"), 5), (0.5, 1.0, 0)], 1e-5).most == 0
+    assert integrate_epsilon([(0.5, 0.0, 1)], 1e-5).least == float("inf")
 
 
 @pytest.mark.slow
 def test_where_few_records_are_drawn_the_reckoning_says_how_little_it_knows() -> None:
-    found, claim = reckon([(0.001, 0.7, 30)], 1e-5), epsilon(plan_for(0.001, 30)(0.7).event(), 1e-5)
+    found, claim = integrate_epsilon([(0.001, 0.7, 30)], 1e-5), epsilon(plan_for(0.001, 30)(0.7).event(), 1e-5)
     assert found.least <= claim <= found.most * (1 + 1e-4)
 
 

@@ -219,5 +219,5 @@ def test_the_price_of_delta_is_the_formula() -> None:
 @pytest.mark.parametrize("delta", [CERTAIN, 1e-3])
 def test_one_run_says_nothing_about_epsilon_where_delta_explains_it_all(delta: float) -> None:
     for guesses in (10, 1000):
-        assert one_run_epsilon(Trial.flawless(1000, guesses), delta, 2 * delta) == 0
-    assert one_run_epsilon(Trial.flawless(1000, 1000), delta, 10 * delta) > 0
+        assert one_run_epsilon(Trial.without_errors(1000, guesses), delta, 2 * delta) == 0
+    assert one_run_epsilon(Trial.without_errors(1000, 1000), delta, 10 * delta) > 0

@@ -94,7 +94,7 @@ def test_the_claims_curve_refutes_more_than_the_gaussian_of_the_same_epsilon() -
 
 def test_no_privacy_gives_a_curve_that_nothing_refutes_and_no_release_one_that_a_coin_meets() -> None:
     nothing = claim_curve(plan_for(0.1, 10)(0.0).event())
-    assert not one_run_refutes_curve(nothing, Trial.flawless(1000, 1000), 0.05)
+    assert not one_run_refutes_curve(nothing, Trial.without_errors(1000, 1000), 0.05)
     free = claim_curve(plan_for(0.0, 10)(1.0).event())
     assert [free(power) for power in POWERS] == pytest.approx(POWERS)
 

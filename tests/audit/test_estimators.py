@@ -144,7 +144,7 @@ def test_what_one_run_refutes_is_everything_below_some_epsilon(
 def test_all_wrong_or_a_coin_or_nothing_seen_shows_nothing() -> None:
     wrong = Errors(false_alarms=50, without=50, misses=50, within=50)
     coin = Errors(false_alarms=500, without=1000, misses=500, within=1000)
-    for errors in (wrong, coin, Errors.flawless(0)):
+    for errors in (wrong, coin, Errors.without_errors(0)):
         assert gaussian_mu(errors, 0.05) == 0
         assert epsilon_from_errors(errors, DELTA, 0.05) == 0
     one_sided = Errors(false_alarms=50, without=50, misses=0, within=50)
@@ -175,7 +175,7 @@ def test_flawless_guesses_show_what_the_closed_form_says_at_any_significance() -
         for significance in (0.05, CERTAIN, 1e-9):
             chance = significance ** (1 / guesses)
             exact = math.log(chance / -math.expm1(math.log(significance) / guesses))
-            assert one_run_epsilon(Trial.flawless(guesses, guesses), 0.0, significance) == pytest.approx(
+            assert one_run_epsilon(Trial.without_errors(guesses, guesses), 0.0, significance) == pytest.approx(
                 exact, abs=1e-8
             )
 
@@ -194,7 +194,7 @@ def test_the_search_never_says_more_than_is_refuted() -> None:
 def test_the_fewest_observations_have_their_closed_form(claim: float, delta: float, significance: float) -> None:
     """(β/2)^(1/n) > 1 − (1 − δ)/(1 + e^ε)."""
     needed = math.log(significance / 2) / math.log1p(-(1 - delta) / (1 + math.exp(claim)))
-    count = fewest(lambda n: epsilon_from_errors(Errors.flawless(n), delta, significance) > claim)
+    count = fewest(lambda n: epsilon_from_errors(Errors.without_errors(n), delta, significance) > claim)
     assert count - 1 <= needed * (1 + 1e-9)
     assert needed < count * (1 + 1e-9)
 
@@ -204,7 +204,7 @@ def test_the_fewest_observations_have_their_closed_form(claim: float, delta: flo
 def test_the_fewest_for_mu_have_their_closed_form(mu: float, significance: float) -> None:
     """(β/2)^(1/n) > 1 − Φ(−μ/2)."""
     needed = math.log(significance / 2) / math.log1p(-norm.sf(mu / 2))
-    count = fewest(lambda n: gaussian_mu(Errors.flawless(n), significance) > mu)
+    count = fewest(lambda n: gaussian_mu(Errors.without_errors(n), significance) > mu)
     assert count - 1 <= needed * (1 + 1e-9)
     assert needed < count * (1 + 1e-9)
 
@@ -212,9 +212,9 @@ def test_the_fewest_for_mu_have_their_closed_form(mu: float, significance: float
 @pytest.mark.parametrize("significance", [0.3, 0.05, 0.01, CERTAIN])
 @pytest.mark.parametrize("claim", [0.0, 1.0, 3.0])
 def test_the_fewest_guesses_are_enough_and_one_less_is_not(claim: float, significance: float) -> None:
-    count = fewest(lambda n: one_run_refutes(claim, Trial.flawless(n, n), 0.0, significance))
+    count = fewest(lambda n: one_run_refutes(claim, Trial.without_errors(n, n), 0.0, significance))
     for canaries in (count, 10 * count):
-        enough, short = Trial.flawless(canaries, count), Trial.flawless(canaries, count - 1)
+        enough, short = Trial.without_errors(canaries, count), Trial.without_errors(canaries, count - 1)
         assert one_run_epsilon(enough, 0.0, significance) > claim >= one_run_epsilon(short, 0.0, significance)
         curve = profile_curve([claim], [0.0])
         assert one_run_refutes_curve(curve, enough, significance)

@@ -59,10 +59,10 @@ def lying(made: Subject) -> Subject:
 
 def shown(canary: InOrOut, query: GradientSum, x: float) -> None:
     """One draw in which the canary's coordinate is released as x, and all others as something else."""
-    canary.asked("gradient", [query])
+    canary.before_draw("gradient", [query])
     value = torch.full((canary.coordinates,), -77.0, dtype=torch.float64)
     value[canary.loss.place] = x * query.clip_norm
-    canary.heard(Answer("gradient", (query,), {query.name: _release(value, query)}), "training")
+    canary.on_draw(Answer("gradient", (query,), {query.name: _release(value, query)}), "training")
 
 
 def _release(value: Tensor, query: GradientSum) -> Release:
@@ -311,16 +311,16 @@ def test_releases_that_are_not_finite_are_a_finding_and_no_number_of_the_result(
 @pytest.mark.slow
 def test_every_release_that_is_not_finite_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """One coordinate of the model, of the first release of each run: not the canary's."""
-    heard = InOrOut.heard
+    on_draw = InOrOut.on_draw
 
     def spoilt(self: InOrOut, answer: Answer, stage: str) -> None:
         def with_nan(value: Tensor) -> Tensor:
             return torch.cat([torch.full((1,), math.nan), value[1:]])
 
         released = {name: release.map(with_nan) for name, release in answer.releases.items()}
-        heard(self, replace(answer, releases=released), stage)
+        on_draw(self, replace(answer, releases=released), stage)
 
-    monkeypatch.setattr(InOrOut, "heard", spoilt)
+    monkeypatch.setattr(InOrOut, "on_draw", spoilt)
     result = audit_many_runs(subject(), runs=21)
     assert result.details["releases_not_finite"] == 2 * 31 * subject().plan.steps
     assert not result.passed

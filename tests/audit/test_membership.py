@@ -350,10 +350,10 @@ def test_a_release_is_broken_if_one_of_its_numbers_is_not_finite(value: float) -
     made, seen = subject(), RunObserver()
 
     class Spoiling(RunObserver):
-        def heard(self, answer: Answer, stage: str) -> None:
+        def on_draw(self, answer: Answer, stage: str) -> None:
             made = answer.releases.items()
             spoilt = {name: r.map(lambda v: torch.cat([v[1:], torch.tensor([value])])) for name, r in made}
-            seen.heard(replace(answer, releases=spoilt), stage)
+            seen.on_draw(replace(answer, releases=spoilt), stage)
 
     watch = Spoiling()
     train_prepared(made.prepare(), watch=watch, observers=[watch])

@@ -21,9 +21,9 @@ from scipy.stats import gamma, norm, poisson
 from torch import Tensor
 
 from adadpigu.audit import keys, noise
-from adadpigu.audit.laws import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
-from adadpigu.audit.listening import _places
 from adadpigu.audit.noise import audit_noise
+from adadpigu.audit.noise_capture import _places
+from adadpigu.audit.p_values import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.config import merge, read_preset

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.accounting import Ledger
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
@@ -27,9 +27,9 @@ from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core import mechanism, standardising
 from adadpigu.core.bounding import BoundedSum
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness
-from adadpigu.core.sampling import FixedBatch
 from adadpigu.runs.run import Run
 from adadpigu.training.cuda_graphs import CapturedDraw, ReplayedDraws
 from adadpigu.training.loop import Session
@@ -60,7 +60,7 @@ def by_recorder(ready: Preparation, *, randomness: Any, out: Path | None = None,
     recorder = ReplayedOperations(source.coins, source.noise, torch.default_generator)
     if out is not None:
         out.mkdir()
-    ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / NAME)
+    ledger = Ledger(ready.plan, budget=ready.budget, path=None if out is None else out / LEDGER_FILE)
     with ledger:
         return Session(Begun(prepared=ready, ledger=ledger), randomness=source, recorder=recorder, **how).run()
 

@@ -20,7 +20,7 @@ from test_replay_everything import OPTIONS, PLAIN, RECORDS, SHARE, Option, data_
 from torch import Tensor, nn
 
 from adadpigu.audit.adversarial import EDGE, Record, adversarial_records
-from adadpigu.audit.coins import FrozenChance
+from adadpigu.audit.coins import PerRecordRng
 from adadpigu.audit.replay import REMOVED, Recording, ReplayResult, replay_edge
 from adadpigu.core import bounding
 from adadpigu.core.bounding import BoundedSum
@@ -238,7 +238,7 @@ def test_the_effect_of_a_record_on_a_draw_is_reckoned_in_units_of_its_noise() ->
 def test_chance_of_common_records_does_not_depend_on_the_last_one() -> None:
     """Every random operation gives the same rows with one row more; unfrozen, the second of two does not."""
 
-    def rows(count: int, chance: FrozenChance | None) -> list[Tensor]:
+    def rows(count: int, chance: PerRecordRng | None) -> list[Tensor]:
         def drawn() -> list[Tensor]:
             shape = torch.zeros(count, 7, dtype=torch.float64)
             mapped = torch.func.vmap(lambda row: nn.functional.dropout(row + 1), randomness="different")(shape)
@@ -252,7 +252,7 @@ def test_chance_of_common_records_does_not_depend_on_the_last_one() -> None:
         with chance:
             return drawn()
 
-    fewer, more = (rows(count, FrozenChance()) for count in (20, 21))
+    fewer, more = (rows(count, PerRecordRng()) for count in (20, 21))
     assert all(torch.equal(few, many[:20]) for few, many in zip(fewer, more, strict=True))
     assert not torch.equal(fewer[3], fewer[5])
     unfrozen = zip(rows(20, None), rows(21, None), strict=True)
@@ -262,7 +262,7 @@ def test_chance_of_common_records_does_not_depend_on_the_last_one() -> None:
 @pytest.mark.parametrize("used", [True, False])
 def test_frozen_chance_has_the_laws_it_replaces(used: bool) -> None:
     """Means and variances of 20,000 numbers each, within 7 standard errors: a false alarm below 3e-12 for each."""
-    chance = FrozenChance()
+    chance = PerRecordRng()
     chance.rekey(torch.tensor([11]))
     torch.manual_seed(3)
     with chance if used else torch.no_grad():

@@ -20,11 +20,12 @@ from torch import Tensor
 from adadpigu.accounting import epsilon, plan_for
 from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of
-from adadpigu.audit.watching import SpiedSampler, watch
+from adadpigu.audit.watching import ObservedSampler, watch
 from adadpigu.config import merge, read_preset
 from adadpigu.core import standardising
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.randomness import DeviceRandomness, Randomness, ReproducibleRandomness
-from adadpigu.core.sampling import Coins, Drawn, FixedBatch, PoissonSampler, Population, gather
+from adadpigu.core.sampling import Coins, Drawn, PoissonSampler, Population, gather
 from adadpigu.core.sensitive import unseal
 from adadpigu.errors import InputError
 from adadpigu.training.cuda_graphs import choose_recorder
@@ -218,7 +219,7 @@ def test_a_spied_sampler_answers_as_the_runs_own_does_and_tells() -> None:
             return "priced", given
 
     told: list[str] = []
-    spied: Any = SpiedSampler(
+    spied: Any = ObservedSampler(
         sample_rate=RATE,
         own=Own(sample_rate=RATE),
         asked=lambda: told.append("asked"),

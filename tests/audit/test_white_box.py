@@ -80,7 +80,7 @@ def test_other_records_are_as_they_would_be_without_the_block() -> None:
         def choose(self, active: Tensor | None) -> Tensor:
             return torch.ones(12)
 
-        def heard(self, answer: Answer, stage: str) -> None:
+        def on_draw(self, answer: Answer, stage: str) -> None:
             with_block.append(answer.releases["gradient"].value[:-12])
 
     audited = subject("dpsgd", steps=3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.audit import white_box
 from adadpigu.cli.app import run as command
 from adadpigu.cli.audit_output import KINDS, claimed
@@ -151,7 +151,7 @@ def test_a_claim_below_what_the_ledger_holds_is_refuted(call: Any, finished: Pat
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_without_a_ledger_is_refused_by_every_audit(call: Any, finished: Path, tmp_path: Path, kind: str) -> None:
     run = tampered(finished, tmp_path)
-    (run / NAME).unlink()
+    (run / LEDGER_FILE).unlink()
     assert_refused(call("audit", kind, str(run)), "has no ledger.log")
 
 
@@ -320,7 +320,7 @@ def test_an_audit_that_is_interrupted_is_none(call: Any, monkeypatch: pytest.Mon
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Canaries, "asked", stop)
+    monkeypatch.setattr(Canaries, "before_draw", stop)
     code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
     assert (code, out) == (130, "")
     assert not (tmp_path / "found").exists()

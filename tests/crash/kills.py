@@ -40,7 +40,7 @@ from witness import PHASES, Planted, Testimony, Witness, read
 
 from adadpigu.accounting import draw_event, epsilon
 from adadpigu.accounting.events import compose
-from adadpigu.accounting.ledger_reading import NAME, inspect_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, inspect_ledger
 from adadpigu.cli.app import run
 
 STEPS, BATCH, RECORDS, SIGMA, DELTA = 120, 96, 1437, 0.8, 1e-5
@@ -280,7 +280,7 @@ def _wait(child: int, seconds: float) -> int:
 
 
 def _closed(folder: Path) -> bool:
-    return (folder / "summary.json").exists() and inspect_ledger(folder / NAME).closing is not None
+    return (folder / "summary.json").exists() and inspect_ledger(folder / LEDGER_FILE).closing is not None
 
 
 def _verify(folder: Path) -> tuple[int, str, str]:

@@ -185,6 +185,7 @@ READINGS: dict[str, Reading] = {
     "privacy-line": Reading(refused={"from adadpigu import Release": ad.PrivacyLineError}),
     "results": Reading(names=results),
     "own-loop": Reading(names=small, smaller=SMALL),
+    "owners": Reading(names=small),
     "planted-bugs": Reading(
         not_run={
             "python tests/audit/planted_bugs.py": "minutes of a core; tests/audit/test_planted_bugs.py runs it",

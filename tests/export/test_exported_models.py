@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
 from adadpigu.export import ExportedModel, Synthetic, export_onnx, export_program
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 from adadpigu.features.front import Fronted, make_front
 from adadpigu.integrations.opacus import DPLSTM
 from adadpigu.models import make_model
@@ -92,7 +92,7 @@ def by_torch(path: Path) -> Predict:
 
 
 def by_onnxruntime(path: Path) -> Predict:
-    session = extra("onnxruntime", group="onnx", purpose="").InferenceSession(str(path))
+    session = import_extra("onnxruntime", group="onnx", purpose="").InferenceSession(str(path))
     return lambda x: torch.from_numpy(session.run(None, {"inputs": x.numpy()})[0])
 
 
@@ -125,7 +125,7 @@ def test_a_file_predicts_what_the_model_does_for_any_number_of_records(
 
 def statement_in(path: Path, form: str) -> tuple[str, dict[str, Any]]:
     if form == "onnx":
-        found = {p.key: p.value for p in extra("onnx", group="onnx", purpose="").load(str(path)).metadata_props}
+        found = {p.key: p.value for p in import_extra("onnx", group="onnx", purpose="").load(str(path)).metadata_props}
     else:
         found = {"adadpigu.statement.txt": "", "adadpigu.privacy.json": ""}
         torch.export.load(path, extra_files=found)

@@ -18,10 +18,10 @@ import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.export import CardFacts, facts_of_run, model_card, write_card
 from adadpigu.export.card import code_block, markdown_text, to_yaml
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 from run_folders import rebound
 
-yaml = extra("yaml", group="", purpose="")
+yaml = import_extra("yaml", group="", purpose="")
 EVIL = 'x\n---\nlicense: mit\n# owned\n| a | <script>alert(1)</script> ![p](http://e.vil/p) [l](javascript:1) `c` "q\\'
 """a data set's name that wants to be more"""
 
@@ -46,7 +46,7 @@ def facts() -> CardFacts:
 
 
 def test_hugging_face_reads_licence_tags_metrics_and_result(facts: CardFacts) -> None:
-    card = extra("huggingface_hub", group="", purpose="").ModelCard(model_card(facts, license="apache-2.0"))
+    card = import_extra("huggingface_hub", group="", purpose="").ModelCard(model_card(facts, license="apache-2.0"))
     assert card.data.license == "apache-2.0"
     assert {"adadpigu", "differential-privacy", "dpsgd"} <= set(card.data.tags)
     assert card.data.datasets == ["clinic"]

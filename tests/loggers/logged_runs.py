@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import adadpigu as ad
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 
 Series = dict[int, dict[str, float]]
 
@@ -54,8 +54,8 @@ def trained(*observers: Any, out: Path | None = None, **options: Any) -> ad.Run:
 
 
 def tensorboard_series(folder: Path) -> tuple[Series, dict[str, str]]:
-    accumulators = extra("tensorboard.backend.event_processing.event_accumulator", group="", purpose="")
-    arrays = extra("tensorboard.util.tensor_util", group="", purpose="")
+    accumulators = import_extra("tensorboard.backend.event_processing.event_accumulator", group="", purpose="")
+    arrays = import_extra("tensorboard.util.tensor_util", group="", purpose="")
     found = accumulators.EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     series: Series = defaultdict(dict)
     texts: dict[str, str] = {}
@@ -71,7 +71,7 @@ def tensorboard_series(folder: Path) -> tuple[Series, dict[str, str]]:
 
 def mlflow_client(folder: Path, monkeypatch: Any) -> Any:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    return extra("mlflow.tracking", group="", purpose="").MlflowClient(tracking_uri=folder.resolve().as_uri())
+    return import_extra("mlflow.tracking", group="", purpose="").MlflowClient(tracking_uri=folder.resolve().as_uri())
 
 
 def mlflow_series(client: Any, run: str) -> Series:
@@ -84,7 +84,7 @@ def mlflow_series(client: Any, run: str) -> Series:
 
 def wandb_records(folder: Path) -> Iterator[Any]:
     """The records of an offline run: LevelDB's log format, after a header of seven bytes."""
-    messages = extra("wandb.proto.wandb_internal_pb2", group="", purpose="")
+    messages = import_extra("wandb.proto.wandb_internal_pb2", group="", purpose="")
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     data, place, whole, block = path.read_bytes(), 7, b"", 32768
     while place < len(data):

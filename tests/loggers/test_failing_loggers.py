@@ -15,7 +15,7 @@ import torch
 from logged_runs import trained
 
 import adadpigu as ad
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.loggers import LOGGERS, Facts, Logger, Metrics, Run, make_logger
 from adadpigu.runs.run import check_observers
@@ -74,7 +74,7 @@ def test_a_failing_logger_is_named_once_and_the_run_goes_on_as_without_it(
     alone = trained(out=tmp_path / "alone", randomness=ReproducibleRandomness(5))
     for mine, other in zip(run.model.parameters(), alone.model.parameters(), strict=True):
         assert torch.equal(mine, other)
-    kept = [read_ledger(tmp_path / name / NAME) for name in ("run", "alone")]
+    kept = [read_ledger(tmp_path / name / LEDGER_FILE) for name in ("run", "alone")]
     assert kept[0].damage == ""
     assert [session.steps for session in kept[0].sessions()] == [session.steps for session in kept[1].sessions()] == [6]
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -101,7 +101,7 @@ class Raising:
 def test_an_observer_of_ones_own_that_raises_ends_the_run_with_the_ledger_right(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="mine"):
         trained(Raising("update"), out=tmp_path / "run")
-    record = read_ledger(tmp_path / "run" / NAME)
+    record = read_ledger(tmp_path / "run" / LEDGER_FILE)
     assert record.damage == ""
     assert [(session.steps, session.end) for session in record.sessions()] == [(3, "failed")]
     assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -23,7 +23,8 @@ from adadpigu.errors import InputError
 from adadpigu.methods import AdaDPIGU, Layers, Masked
 from adadpigu.methods.adadpigu import _State
 from adadpigu.methods.importance import Importance, rank
-from adadpigu.methods.statistics import MaskSchedule, Statistics, StatisticsOptions
+from adadpigu.methods.mask import MaskSchedule
+from adadpigu.methods.statistics import Statistics, StatisticsOptions
 from trials import small_net, weights
 
 STEPS, FIRST, CLIP = 9, 3, 0.3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adadpigu.core.mechanism import Release
 from adadpigu.errors import InputError
 from adadpigu.methods.importance import Importance, Score, chosen, rank
-from adadpigu.methods.statistics import MaskSchedule, Schedule
+from adadpigu.methods.mask import MaskSchedule, Schedule
 
 ROWS = torch.tensor([[1.0, -2.0, 0.5], [1.0, 2.0, -0.5], [-3.0, 2.0, 0.0]])
 

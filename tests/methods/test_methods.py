@@ -23,7 +23,7 @@ from adadpigu.data import TensorRecords
 from adadpigu.errors import InputError, PrivacyLineError
 from adadpigu.methods import DPSGD, SGD, AdaDPIGU, ParameterFreezing, RandomFreeze, make_method
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage
-from adadpigu.methods.statistics import Schedule
+from adadpigu.methods.mask import Schedule
 from adadpigu.training import train_prepared
 from adadpigu.training.loop import Session
 from adadpigu.training.resuming import Begun

@@ -67,7 +67,7 @@ def test_returning_coordinates_start_afresh_from_the_median(release: MakeRelease
     statistics = make(StatisticsOptions(mean_decay=0.5, variance_decay=0.5, offset=0.1))
     statistics.mean[:] = 7.0
     statistics.variance[:] = torch.tensor([1.0, 5.0, 2.0, 9.0, 3.0])
-    statistics.welcome(mask_of([3], 5), mask_of([0, 2, 4], 5))
+    statistics.init_returned(mask_of([3], 5), mask_of([0, 2, 4], 5))
     assert statistics.mean.tolist() == [7.0, 7.0, 7.0, 0.0, 7.0]
     assert statistics.variance.tolist() == [1.0, 5.0, 2.0, 2.0, 3.0]
 
@@ -75,7 +75,7 @@ def test_returning_coordinates_start_afresh_from_the_median(release: MakeRelease
 def test_returning_coordinates_share_their_layers_beta_where_it_is_shared() -> None:
     statistics = make(StatisticsOptions(variance_decay=0.5, offset=0.1, per_layer=True))
     statistics.variance[:] = torch.tensor([4.0, 1.0, 4.0, 1.0, 1.0])
-    statistics.welcome(mask_of([1, 3], 5), mask_of([0, 2], 5))
+    statistics.init_returned(mask_of([1, 3], 5), mask_of([0, 2], 5))
     assert statistics.variance.tolist() == [4.0, 4.0, 4.0, 4.0, 1.0]
 
 
@@ -119,7 +119,7 @@ def test_a_held_beta_stays_where_stage_1_put_it_even_when_alpha_moves(release: M
     start = torch.tensor([4.0, 4.0, 0.25, 0.25, 1.0])
     statistics = Statistics(StatisticsOptions(mean_decay=0.5), variance=start, groups=LAYERS)
     statistics.update(release(torch.ones(1, 5)), noise_variance=torch.zeros(5))
-    statistics.welcome(mask_of([2], 5), mask_of([0, 1], 5))
+    statistics.init_returned(mask_of([2], 5), mask_of([0, 1], 5))
     assert statistics.variance.tolist() == start.tolist()
     assert statistics.mean.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5]
 

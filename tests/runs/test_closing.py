@@ -14,7 +14,7 @@ import adadpigu as ad
 import run_folders
 from adadpigu.accounting import Budget, Ledger
 from adadpigu.accounting.journal import Journal, read_journal
-from adadpigu.accounting.ledger_reading import NAME, OLDER, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, OLDER, read_ledger
 from adadpigu.accounting.shared import create_shared
 from adadpigu.export import facts_of_run
 from adadpigu.runs.run import MODEL, TEXTS, Facts, Metrics, Run, RunFolder
@@ -61,7 +61,7 @@ def test_every_end_of_a_resumed_run_binds_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         trained(out, observers=[Stopping(3, ZeroDivisionError)], **how)
     assert verify(out).bound
-    assert MODEL not in (read_ledger(out / NAME).closing or {})
+    assert MODEL not in (read_ledger(out / LEDGER_FILE).closing or {})
     run = trained(out, observers=[Stopping(5, KeyboardInterrupt)], resume=True, **how)
     assert verify(out).bound
     assert facts_of_run(out).privacy == run.privacy
@@ -96,7 +96,7 @@ def test_a_run_that_is_cut_off_before_it_closes_says_so_and_can_be_brought_to_it
         with pytest.raises(Killed):
             trained(out, resume=bool(before), **how)
     found = verify(out)
-    assert (found.state, found.file) == ("open", NAME)
+    assert (found.state, found.file) == ("open", LEDGER_FILE)
     assert "--resume" in found.why
     with pytest.raises(ad.InputError, match="has no closing record"):
         facts_of_run(out)
@@ -151,7 +151,7 @@ def test_weights_that_are_the_same_and_of_another_run_are_told_apart(tmp_path: P
     trained(tmp_path / "run")
     path = tmp_path / "run" / MODEL
     tensors = read_tensors(path, "model")
-    assert read_file(path, "model")[1] == {"run": read_ledger(tmp_path / "run" / NAME).header["facts"]["run"]}
+    assert read_file(path, "model")[1] == {"run": read_ledger(tmp_path / "run" / LEDGER_FILE).header["facts"]["run"]}
     write_tensors(path, tensors, {"run": "0" * 32})
     assert "'00000000'" in verify(tmp_path / "run").why
     write_tensors(path, tensors)
@@ -161,9 +161,9 @@ def test_weights_that_are_the_same_and_of_another_run_are_told_apart(tmp_path: P
 @pytest.mark.parametrize("name", [*TEXTS, MODEL])
 def test_a_closing_record_that_leaves_a_file_out_binds_nothing(name: str, tmp_path: Path) -> None:
     trained(tmp_path / "run")
-    closing = read_journal(tmp_path / "run" / NAME).bodies[-1]["closing"]
+    closing = read_journal(tmp_path / "run" / LEDGER_FILE).bodies[-1]["closing"]
     rewritten(tmp_path / "run", records=-1)
-    journal = Journal(tmp_path / "run" / NAME, new=False)
+    journal = Journal(tmp_path / "run" / LEDGER_FILE, new=False)
     journal.append({"closing": {key: value for key, value in closing.items() if key != name}})
     journal.close()
     (tmp_path / "run" / name).unlink()

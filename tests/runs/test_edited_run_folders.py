@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from adadpigu.accounting.journal import head_path
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.runs.verifying import verify
 from adadpigu.tensors import digest, read_tensors
 from run_folders import changed, rebound, rewritten, trained
@@ -69,7 +69,7 @@ def shorter_statement(run: Path, made: Path) -> None:
 
 
 def ledger_of_a_twin(run: Path, made: Path) -> None:
-    for name in (NAME, head_path(run / NAME).name):
+    for name in (LEDGER_FILE, head_path(run / LEDGER_FILE).name):
         shutil.copy(made / "twin" / name, run)
 
 
@@ -78,8 +78,8 @@ def without_its_last_record(run: Path, made: Path) -> None:
 
 
 def cut(run: Path, made: Path) -> None:
-    lines = (run / NAME).read_bytes().splitlines(keepends=True)
-    (run / NAME).write_bytes(b"".join(lines[:-1]))
+    lines = (run / LEDGER_FILE).read_bytes().splitlines(keepends=True)
+    (run / LEDGER_FILE).write_bytes(b"".join(lines[:-1]))
 
 
 def edited_config(run: Path, made: Path) -> None:
@@ -101,8 +101,8 @@ EDITS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
     "privacy.json": (lower_claim, "privacy.json"),
     "statement": (shorter_statement, "statement.txt"),
     "a twin's ledger": (ledger_of_a_twin, MODEL),
-    "no closing record": (without_its_last_record, NAME),
-    "a ledger that was cut": (cut, NAME),
+    "no closing record": (without_its_last_record, LEDGER_FILE),
+    "a ledger that was cut": (cut, LEDGER_FILE),
     "config": (edited_config, "config.toml"),
     "score": (better_score, "summary.json"),
     "facts of the data": (other_facts, "data.json"),
@@ -122,7 +122,7 @@ def test_an_edited_folder_is_told_by_the_file_that_differs(
     code, out, err = call(*arguments(command, run, made))
     told = err if command != "ledger verify" or edit != OPEN else out
     assert file in told, (out, err)
-    assert NAME in told or command == "report"
+    assert LEDGER_FILE in told or command == "report"
     wanted = {"ledger verify": 0 if edit == OPEN else 1, "report": 1, "export": 2}
     assert code == wanted.get(command, 0)
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from adadpigu.accounting import Ledger
 from adadpigu.core import standardising
 from adadpigu.core.bounding import BoundedSum, GradientSum
+from adadpigu.core.fixed_batch import FixedBatch
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import DeviceRandomness
-from adadpigu.core.sampling import FixedBatch, PoissonSampler
+from adadpigu.core.sampling import PoissonSampler
 from adadpigu.core.sensitive import unseal
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import PrivacyLineError

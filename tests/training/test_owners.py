@@ -80,10 +80,10 @@ class _Watch:
     def __init__(self) -> None:
         self.releases: list[Release] = []
 
-    def asked(self, draw: str, queries: Any) -> None:
+    def before_draw(self, draw: str, queries: Any) -> None:
         return
 
-    def answered(self, draw: str, queries: Any, releases: dict[str, Release]) -> None:
+    def after_draw(self, draw: str, queries: Any, releases: dict[str, Release]) -> None:
         self.releases += releases.values()
 
 
@@ -183,7 +183,7 @@ def test_a_loop_of_ones_own_has_owners_too() -> None:
 def test_one_owner_is_one_however_their_name_is_held(kind: torch.dtype) -> None:
     """A tensor hashes by identity: `list(ids)` made every record another owner's, and one moved a sum by 10 cap·C."""
     ids = torch.tensor([1, 0, 1, 1], dtype=kind)
-    forms = [ids, list(ids), [(number,) for number in ids], ids.tolist()]
+    forms: list[Any] = [ids, list(ids), [(number,) for number in ids], ids.tolist()]
     if kind != torch.bfloat16:
         forms += [ids.numpy(), list(ids.numpy())]
     assert {tuple(unseal(Owners.of(form, cap=2)).tolist()) for form in forms} == {(0, 1, 0, -1)}

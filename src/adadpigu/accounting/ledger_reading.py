@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = "adadpigu-ledger-3"
 OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
-NAME = "ledger.log"  # of a run's ledger, in its folder
+LEDGER_FILE = "ledger.log"  # of a run's ledger, in its folder
 MOST_RESERVED = 4096  # steps in one reservation
 Line = dict[str, Any]
 

@@ -1,8 +1,8 @@
-"""The accountant audit: does the claim cover what is drawn, when somebody else counts and reckons?
+"""The accountant audit: does the claim cover what is drawn, when somebody else counts and computes?
 
-ε of the claim's plan is reckoned once more (`reckoning`), and once by Rényi orders, straight from `dp_accounting`. A
-short real run is counted from outside: what its samplers tossed, what it released, what its ledger charged, and what it
-says that costs. Of a finished run the charges on its ledger are counted too. Deterministic.
+ε of the claim's plan is computed once more (`epsilon_integral`), and once by Rényi orders, straight from
+`dp_accounting`. A short real run is counted from outside: what its samplers tossed, what it released, what its ledger
+charged, and what it says that costs. Of a finished run the charges on its ledger are counted too. Deterministic.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from adadpigu.accounting import Plan, read_ledger
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
+from adadpigu.audit.epsilon_integral import EpsilonBounds, integrate_epsilon
 from adadpigu.audit.outside import Answer, RunObserver
-from adadpigu.audit.reckoning import Reckoned, reckon
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, trained
-from adadpigu.audit.watching import Followed, SpiedSampler
+from adadpigu.audit.watching import ObservedPreparation, ObservedSampler
 from adadpigu.core.sampling import Sampler
 from adadpigu.training.preparation import Preparation
 
@@ -41,7 +41,7 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
     check_confidence(confidence)
     planned, counted = _planned(subject.plan), _counted(subject)
     found, cost = (
-        reckon(((q, sigma, count) for (q, sigma), count in draws.items()), subject.delta)
+        integrate_epsilon(((q, sigma, count) for (q, sigma), count in draws.items()), subject.delta)
         for draws in (planned, counted.made)
     )
     least, renyi = found.least * (1 - _ROUNDING), _renyi(planned, subject.delta)
@@ -110,13 +110,13 @@ class _Counted(RunObserver):
         self.charged: Counter[Kind] = Counter()
         self.told = 0.0  # ε that the run says it has spent
 
-    def spied(self, stage: int, name: str, sampler: Sampler, sigma: float) -> SpiedSampler:
+    def spied(self, stage: int, name: str, sampler: Sampler, sigma: float) -> ObservedSampler:
         """Counts its tosses on the device: a recorded toss counts at every replay."""
         kind = self._kinds[self._stages[stage].name, name] = sampler.sample_rate, sigma
         count = self._tosses.setdefault(kind, torch.zeros((), device=self._device))
-        return SpiedSampler(sample_rate=sampler.sample_rate, own=sampler, tossed=lambda: count.add_(1))
+        return ObservedSampler(sample_rate=sampler.sample_rate, own=sampler, tossed=lambda: count.add_(1))
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         self.released[self._kinds[stage, answer.draw]] += 1
 
     @property
@@ -128,7 +128,7 @@ class _Counted(RunObserver):
         """Draws that were tossed or released, whichever were more."""
         return self.tossed | self.released
 
-    def contradictions(self, cost: Reckoned) -> Iterator[str]:
+    def contradictions(self, cost: EpsilonBounds) -> Iterator[str]:
         """`cost` is what the draws that were made cost."""
         tossed = self.tossed
         for kind, count in self.made.items():
@@ -148,9 +148,9 @@ def _counted(subject: Subject) -> _Counted:
     ready = subject.prepare(data=subject.first(_RECORDS), steps=steps, evaluate_every=steps)
     seen = _Counted(ready)
     with TemporaryDirectory() as folder:
-        out, followed = Path(folder) / "run", Followed(**vars(ready), spied=seen.spied)
+        out, followed = Path(folder) / "run", ObservedPreparation(**vars(ready), spied=seen.spied)
         run = trained(followed, randomness=subject.tier, out=out, watch=seen, observers=[seen])
-        seen.charged, seen.told = charges(read_ledger(out / NAME).lines), run.privacy.epsilon_spent
+        seen.charged, seen.told = charges(read_ledger(out / LEDGER_FILE).lines), run.privacy.epsilon_spent
     return seen
 
 

@@ -119,7 +119,7 @@ class Canaries(RunObserver):
         self.loss.to(ready.device)
         self._amount, self._coins = self._amount.to(ready.device), self._coins.to(ready.device)
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         """Aims the canaries at what is about to be released, and says who is drawn."""
         query = gradient_of(queries)
         with side_stream(self._amount.device):
@@ -131,8 +131,8 @@ class Canaries(RunObserver):
         if query is not None:
             self._aim(query)
 
-    def heard(self, answer: Answer, stage: str) -> None:
-        super().heard(answer, stage)
+    def on_draw(self, answer: Answer, stage: str) -> None:
+        super().on_draw(answer, stage)
         query = answer.gradient
         if query is None:
             return

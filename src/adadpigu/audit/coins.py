@@ -1,7 +1,7 @@
 """Randomness for record and replay: common records meet the same chance on D and on its neighbour. Never private.
 
 A run on D keeps its inclusion coins and the words that key dropout and augmentation; a neighbour's run gets the same
-ones. The record that differs is the last of every batch, and `FrozenChance` keys every random operation by itself, so
+ones. The record that differs is the last of every batch, and `PerRecordRng` keys every random operation by itself, so
 that one row more shifts nobody else's numbers.
 """
 
@@ -26,7 +26,7 @@ class ReplayError(AdaDPIGUError):
     """The neighbour's run asks for something else than was recorded: state depends on un-noised data."""
 
 
-class FrozenChance(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PerRecordRng(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keys every random operation by the draw's words, its position k in the draw, and the row.
 
     So a record at the end changes no other record's dropout or augmentation. That takes one pass over a batch, and
@@ -95,7 +95,7 @@ class _Coins:
     private = False
 
     def __init__(self) -> None:
-        self.chance = FrozenChance()
+        self.chance = PerRecordRng()
 
 
 class RecordedCoins(_Coins):

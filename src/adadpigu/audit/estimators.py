@@ -50,7 +50,7 @@ class Errors:
         return cls(false_alarms=int(alarms.sum()), without=len(without), misses=int((~hits).sum()), within=len(within))
 
     @classmethod
-    def flawless(cls, observations: int) -> Errors:
+    def without_errors(cls, observations: int) -> Errors:
         """Of an attacker who was never wrong on so many observations a world."""
         return cls(false_alarms=0, without=observations, misses=0, within=observations)
 
@@ -69,7 +69,7 @@ class Trial:
     right: int
 
     @classmethod
-    def flawless(cls, canaries: int, guesses: int) -> Trial:
+    def without_errors(cls, canaries: int, guesses: int) -> Trial:
         """Of an attacker who was never wrong."""
         return cls(canaries=canaries, guesses=guesses, right=guesses)
 
@@ -114,7 +114,7 @@ def mu_epsilon(mu: float, delta: float) -> float:
 def epsilon_from_errors(errors: Errors, delta: float, significance: float) -> float:
     """The least ε that these errors leave possible, whatever the mechanism: ln((1 − FNR − δ)/FPR), either way round.
 
-    >>> round(epsilon_from_errors(Errors.flawless(1000), 1e-5, 0.05), 3)
+    >>> round(epsilon_from_errors(Errors.without_errors(1000), 1e-5, 0.05), 3)
     5.601
     """
     alarms, misses = errors.bounds(significance)
@@ -218,7 +218,7 @@ def claim_curve(event: DpEvent) -> Curve:
 def one_run_epsilon(trial: Trial, delta: float, significance: float) -> float:
     """The largest ε at δ that one run's guesses refute.
 
-    >>> round(one_run_epsilon(Trial.flawless(1000, 60), 1e-5, 0.05), 3)
+    >>> round(one_run_epsilon(Trial.without_errors(1000, 60), 1e-5, 0.05), 3)
     2.944
     """
     return largest_refuted(lambda epsilon: one_run_refutes(epsilon, trial, delta, significance), most=_MOST_EPSILON)
@@ -227,7 +227,7 @@ def one_run_epsilon(trial: Trial, delta: float, significance: float) -> float:
 def one_run_mu(trial: Trial, significance: float) -> float:
     """The largest μ that one run's guesses refute.
 
-    >>> round(mu_epsilon(one_run_mu(Trial.flawless(1000, 60), 0.05), 1e-5), 3)
+    >>> round(mu_epsilon(one_run_mu(Trial.without_errors(1000, 60), 0.05), 1e-5), 3)
     4.434
     """
     return largest_refuted(lambda mu: one_run_refutes_curve(gaussian_curve(mu), trial, significance), most=_MOST_MU)
@@ -247,11 +247,11 @@ def largest_refuted(refutes: Callable[[float], bool], *, most: float) -> float:
 def fewest(enough: Callable[[int], bool]) -> int:
     """The least count that is enough, where all above it are too. Asked of a flawless attacker, what an audit needs.
 
-    >>> fewest(lambda count: epsilon_from_errors(Errors.flawless(count), 1e-5, 0.05) > 8)
+    >>> fewest(lambda count: epsilon_from_errors(Errors.without_errors(count), 1e-5, 0.05) > 8)
     10999
-    >>> fewest(lambda count: gaussian_mu(Errors.flawless(count), 0.05) > 1)
+    >>> fewest(lambda count: gaussian_mu(Errors.without_errors(count), 0.05) > 1)
     10
-    >>> fewest(lambda count: one_run_refutes(0.0, Trial.flawless(count, count), 0.0, 1e-6))
+    >>> fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, 1e-6))
     20
     """
     low, high = 0, 1

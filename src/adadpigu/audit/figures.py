@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adadpigu.audit import laws
-from adadpigu.audit.laws import Counts, Numbers
+from adadpigu.audit import p_values
+from adadpigu.audit.p_values import Counts, Numbers
 from adadpigu.audit.result import REFUTING
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def noise(figure: Figure, *, z: Numbers, products: Numbers, variances: Numbers) 
     left.set_ylim(bottom=0.5)
     pairs, lags = np.maximum(variances, 1), np.arange(1, len(products) + 1)
     strength = np.abs(products) / pairs
-    limit = laws.product_reach(variances, REFUTING * laws.lag_shares(len(lags))) / pairs
+    limit = p_values.product_reach(variances, REFUTING * p_values.lag_shares(len(lags))) / pairs
     ranges = np.array_split(np.flatnonzero(pairs >= 0.02 * pairs.max()), 300)
     worst = [block[np.argmax(strength[block])] for block in ranges if len(block)]
     right.plot(lags[worst], strength[worst], ".", markersize=3, color=_BLUE, label="largest seen")

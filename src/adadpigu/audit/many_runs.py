@@ -51,16 +51,12 @@ class Worlds:
 
 
 def audit_many_runs(
-    subject: Subject,
-    *,
-    runs: int = 200,
-    confidence: float = 0.95,
-    progress: Progress | None = None,
+    subject: Subject, *, runs: int = 200, confidence: float = 0.95, progress: Progress | None = None
 ) -> AuditResult:
     """Trains the subject `runs` times with a canary and as often without, after ten pilot runs in each world."""
     check_confidence(confidence)
     significance = min(1 - confidence, REFUTING)
-    needed = fewest(lambda count: epsilon_from_errors(Errors.flawless(count), subject.delta, significance) > 0)
+    needed = fewest(lambda count: epsilon_from_errors(Errors.without_errors(count), subject.delta, significance) > 0)
     require(
         runs >= needed,
         f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
@@ -166,10 +162,10 @@ def _runner(subject: Subject, canary: InOrOut) -> Callable[[bool], Sequence[floa
 
 def _details(subject: Subject, worlds: Worlds, significance: float) -> dict[str, object]:
     errors, delta = worlds.errors, subject.delta
-    best = Errors.flawless(len(worlds.within))
+    best = Errors.without_errors(len(worlds.within))
 
     def refutes(count: int) -> bool:
-        return epsilon_from_errors(Errors.flawless(count), delta, REFUTING) > subject.epsilon
+        return epsilon_from_errors(Errors.without_errors(count), delta, REFUTING) > subject.epsilon
 
     return {
         **subject.terms,

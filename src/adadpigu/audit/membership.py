@@ -39,11 +39,7 @@ _GUESSED = 10  # one record in so many is guessed to be in, and one in so many t
 
 
 def audit_membership(
-    subject: Subject,
-    *,
-    models: int = 16,
-    confidence: float = 0.95,
-    progress: Progress | None = None,
+    subject: Subject, *, models: int = 16, confidence: float = 0.95, progress: Progress | None = None
 ) -> AuditResult:
     """Trains `models` models on random halves of the data and attacks each with the others as its shadows."""
     check_confidence(confidence)
@@ -60,7 +56,7 @@ def audit_membership(
     scores = likelihood_ratios(seen.confidences, seen.members)
     roc, significance = Roc.of(scores[seen.members], scores[~seen.members]), 1 - confidence
     trials, above = guesses(scores, seen.members), seen.rates_above_claim()
-    flawless = [Trial.flawless(count, trials[0].guesses)] * models
+    without_errors = [Trial.without_errors(count, trials[0].guesses)] * models
 
     def shown(significance: float) -> float:
         return 0.0 if above else epsilon_of_guesses(trials, subject.delta, significance)
@@ -82,7 +78,7 @@ def audit_membership(
             "true_positive_rates": [_rate(roc, rate, subject, significance) for rate in FALSE_POSITIVE_RATES],
             "guesses_a_model": trials[0].guesses,
             "most_right_of_a_model": max(trial.right for trial in trials),
-            "reach": epsilon_of_guesses(flawless, subject.delta, significance),
+            "reach": epsilon_of_guesses(without_errors, subject.delta, significance),
         },
         draw=partial(
             figures.membership, roc=roc, epsilon=subject.epsilon, delta=subject.delta, marked=FALSE_POSITIVE_RATES

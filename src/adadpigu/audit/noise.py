@@ -1,8 +1,8 @@
 """Is the noise of every release Gaussian, of the claimed size, and drawn afresh each time?
 
-The subject's own training loop is run, and heard from outside (`listening`). The noise over what is claimed has to be
-N(0, 1), also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, life of a
-run and process to the next (`laws`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+The subject's own training loop is run and observed (`noise_capture`). The noise over what is claimed has to be N(0, 1),
+also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, session of a run
+and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import partial
 import numpy as np
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit import figures, keys, laws
-from adadpigu.audit.laws import Check, Numbers
-from adadpigu.audit.listening import Heard, Part, Parts, listen
+from adadpigu.audit import figures, keys, p_values
+from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
+from adadpigu.audit.p_values import Check, Numbers
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.core.layout import Layout
@@ -33,7 +33,7 @@ _ONE_PROCESS = (
     "another process has another key (two generators of this one were compared; from 1,000,000 numbers on, two more "
     "processes are)"
 )
-_UNPEOPLED = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
+_NO_RECORDS = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -49,17 +49,18 @@ def audit_noise(
 
     Formal guarantee: noise that is as claimed fails with a probability of at most 1e-6: half of it for all findings
     together, half for the standard deviations that `epsilon_certain` goes by. That holds under masks that are learned
-    from earlier noise: a mask is settled before its release's noise is drawn (`laws`).
+    from earlier noise: a mask is settled before its release's noise is drawn (`p_values`).
     """
     check_confidence(confidence)
     few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
     require(numbers >= _FEWEST, few)
-    heard = listen(subject, numbers, randomness, progress)
-    parts, layout = heard.whole.parts, heard.layout
+    captured = capture_noise(subject, numbers, randomness, progress)
+    parts, layout = captured.whole.parts, captured.layout
     kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
     z, lags = _flat(parts), _Repeats.among(parts)
-    checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout), *_fresh_checks(heard, lags)]
-    here, elsewhere, key_assumed = _keys(subject, heard, numbers, randomness)
+    checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout)]
+    checks += _fresh_checks(captured, lags)
+    here, elsewhere, key_assumed = _keys(subject, captured, numbers, randomness)
     return subject.result(
         "noise",
         epsilon_lower=_cost(subject, kinds, tensors, 1 - confidence),
@@ -71,20 +72,20 @@ def audit_noise(
             "records are sampled as claimed (`adadpigu audit sampler` tests that)",
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
-            *([] if heard.peopled.noise.parts else [_UNPEOPLED]),
-            *heard.whole.assumed(),
+            *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
+            *captured.whole.assumed(),
         ),
-        findings=(*_plain(heard), *keys.equal_numbers(here, elsewhere), *laws.refuted(checks, REFUTING / 2)),
+        findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *p_values.refuted(checks, REFUTING / 2)),
         details={
             "noise_multiplier": subject.noise_multiplier,
             "releases": [kind.summary(confidence) for kind in kinds],
             "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors],
             "processes": 1 + len(elsewhere),
             "largest": float(np.abs(z).max()),
-            "frozen_disturbed": sum(part.disturbed for part in heard.all),
-            "empty_draws": heard.whole.released,
-            "draws_with_records": len(heard.peopled.noise.parts),
-            **heard.whole.details(),
+            "frozen_disturbed": sum(part.disturbed for part in captured.all),
+            "empty_draws": captured.whole.released,
+            "draws_with_records": len(captured.with_records.noise.parts),
+            **captured.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
         draw=partial(figures.noise, z=z, **vars(lags)),
@@ -92,34 +93,34 @@ def audit_noise(
 
 
 def _keys(
-    subject: Subject, heard: Heard, numbers: int, randomness: Randomness | None
+    subject: Subject, captured: CapturedNoise, numbers: int, randomness: Randomness | None
 ) -> tuple[list[keys.Drawn], list[keys.Drawn], tuple[str, ...]]:
     """Numbers of generators as the subject's runs make them, here and elsewhere, and what is then left to assume."""
     tier = subject.tier if randomness is None else randomness.tier
     if tier == "reproducible":
         return [], [], (_GIVEN,)
-    here = keys.drawn_here(tier, heard.device)
+    here = keys.drawn_here(tier, captured.device)
     if numbers < _PROCESSES_FROM:
         return here, [], (_ONE_PROCESS,)
-    return here, keys.drawn_elsewhere(tier, heard.device), ()
+    return here, keys.drawn_elsewhere(tier, captured.device), ()
 
 
-def _plain(heard: Heard) -> Iterator[str]:
+def _plain(captured: CapturedNoise) -> Iterator[str]:
     """What needs no test to be wrong."""
-    whole, peopled = heard.whole, heard.peopled.noise
-    if disturbed := sum(part.disturbed for part in heard.all):
+    whole, with_records = captured.whole, captured.with_records.noise
+    if disturbed := sum(part.disturbed for part in captured.all):
         yield f"{disturbed} numbers were released of coordinates that are frozen"
-    if odd := sum(part.odd for part in heard.all):
+    if odd := sum(part.odd for part in captured.all):
         yield f"{odd} numbers of noise are not finite"
     if whole.released != whole.planned:
         yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
     if whole.bare:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
-    if peopled.bare:
-        yield f"{peopled.bare} of {peopled.count} numbers have no noise where records were drawn"
-    for watcher in (whole, heard.lives, heard.peopled):
+    if with_records.bare:
+        yield f"{with_records.bare} of {with_records.count} numbers have no noise where records were drawn"
+    for watcher in (whole, captured.resumed, captured.with_records):
         yield from watcher.findings()
-    if heard.single_precision:
+    if captured.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
@@ -130,19 +131,19 @@ def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
     for kind in kinds:
         told = f"the noise on {kind.name!r} has {kind.spread:.4g} times the standard deviation that is claimed"
         yield Check(f"{kind.draw.name}, {kind.name}: standard deviation", kind.p, told)
-    yield Check("mean", laws.mean_p(float(z.sum()), len(z)), f"the noise has mean {z.mean():.4g} instead of 0")
+    yield Check("mean", p_values.mean_p(float(z.sum()), len(z)), f"the noise has mean {z.mean():.4g} instead of 0")
     for edge in _TAILS:
         chance = float(norm.sf(edge))
         for where, seen in ((f"above {edge:g}", int((z > edge).sum())), (f"below −{edge:g}", int((z < -edge).sum()))):
             told = f"{seen} of {len(z)} numbers lie {where} standard deviations, {len(z) * chance:.1f} are expected"
-            yield Check(where, laws.binomial_p(seen, len(z), chance), told)
-    p, distance = laws.distance_p(np.sort(z))
+            yield Check(where, p_values.binomial_p(seen, len(z), chance), told)
+    p, distance = p_values.distance_p(np.sort(z))
     yield Check("distance", p, f"the noise's distribution is {distance:.3g} away from a Gaussian's")
 
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How much a sequence of noise agrees with itself at every lag from 1 on (`laws.product_p`).
+    """How much a sequence of noise agrees with itself at every lag from 1 on (`p_values.product_p`).
 
     A mask that was learned from the earlier number of a pair may choose it: the later one is drawn after both.
     """
@@ -154,26 +155,26 @@ class _Repeats:
     def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
         z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
-        return cls(*laws.repeats(z if signed else laws.sizes(z, due), due))
+        return cls(*p_values.repeats(z if signed else p_values.sizes(z, due), due))
 
     def check(self, name: str, where: str) -> Check:
         """The worst lag, each with its share of the significance."""
-        chances = laws.product_p(self.products, self.variances) / laws.lag_shares(len(self.products))
+        chances = p_values.product_p(self.products, self.variances) / p_values.lag_shares(len(self.products))
         worst = int(np.argmin(chances))
         strength = self.products[worst] / max(1.0, self.variances[worst])
         told = f"{where}the noise repeats itself after {worst + 1} numbers (correlation {strength:.3g})"
         return Check(name, min(1.0, float(chances[worst])), told)
 
 
-def _fresh_checks(heard: Heard, lags: _Repeats) -> Iterator[Check]:
+def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     """Whether the numbers were drawn afresh."""
     yield lags.check("repeats", "")
-    yield _Repeats.among(heard.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
-    yield _equal_check(heard.whole)
-    yield _Repeats.among(heard.lives.parts).check("repeats after a resume", "in a run that was resumed ")
-    yield from _tensor_check(heard.whole.parts, heard.layout)
-    if heard.peopled.noise.count:
-        yield from _peopled_checks(heard.peopled.noise)
+    yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
+    yield _equal_check(captured.whole)
+    yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
+    yield from _tensor_check(captured.whole.parts, captured.layout)
+    if captured.with_records.noise.count:
+        yield from _checks_with_records(captured.with_records.noise)
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -193,27 +194,27 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
             one, other = slice(slot.start, slot.stop), slice(largest.start, largest.start + slot.stop - slot.start)
             products[number] += z[one] @ z[other]
             variances[number] += due[one] @ z[other] ** 2
-    chances = laws.product_p(products, variances)
+    chances = p_values.product_p(products, variances)
     worst = int(np.argmin(chances))
     strength = products[worst] / max(1.0, variances[worst])
     told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
 
 
-def _equal_check(heard: Parts) -> Check:
+def _equal_check(captured: Parts) -> Check:
     """Numbers of one size: releases of nobody are noise alone, to the last digit."""
-    z = _flat(heard.parts)[:_COMPARED]
-    equal, expected = laws.equal_sizes(z[z != 0], heard.digits)
+    z = _flat(captured.parts)[:_COMPARED]
+    equal, expected = p_values.equal_sizes(z[z != 0], captured.digits)
     told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
-    return Check("equal numbers", laws.rare_p(equal, expected), told)
+    return Check("equal numbers", p_values.rare_p(equal, expected), told)
 
 
-def _peopled_checks(heard: Parts) -> Iterator[Check]:
+def _checks_with_records(captured: Parts) -> Iterator[Check]:
     """Whether draws that have taken records get the same noise."""
-    kind = _kind_of(heard.parts)
+    kind = _kind_of(captured.parts)
     told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
     yield Check("draws with records", kind.p, told)
-    yield _Repeats.among(heard.parts).check("repeats with records", "where records are drawn ")
+    yield _Repeats.among(captured.parts).check("repeats with records", "where records are drawn ")
 
 
 @dataclass(frozen=True)
@@ -236,16 +237,15 @@ class _Kind:
     @property
     def p(self) -> float:
         """Exact where the count is settled, else by a bet."""
-        return (
-            laws.spread_p(self.squares, self.count) if self.settled else float(laws.scale_p(self.squares, self.count))
-        )
+        p = p_values.spread_p if self.settled else p_values.scale_p
+        return float(p(self.squares, self.count))
 
     def most(self, significance: float) -> float:
         """The standard deviation, over what is claimed, that would give so little noise with that probability."""
         from scipy.stats import chi2
 
         if not self.settled:
-            return laws.most_scale(self.squares, self.count, significance)
+            return p_values.most_scale(self.squares, self.count, significance)
         return math.sqrt(self.squares / chi2.ppf(significance, self.count))
 
     def summary(self, confidence: float) -> dict[str, object]:
@@ -294,7 +294,7 @@ def _by_tensor(parts: Sequence[Part], layout: Layout) -> list[_Kind]:
     return kinds
 
 
-def _by_coordinate(parts: Sequence[Part], layout: Layout) -> tuple[Numbers, laws.Counts]:
+def _by_coordinate(parts: Sequence[Part], layout: Layout) -> tuple[Numbers, p_values.Counts]:
     """The sum of squares of each coordinate of a gradient, and of how many numbers."""
     squares, counts = np.zeros(layout.size), np.zeros(layout.size, dtype=np.int64)
     for part in parts:
@@ -312,7 +312,7 @@ def _tensor_checks(kinds: Sequence[_Kind], parts: Sequence[Part], layout: Layout
     told = f"the noise on {worst.tensor!r} has {worst.spread:.4g} times the standard deviation that is claimed"
     yield Check("spread of a tensor", min(1.0, worst.p * len(kinds)), told)
     squares, counts = _by_coordinate(parts, layout)
-    chances = laws.scale_p(squares, counts.astype(np.float64))
+    chances = p_values.scale_p(squares, counts.astype(np.float64))
     place = int(np.argmin(chances))
     slot = next(slot for slot in layout.slots if place < slot.stop)
     spread = math.sqrt(squares[place] / max(1, counts[place]))

@@ -64,9 +64,9 @@ class InOrOut(Canaries):
             return super().places(active)
         return torch.argsort((~active).byte(), stable=True)[: self.count]
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         self._share = 1.0 if answer.gradient is None else answer.gradient.share
-        super().heard(answer, stage)
+        super().on_draw(answer, stage)
 
     def observe(self, value: Tensor, active: Tensor | None) -> None:
         place = self.loss.place.cpu()
@@ -101,7 +101,7 @@ def audit_one_run(
     check_confidence(confidence)
     require(canaries >= 2, f"canaries={canaries} is not at least 2")
     most, significance = canaries // 2, min(1 - confidence, REFUTING)
-    needed = fewest(lambda count: one_run_refutes(0.0, Trial.flawless(count, count), 0.0, significance))
+    needed = fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, significance))
     require(1 <= guesses <= most, f"guesses={guesses} a side is not from 1 to {most}, half of the canaries")
     require(
         2 * guesses >= needed,
@@ -117,7 +117,7 @@ def audit_one_run(
         epsilon_certain=epsilon_of_plan(subject, trial, REFUTING),
         confidence=confidence,
         observations=2 * guesses,
-        reach=mu_epsilon(one_run_mu(Trial.flawless(canaries, trial.guesses), REFUTING), subject.delta),
+        reach=mu_epsilon(one_run_mu(Trial.without_errors(canaries, trial.guesses), REFUTING), subject.delta),
         assumed=(
             "the adversary puts records into the data and sees every release",
             "epsilon_lower: the run's trade-off curve is that of a Gaussian mechanism (f-DP); the refutation: that of "

@@ -84,7 +84,7 @@ def secret_rng() -> np.random.Generator:
 
 
 class RunObserver:
-    """A watch and an observer; `heard` is called once a draw, after its step."""
+    """A watch and an observer; `on_draw` is called once a draw, after its step."""
 
     def __init__(self, after: Callable[[int], object] = lambda step: None) -> None:
         """`after` is called with the number of every step."""
@@ -115,17 +115,17 @@ class RunObserver:
         if progress is not None:
             self._after = lambda step: progress(min(done + a_step * step, total), total)
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         return None
 
-    def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
+    def after_draw(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
         answer = Answer(draw, tuple(queries), releases)
         if mechanism.capturing():
             self._recorded.append(_Replayed(answer))
         else:
             self._answers.append(answer)
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         """What one draw of a stage was answered. Overridden by an audit."""
         self.broken += sum(not bool(release.value.isfinite().all()) for release in answer.releases.values())
 
@@ -138,7 +138,7 @@ class RunObserver:
         for recorded in self._recorded:  # of a draw that did not fit, what was recorded holds nothing
             recorded.changed()
         for answer in answers:
-            self.heard(answer, metrics.stage)
+            self.on_draw(answer, metrics.stage)
         self._look_where_weights_are(answers)
         self._after(metrics.step)
 

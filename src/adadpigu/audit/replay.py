@@ -25,7 +25,7 @@ from adadpigu.audit.adversarial import EDGE, Edge, Record, Steep, Unchecked, adv
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
 from adadpigu.audit.result import AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Attach, Subject, held, trained
-from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Player, Recorder, public_state
+from adadpigu.audit.tapes import LOSS_TOLERANCE, TOLERANCE, Recorder, TraceReplayer, public_state
 from adadpigu.core.bounding import Query
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data.datasets import DataSet, TensorRecords
@@ -167,7 +167,7 @@ class ReplayResult:
     largest: float
     breaches: tuple[str, ...]
     effects: tuple[float, ...] = ()
-    """for each draw how far the record moved all that was released of it, in units of σ; see `Player`"""
+    """for each draw how far the record moved all that was released of it, in units of σ; see `TraceReplayer`"""
     exposed: bool = False  # whether something differs that no noise covers
 
 
@@ -216,7 +216,7 @@ class Recording:
         ready = self._prepare_on(data)
         if isinstance(data.train, Unchecked):
             data.train.show()
-        player = Player(self._tape, partial(public_state, ready.model, ready.front), self._aim)
+        player = TraceReplayer(self._tape, partial(public_state, ready.model, ready.front), self._aim)
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device):

@@ -1,7 +1,7 @@
 """Does every draw take every record independently, with the probability q that the accountant was told?
 
 The subject's own training loop runs on public records or stand-ins (`watching`). What reaches the engine has to follow
-the law of Poisson sampling (`laws`): record i is in draw t with probability q, whatever else is in any draw.
+the law of Poisson sampling (`p_values`): record i is in draw t with probability q, whatever else is in any draw.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit import figures, laws
+from adadpigu.audit import figures, p_values
 from adadpigu.audit.estimators import rate_above, rate_below
-from adadpigu.audit.laws import Check, Counts
+from adadpigu.audit.p_values import Check, Counts
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
 from adadpigu.audit.watching import DrawnRecords, Taken, watch
@@ -71,7 +71,7 @@ def audit_sampler(
             "records and draws do not depend on each other in ways that these tests do not look at",
             f"{records:,} records are sampled as the {subject.data.records:,} of the run are",
         ),
-        findings=(*_plain(watched), *_plain(small), *laws.refuted(checks, REFUTING / 2)),
+        findings=(*_plain(watched), *_plain(small), *p_values.refuted(checks, REFUTING / 2)),
         details={
             "records": records,
             "records_declared": subject.data.records,
@@ -112,15 +112,16 @@ def _checks(taken: Taken) -> Iterator[Check]:
     (count, records), rate = taken.counts.shape, taken.draw.sample_rate
     sizes, by_record = taken.sizes, taken.by_record
     told = f"a record is drawn with probability {sizes.sum() / (count * records):.5g}, claimed is {rate:.5g}"
-    yield Check("rate", laws.binomial_p(int(sizes.sum()), count * records, rate), told)
+    yield Check("rate", p_values.binomial_p(int(sizes.sum()), count * records, rate), told)
     told = f"batch sizes vary by {sizes.std():.1f}, Poisson sampling by {_spread(records, rate):.1f}"
     told += ": amplification by sampling does not hold"
-    yield Check("batch sizes", laws.dispersion_p(sizes, records, rate), told)
+    yield Check("batch sizes", p_values.dispersion_p(sizes, records, rate), told)
     told = f"records are in {by_record.mean():.1f} ± {by_record.std():.1f} of {count} draws, Poisson sampling has "
     told += f"{count * rate:.1f} ± {_spread(count, rate):.1f}: they are not drawn alike and afresh"
-    yield Check("records", laws.dispersion_p(by_record, count, rate), told)
+    yield Check("records", p_values.dispersion_p(by_record, count, rate), told)
     told = f"of {count} draws one record is in {by_record.min()} and another in {by_record.max()}"
-    yield Check("extreme records", laws.extreme_p(by_record, count, rate), f"{told}, {count * rate:.1f} are expected")
+    told += f", {count * rate:.1f} are expected"
+    yield Check("extreme records", p_values.extreme_p(by_record, count, rate), told)
     yield from _together(taken)
 
 
@@ -131,10 +132,10 @@ def _together(taken: Taken) -> Iterator[Check]:
     pairs = (drawn[:, 1:] & drawn[:, :-1]).sum(axis=1, dtype=np.int64)
     expected = (sizes * (sizes - 1) / records).sum()
     told = f"neighbouring records are drawn together {pairs.sum()} times, {expected:.0f} are expected"
-    yield Check("neighbours", laws.neighbours_p(pairs, records, sizes), told)
-    p, one, other = laws.most_alike(drawn[:_COMPARED].T[:_COMPARED])
+    yield Check("neighbours", p_values.neighbours_p(pairs, records, sizes), told)
+    p, one, other = p_values.most_alike(drawn[:_COMPARED].T[:_COMPARED])
     yield Check("any two records", p, f"records {one} and {other} are drawn together")
-    p, one, other = laws.most_alike(drawn[:_COMPARED, :_COMPARED])
+    p, one, other = p_values.most_alike(drawn[:_COMPARED, :_COMPARED])
     yield Check("any two draws", p, f"draws {one} and {other} have taken the same records")
     epoch = round(1 / taken.draw.sample_rate)
     if 1 < epoch < count:
@@ -147,7 +148,7 @@ def _overlap_check(drawn: NDArray[np.bool_], lag: int, name: str, who: str) -> C
     common: Counts = (drawn[lag:] & drawn[:-lag]).sum(axis=1, dtype=np.int64)
     expected = (sizes[lag:] * sizes[:-lag] / records).sum()
     told = f"{who} have {common.sum()} records in common, independent ones of their sizes {expected:.0f}"
-    return Check(name, laws.overlaps_p(common, records, sizes[lag:], sizes[:-lag]), told)
+    return Check(name, p_values.overlaps_p(common, records, sizes[lag:], sizes[:-lag]), told)
 
 
 def _empties(taken: Taken) -> Check:
@@ -155,7 +156,7 @@ def _empties(taken: Taken) -> Check:
     count, records = taken.counts.shape
     chance, seen = (1 - taken.draw.sample_rate) ** records, int((taken.sizes == 0).sum())
     told = f"{seen} of {count} draws from {records} records are empty, {count * chance:.1f} are expected"
-    return Check("empty draws", laws.binomial_p(seen, count, chance), told)
+    return Check("empty draws", p_values.binomial_p(seen, count, chance), told)
 
 
 def _spread(trials: int, rate: float) -> float:

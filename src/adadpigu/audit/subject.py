@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon, library_versions, read_ledger
-from adadpigu.accounting.ledger_reading import NAME as LEDGER
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.accounting.plan import check_delta
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.stand_ins import stand_ins_for
@@ -30,9 +30,10 @@ from adadpigu.core.randomness import Tier
 from adadpigu.data import DataSet, TensorRecords, is_named
 from adadpigu.errors import InputError, require
 from adadpigu.methods import make_method
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.loading import front_and_body, load_data, refuse_code
 from adadpigu.runs.reading import CONFIG, PRIVACY, Fields, file_of, json_of, text_of
-from adadpigu.runs.run import Run, says
+from adadpigu.runs.run import Run
 from adadpigu.training.configured import configured, training_options
 from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
@@ -253,7 +254,7 @@ def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> R
 
 def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
     """The config of a finished run, at the δ of its claim and with the noise of its ledger."""
-    settings = Fields(_settings(read_ledger(file_of(folder, LEDGER))), f"run={str(folder)!r}: {LEDGER}")
+    settings = Fields(_settings(read_ledger(file_of(folder, LEDGER_FILE))), f"run={str(folder)!r}: {LEDGER_FILE}")
     config = merge(parse(text_of(folder, CONFIG), str(folder / CONFIG)))
     if not trust_code:
         refuse_code(config, folder)
@@ -264,7 +265,7 @@ def config_of_run(folder: Path, *, trust_code: bool = False) -> RunConfig:
 
 def claim_of_run(folder: Path, subject: Subject) -> Subject:
     """The subject that a run's config gave, with the run's own claim; what contradicts that claim is a finding."""
-    (claimed, delta), record = _claim(folder), read_ledger(file_of(folder, LEDGER))
+    (claimed, delta), record = _claim(folder), read_ledger(file_of(folder, LEDGER_FILE))
     model, given = _settings(record).get("model"), subject.settings["model"]
     require(
         model == given,
@@ -288,7 +289,7 @@ def _contradictions(
         yield "the plan on the ledger is not the one that the run's config gives"
     if not all(session.secret for session in record.sessions()):
         yield "noise was drawn that can be repeated: the ledger says that it was not secret"
-    if not says(folder / CONFIG, record.header["facts"].get("config")):
+    if not matches_digest(folder / CONFIG, record.header["facts"].get("config")):
         yield "config.toml is not the one that the run began with"
 
 

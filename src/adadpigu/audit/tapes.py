@@ -2,7 +2,7 @@
 
 A recorder keeps what reached the noise, what was released, and all that is public on the way: queries, weights, masks,
 metrics. A player hands the recorded releases out again and notes every breach: a sum that moves by more than its
-sensitivity, and public state that moves at all. So they audit what lies before the noise; `listening` audits the noise.
+sensitivity, and public state that moves at all. They audit what lies before the noise; `noise_capture` audits it.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Recorder(Tape):
         self._bare[call.name] = equal + int(bare.sum()), seen + len(looked)
 
 
-class Player(Tape):
+class TraceReplayer(Tape):
     """The tape of a neighbour's run: hands out the recorded releases and notes every breach.
 
     `aim` is told what is about to be asked, before a record is looked at.

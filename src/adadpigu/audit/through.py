@@ -25,7 +25,7 @@ from adadpigu.audit.subject import Drive, Subject, trained_through
 from adadpigu.core.gradients import choose_engine
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import check_known, require
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 from adadpigu.runs.run import Run
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import Preparation
@@ -73,7 +73,7 @@ def way_of(name: str) -> Way:
     way = WAYS[name]
     if way.needs is not None:
         module, group = way.needs
-        extra(module, group=group, purpose=f"--through {name}")
+        import_extra(module, group=group, purpose=f"--through {name}")
     return way
 
 

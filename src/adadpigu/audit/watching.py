@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adadpigu.accounting import PlannedDraw
-from adadpigu.audit.laws import Counts
 from adadpigu.audit.outside import RunObserver
+from adadpigu.audit.p_values import Counts
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.randomness import Randomness
@@ -40,7 +40,7 @@ _OWNERS = 16  # with several records, where records have owners
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpiedSampler(PoissonSampler):
+class ObservedSampler(PoissonSampler):
     """A run's own sampler, which tells when its event is asked for, and when it tosses."""
 
     own: Sampler  # whose answers these are: what is audited
@@ -61,10 +61,10 @@ class SpiedSampler(PoissonSampler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Followed(Preparation):
+class ObservedPreparation(Preparation):
     """A run whose samplers an auditor spies on."""
 
-    spied: Callable[[int, str, Sampler, float], SpiedSampler]
+    spied: Callable[[int, str, Sampler, float], ObservedSampler]
     """(stage, draw, the run's own sampler, σ): the same one, spied on"""
 
     def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
@@ -191,16 +191,16 @@ def watch(
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}
 
-    def announcing(stage: int, name: str, sampler: Sampler, _: float) -> SpiedSampler:
+    def announcing(stage: int, name: str, sampler: Sampler, _: float) -> ObservedSampler:
         claimed = next(draw for draw in subject.plan.stages[stage].draws if draw.name == name)
         before = count()  # the loop asks for the price once, before a stage's first step
-        return SpiedSampler(
+        return ObservedSampler(
             sample_rate=sampler.sample_rate,
             own=sampler,
             asked=lambda: watched.announce(claimed) if next(before) else None,
         )
 
-    run = Followed(**facts, spied=announcing)
+    run = ObservedPreparation(**facts, spied=announcing)
     trained(run, randomness=subject.tier if randomness is None else randomness, observers=[watched])
     if not watched.draws:
         raise InputError(f"{subject.label}: no batch was drawn in {steps} steps, so there is nothing to look at")

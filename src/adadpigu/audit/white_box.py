@@ -157,7 +157,7 @@ def audit_white_box(
     check_confidence(confidence)
     require(1 <= directions <= _MOST_SPREAD, f"directions={directions} is not from 1 to {_MOST_SPREAD}")
     mu, significance = min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING)
-    needed = fewest(lambda count: gaussian_mu(Errors.flawless(count), significance) > mu)
+    needed = fewest(lambda count: gaussian_mu(Errors.without_errors(count), significance) > mu)
     require(
         observations >= needed,
         f"observations={observations} a world are too few: without a single error they could not refute the claim at "
@@ -176,7 +176,7 @@ def audit_white_box(
         epsilon_certain=shown(REFUTING),
         confidence=confidence,
         observations=seen.observed,
-        reach=shown(REFUTING, Errors.flawless(seen.observed)) if seen.observed else None,
+        reach=shown(REFUTING, Errors.without_errors(seen.observed)) if seen.observed else None,
         assumed=(
             "the adversary chooses a record's gradient in every step and sees every release",
             "noise is Gaussian and drawn afresh for every coordinate and step (`adadpigu audit noise` tests that)",

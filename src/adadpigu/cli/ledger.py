@@ -11,7 +11,7 @@ import typer
 
 from adadpigu.accounting import Budget
 from adadpigu.accounting.journal import read_journal
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, record_of
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, record_of
 from adadpigu.accounting.shared import SharedRecord, create_shared, read_shared
 from adadpigu.accounting.wording import rounded_up
 from adadpigu.cli.commands import add, example
@@ -104,9 +104,10 @@ def create(
 
 def _read(where: Path, as_json: bool) -> _Shown:
     """What stands there; exits 1 where not even a header can be trusted."""
-    path = where / NAME if where.is_dir() else where
+    path = where / LEDGER_FILE if where.is_dir() else where
     if not path.is_file():
-        raise InputError(f"run={str(where)!r} has no {NAME}; allowed: a run folder, or the file of a shared ledger")
+        allowed = "allowed: a run folder, or the file of a shared ledger"
+        raise InputError(f"run={str(where)!r} has no {LEDGER_FILE}; {allowed}")
     chain = read_journal(path)
     if not chain.bodies and chain.damage:
         if as_json:

@@ -37,7 +37,7 @@ from adadpigu.runs.loading import described, refuse_code
 from adadpigu.runs.run import Observer, Run, check_free
 from adadpigu.training import Preparation, train_prepared
 from adadpigu.training.configured import configured, resolved
-from adadpigu.training.distributed.launching import agreed, joined, one_voice, to_go_on
+from adadpigu.training.distributed.launching import agreed, joined, only_first_prints, run_to_resume
 from adadpigu.training.micro_batches import records_at_once
 
 
@@ -63,7 +63,7 @@ def plan_run(
     trusted: bool,
 ) -> PlannedRun:
     """Loads, checks and calibrates what was asked for; nothing is written. Flags are None where nothing was said."""
-    if (started_again := to_go_on(out)) is not None:  # by torchrun: with the flags that the run began with
+    if (started_again := run_to_resume(out)) is not None:  # by torchrun: with the flags that the run began with
         resume, out, preset, config, trusted = started_again, None, None, None, True
     if out is not None:
         processes.first(partial(check_free, out))
@@ -131,11 +131,11 @@ def train(
     given = {key: value for key, value in declared.items() if value is not None}
     flags = {**read_flags(settings), "method_options": method_options(option or [], context.args, given)}
     sources: dict[str, Any] = {"preset": preset, "config": config, "out": out, "resume": resume}
-    with joined() as processes, one_voice(processes):
+    with joined() as processes, only_first_prints(processes):
         agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
         planned = agreed(processes, lambda: plan_run(flags, processes, trusted=trust_model_code, **sources))
         folder = planned.folder or processes.broadcast_object(_new_folder(planned))
-        run = _execute(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
+        run = _run_training(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
         if as_json:
             print_json(run.summary())
         else:
@@ -150,7 +150,7 @@ def _new_folder(planned: PlannedRun) -> Path:
     return next(path for path in map(Path("runs").joinpath, itertools.chain([name], numbered)) if not path.exists())
 
 
-def _execute(planned: PlannedRun, folder: Path, log: Sequence[str], *, silent: bool) -> Run:
+def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, silent: bool) -> Run:
     """Trains into the run folder, with a progress bar and loggers."""
     settings, prepared = planned.settings, planned.prepared
     shown: list[Observer] = [] if silent else [Progress(notes(), preset=planned.preset)]

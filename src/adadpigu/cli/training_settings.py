@@ -16,7 +16,7 @@ from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
-from adadpigu.training.resuming import FREE, noise_of, refuse_unfit, spent_by
+from adadpigu.training.resuming import CHANGEABLE_ON_RESUME, noise_of, refuse_unfit, spent_by
 
 
 def read_flags(flags: Mapping[str, object]) -> dict[str, object]:
@@ -140,7 +140,7 @@ def resumed_config(run: Path, flags: dict[str, object], **others: object) -> Run
         )
     before, now = _by_key(stored), _by_key(settings)
     for key in [*before, *now]:
-        if now.get(key) != before.get(key) and key not in FREE | {"randomness"}:
+        if now.get(key) != before.get(key) and key not in CHANGEABLE_ON_RESUME | {"randomness"}:
             raise InputError(f"{key}={now.get(key)!r} is not what the run began with; allowed: {before.get(key)!r}")
     return replace(settings, noise_multiplier=noise_of(run))
 

@@ -75,7 +75,7 @@ class Layout:
         for slot in self.slots:
             yield slot, flat[..., slot.start : slot.stop].reshape(*flat.shape[:-1], *slot.shape)
 
-    def touched(self, mask: Tensor) -> frozenset[int]:
+    def parameters_in_mask(self, mask: Tensor) -> frozenset[int]:
         """The parameters, by number, that have a coordinate in a [d] mask."""
         return frozenset(number for number, slot in enumerate(self.slots) if bool(mask[slot.start : slot.stop].any()))
 

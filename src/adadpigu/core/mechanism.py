@@ -144,7 +144,7 @@ class CapturedReleases:
     noise_multipliers: tuple[float, ...]
     releases: dict[str, Release]
 
-    def pay(self, receipt: Receipt) -> None:
+    def check_receipt(self, receipt: Receipt) -> None:
         """Before every replay: redeems a receipt for exactly this."""
         if tuple(receipt.redeem(self.sums)) != self.noise_multipliers:
             raise PrivacyLineError("a recorded step was paid for with another noise than it adds")

@@ -54,19 +54,15 @@ class Randomness(Protocol):
     @property
     def private(self) -> bool:
         """Whether nobody outside the process can know the key."""
-        ...
 
     def uniform(self, count: int) -> Tensor:
         """Independent uniform numbers in [0, 1)."""
-        ...
 
     def normal(self, count: int) -> Tensor:
         """Independent standard normal numbers."""
-        ...
 
     def words(self, count: int) -> Tensor:
         """Independent 32-bit words, to fill the generators that a forward pass draws from (dropout, augmentation)."""
-        ...
 
 
 class _Generated:
@@ -172,6 +168,13 @@ class ReproducibleRandomness(_Generated):
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+
+
+def rekey(generator: torch.Generator) -> None:
+    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
+    fresh = torch.Generator(generator.device)
+    seed_generator(fresh, SystemRandomness().words(2))
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:

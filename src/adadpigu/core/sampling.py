@@ -7,9 +7,8 @@ records of theirs. Which records were drawn, how many, and whose they are is sen
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +17,6 @@ from uuid import UUID
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.accounting.events import draw_event
@@ -32,44 +30,12 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 
-class CapturedGraph(Protocol):
-    """What a device was told to do, to have it done again."""
-
-    def replay(self) -> None: ...
-
-
-class GraphCapture(Protocol):
-    """Whoever records."""
-
-    name: str
-
-    def record(self, work: Callable[[], None]) -> CapturedGraph:
-        """Runs the Python of `work` once; the device does nothing yet."""
-        ...
-
-    def concurrent(self) -> GraphCapture:
-        """Another one, whose recordings may run at the same time."""
-        ...
-
-
 class Population(Protocol):
     """Private records that can be gathered by position."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]: ...
-
-
-def bytes_of(rows: Tree) -> Iterator[bytes]:
-    """The bytes of each record, of any type: records are told apart by them in memory.
-
-    >>> [*bytes_of(torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16))]
-    [b'\\x00\\x00\\x80?']
-    """
-    if not isinstance(rows, Tensor):
-        return map(b"".join, zip(*map(bytes_of, tree_leaves(rows)), strict=True))
-    plain = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return (row.tobytes() for row in plain.reshape(len(rows), -1 if len(rows) else 0))
 
 
 class Drawn(Sensitive[Tensor]):
@@ -94,111 +60,16 @@ class Sampler(Protocol):
     @property
     def sample_rate(self) -> float:
         """q, the probability of a unit of privacy to be drawn."""
-        ...
 
     @property
     def per_owner(self) -> int:
         """How many records of one unit of privacy a draw may hold."""
-        ...
 
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         """Which records one draw takes."""
-        ...
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
-        ...
-
-
-class FixedBatch:
-    """A draw of fixed shape and place in memory, for steps that a device has recorded.
-
-    `size` positions, the last ones −1 where fewer records were drawn. A larger draw is processed in several batches;
-    no record is dropped. A GPU tosses coins on a stream of its own, while the step before still runs.
-    """
-
-    def __init__(self, size: int, device: torch.device, recorder: GraphCapture) -> None:
-        self.size = size
-        self._device = device
-        self._recorder = recorder
-        self._positions = Drawn(torch.full((size,), -1, device=device))
-        self._tosses: dict[float, tuple[CapturedGraph, _Toss]] = {}
-        self._tossed: _Toss | None = None
-        self._stream, self._taken_over = _stream_and_event(device)
-
-    @staticmethod
-    def size_for(batch_size: float, sampler: Sampler) -> int:
-        """B plus three standard deviations, from public numbers: about one draw in 700 does not fit."""
-        deviation = math.sqrt(batch_size * sampler.per_owner * (1 - sampler.sample_rate))
-        return math.ceil((batch_size + 3 * deviation) / 32) * 32
-
-    def toss(self, sampler: Sampler, population: Population, randomness: Randomness) -> Coins:
-        """Tosses one coin a record and puts those that were taken into shape; `load` takes them over."""
-        with torch.cuda.stream(self._stream):  # None: no other stream
-            if self._taken_over is not None:
-                self._taken_over.wait(self._stream)
-            if sampler.sample_rate not in self._tosses:
-                toss = _Toss(len(population), self.size, self._device)
-                work = lambda: toss.fill(unseal(sampler.toss(population, randomness)))  # noqa: E731
-                self._tosses[sampler.sample_rate] = self._recorder.record(work), toss
-            recording, self._tossed = self._tosses[sampler.sample_rate]
-            recording.replay()
-        return Coins(self._tossed.taken)
-
-    def load(self) -> bool:
-        """Takes the records of the latest toss; False, and nothing is changed, where there are too many."""
-        assert self._tossed is not None
-        self.wait()
-        if int(self._tossed.count) > self.size:
-            return False
-        unseal(self._positions).copy_(self._tossed.positions, non_blocking=True)
-        if self._taken_over is not None:
-            self._taken_over.record()
-        return True
-
-    def wait(self) -> None:
-        """Until the latest toss is there."""
-        if self._stream is not None:
-            self._stream.synchronize()
-
-    def drawn(self) -> tuple[Drawn, Presence]:
-        """The positions that were taken over last, and which of them are records; the others name any record."""
-        return _drawn(unseal(self._positions))
-
-    def several(self, coins: Coins) -> tuple[Drawn, Presence]:
-        """A draw that does not fit, as several batches of this size one after the other."""
-        taken = unseal(coins.drawn())
-        return _drawn(F.pad(taken, (0, -len(taken) % self.size), value=-1))
-
-
-def _drawn(positions: Tensor) -> tuple[Drawn, Presence]:
-    """−1 is no record; it names the first one, to have something to compute with."""
-    return Drawn(positions.clamp(min=0)), Presence(positions >= 0)
-
-
-class _Toss:
-    """Where one recorded toss leaves its coins: sensitive."""
-
-    def __init__(self, records: int, size: int, device: torch.device) -> None:
-        self.taken = torch.zeros(records, dtype=torch.bool, device=device)
-        self.positions = torch.full((size,), -1, device=device)
-        self.count = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-
-    def fill(self, taken: Tensor) -> None:
-        """Keeps the coins, the first of the records they have taken, in order, and how many there are."""
-        size = len(self.positions)
-        place = taken.cumsum(0)
-        slot = torch.where(taken & (place <= size), place - 1, size)
-        everyone = torch.arange(len(taken), device=taken.device)
-        self.taken.copy_(taken)
-        self.positions.copy_(everyone.new_full((size + 1,), -1).scatter_(0, slot, everyone)[:size])
-        self.count.copy_(place[-1:], non_blocking=True)
-
-
-def _stream_and_event(device: torch.device) -> tuple[Any, Any]:
-    if device.type != "cuda":
-        return None, None
-    return torch.cuda.Stream(device), torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +134,9 @@ class Owners(Sensitive[Tensor]):
         known: dict[Hashable, int] = {}
         held: Counter[Hashable] = Counter()
         numbers = []
-        for name in map(owner_name, held_as.cpu() if isinstance(held_as, Tensor) else held_as):
+        if isinstance(names, Tensor):
+            held_as = names.cpu() if names.is_floating_point() else names.tolist()
+        for name in map(owner_name, held_as):
             held[name] += 1
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
@@ -322,28 +195,25 @@ class OwnerSampler:
 
 def owner_name(given: Any) -> Hashable:
     """An owner's name by its value: tensors hash by identity, and a rounded number may be two persons'."""
+    if type(given) is int:  # most are
+        return int(given)
     if isinstance(given, tuple):
         return tuple(map(owner_name, given))
     held = isinstance(given, Tensor | np.ndarray | np.generic)
     name = given.item() if held and given.ndim == 0 else given
     missing = name is None or type(name).__name__ in ("NAType", "NaTType") or (isinstance(name, float) and name != name)
-    if missing or (isinstance(name, str) and name in NO_NAME):
-        told = "" if missing else f", or {name!r} for it"
-        raise InputError(
-            f"owners: a record has none{told}; allowed: a name or a number for each record (where it is not known, a "
-            "new one)"
-        )
-    if not isinstance(name, str | bytes | int | float | date | UUID):
-        kind = type(name).__name__ + (f" of {name.ndim} dimensions" if held else "")
-        raise InputError(
-            f"owners: a name is a {kind}; allowed: str, bytes, int, float, bool, date, datetime, UUID, and tuples of "
-            "these"
-        )
+    told = f", or {name!r} for it" if isinstance(name, str) and name in NO_NAME else ""
+    allowed = "allowed: a name or a number for each record (where it is not known, a new one)"
+    require(not (missing or told), f"owners: a record has none{told}; {allowed}")
+    kind = type(name).__name__ + (f" of {name.ndim} dimensions" if held and given.ndim else "")
+    allowed = "allowed: str, bytes, int, float, bool, date, datetime, UUID, and tuples of these"
+    require(isinstance(name, str | bytes | int | float | date | UUID), f"owners: a name is a {kind}; {allowed}")
     if isinstance(name, float):
-        kind = given.dtype if held else torch.float64
-        exact = 2 / (torch.finfo(kind) if isinstance(kind, torch.dtype) else np.finfo(kind)).eps
-        told = f"owners: {str(kind).removeprefix('torch.')} cannot tell such numbers apart; allowed: whole ones below "
-        require(name.is_integer() and abs(name) < exact, f"{told}{exact:,.0f}, integers, or text")
+        dtype: Any = given.dtype if held else torch.float64
+        exact = 2 / (torch.finfo(dtype) if isinstance(dtype, torch.dtype) else np.finfo(dtype)).eps
+        told = f"owners: {str(dtype).removeprefix('torch.')} cannot tell such numbers apart"
+        allowed = f"allowed: whole ones below {exact:,.0f}, integers, or text"
+        require(name.is_integer() and abs(name) < exact, f"{told}; {allowed}")
     return name
 
 
@@ -358,3 +228,15 @@ def gather(population: Population, drawn: Drawn, present: Presence | None = None
     if not rows == len(targets) == len(positions):
         raise PrivacyLineError(f"{type(population).__name__}.take must return one input and one target a record")
     return Records((inputs, targets), present=present)
+
+
+def bytes_of(rows: Tree) -> Iterator[bytes]:
+    """The bytes of each record, of any type: records are told apart by them in memory.
+
+    >>> [*bytes_of(torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16))]
+    [b'\\x00\\x00\\x80?']
+    """
+    if not isinstance(rows, Tensor):
+        return map(b"".join, zip(*map(bytes_of, tree_leaves(rows)), strict=True))
+    plain = rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return (row.tobytes() for row in plain.reshape(len(rows), -1 if len(rows) else 0))

@@ -27,7 +27,7 @@ from adadpigu.core.sampling import NO_NAME, Owners, owner_name
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, TableFacts, listed, reading, shorten
 from adadpigu.errors import InputError, require
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 
 CHUNK = 8192  # rows held as Python objects at once
 _EMPTY = frozenset(("", "nan", "NaN"))  # cells that hold nothing, unless one is declared a category
@@ -254,7 +254,7 @@ def _row_name(path: Path, start: int, lines: Sequence[int] | None, row: int) -> 
 
 
 def _parquet(path: Path) -> Any:
-    return extra("pyarrow.parquet", group="parquet", purpose=f"file={str(path)!r}: Parquet").ParquetFile(path)
+    return import_extra("pyarrow.parquet", group="parquet", purpose=f"file={str(path)!r}: Parquet").ParquetFile(path)
 
 
 def _header(path: Path, names: Sequence[str]) -> list[str]:

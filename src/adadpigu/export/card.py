@@ -160,9 +160,8 @@ def _training(facts: CardFacts) -> str:
     """A table of how the model was trained."""
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
-    last = (
-        "versions" if len(privacy.sessions) < 2 else "versions, of the last process, as it recorded them, not verified"
-    )
+    resumed = len(privacy.sessions) > 1
+    last = "versions, of the last process, as it recorded them, not verified" if resumed else "versions"
     rows = [
         ("data set", facts.dataset),
         ("records (declared)", f"{privacy.records}"),

@@ -25,7 +25,7 @@ from torch.fx import GraphModule
 from adadpigu.durable import check_place, write_bytes, writing
 from adadpigu.errors import InputError, ModelError, first_line
 from adadpigu.export.subject import Exportable, Synthetic, read_exportable, statement_of
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 
 TOLERANCE = 1e-4  # how far outputs may be apart, in units of the largest output or of 1, whichever is more
 _BATCHES = (1, 2, 3, 16)
@@ -70,8 +70,8 @@ def export_onnx(run: Exportable, path: Path | str, *, records: Synthetic | None 
 
     `metadata_props` hold `adadpigu.privacy.json` and `adadpigu.statement.txt`.
     """
-    needed = (extra(name, group="onnx", purpose="export to ONNX") for name in ("onnx", "onnxscript", "onnxruntime"))
-    onnx, _, runtime = needed
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    onnx, _, runtime = (import_extra(name, group="onnx", purpose="export to ONNX") for name in packages)
 
     def convert(program: ExportedProgram, texts: dict[str, str]) -> tuple[bytes, Outputs]:
         names: dict[str, Any] = {"input_names": ["inputs"], "output_names": ["outputs"]}

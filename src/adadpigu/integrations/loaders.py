@@ -26,7 +26,7 @@ from torch.utils.data import (
 from adadpigu.core.trees import Tree, check_tree, named_leaves, select
 from adadpigu.data.datasets import no_targets
 from adadpigu.errors import InputError, first_line, require
-from adadpigu.integrations.trainers import warn_of_no_effect
+from adadpigu.integrations.shared import warn_of_no_effect
 
 Collate = Callable[[list[Any]], Any]
 PAIRS = "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records"

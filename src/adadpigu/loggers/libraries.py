@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from adadpigu.errors import check
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 from adadpigu.loggers.logger import Logger
 from adadpigu.runs.run import Facts, Run
 
@@ -37,7 +37,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, folder: Path | str) -> None:
         super().__init__(folder)
-        needed = (extra(name, group="tensorboard", purpose="the logger 'tensorboard'") for name in _MODULES)
+        needed = (import_extra(name, group="tensorboard", purpose="the logger 'tensorboard'") for name in _MODULES)
         self._events, self._records, self._summaries = needed
         self._file = Path(folder)
 
@@ -87,8 +87,8 @@ class MLflowLogger(Logger):
         check("folder", repr(folder), one, f"beside uri={uri!r}; allowed: one of them, where the runs are kept")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a store of files needs neither server nor database
-        self._tracking = extra("mlflow.tracking", group="mlflow", purpose="the logger 'mlflow'")
-        self._entities = extra("mlflow.entities", group="mlflow", purpose="the logger 'mlflow'")
+        self._tracking = import_extra("mlflow.tracking", group="mlflow", purpose="the logger 'mlflow'")
+        self._entities = import_extra("mlflow.entities", group="mlflow", purpose="the logger 'mlflow'")
         self._uri, self._experiment = uri, experiment
         self._client: Any = None
         self._run = ""
@@ -166,7 +166,7 @@ class WandbLogger(Logger):
     def __init__(self, folder: Path | str, *, project: str = "adadpigu") -> None:
         super().__init__(folder)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        self._wandb = extra("wandb", group="wandb", purpose="the logger 'wandb'")
+        self._wandb = import_extra("wandb", group="wandb", purpose="the logger 'wandb'")
         self._project = project
         self._run: Any = None
         self._rows: list[tuple[int, Mapping[str, float]]] = []

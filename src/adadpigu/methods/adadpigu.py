@@ -24,8 +24,9 @@ from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
+from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
-from adadpigu.methods.statistics import GrowingMask, MaskSchedule, Schedule, Statistics, StatisticsOptions, VarianceFrom
+from adadpigu.methods.statistics import Statistics, StatisticsOptions, VarianceFrom
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
@@ -388,7 +389,7 @@ class _State(MethodState):
         return restored
 
     def _move(self, statistics: Statistics) -> None:
-        """Brings the mask to where `begin_step` wants it, and gives newcomers their start."""
+        """Brings the mask to where `begin_step` wants it, and gives those that return their start."""
         if self._mask.grows:
-            statistics.welcome(*self._mask.newcomers())
+            statistics.init_returned(*self._mask.returning())
         self._mask.move()

@@ -22,7 +22,7 @@ from adadpigu.core.state import State
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen, rank
-from adadpigu.methods.statistics import MaskSchedule
+from adadpigu.methods.mask import MaskSchedule
 from adadpigu.tensors import read_tensors
 
 Select = Literal["magnitude", "random", "public-model"]
@@ -88,7 +88,7 @@ class _State(GradientState):
     def _ask_for(self, active: Tensor | None) -> None:
         """A mask that stays is looked through once, to see which parameters it leaves anything of."""
         stays = active is not None and self._options.every == "once"
-        trained = self._context.layout.touched(active) if stays and active is not None else None
+        trained = self._context.layout.parameters_in_mask(active) if stays and active is not None else None
         self._query = replace(self._query, active=active, trained=trained)
 
     def _scores(self, weights: Tensor, index: int) -> Tensor:

@@ -22,7 +22,7 @@ from adadpigu.core.state import State, as_tensor
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
 
-LEAST_CLIP, LARGEST_CLIP = 1e-6, 1e6
+SMALLEST_QUANTILE_CLIP, LARGEST_QUANTILE_CLIP = 1e-6, 1e6
 """C stays between these, whatever the noise says: it can neither vanish nor overflow"""
 
 
@@ -32,8 +32,8 @@ CountNoise = Annotated[float | None, "a finite number above 0"]
 
 def check_start(clip_norm: float) -> None:
     """Refuses a bound from which no quantile can be followed."""
-    within = LEAST_CLIP <= clip_norm <= LARGEST_CLIP
-    require(within, f"clip_norm={clip_norm} is not in [{LEAST_CLIP:g}, {LARGEST_CLIP:g}]")
+    within = SMALLEST_QUANTILE_CLIP <= clip_norm <= LARGEST_QUANTILE_CLIP
+    require(within, f"clip_norm={clip_norm} is not in [{SMALLEST_QUANTILE_CLIP:g}, {LARGEST_QUANTILE_CLIP:g}]")
 
 
 class FollowedBound:
@@ -75,7 +75,7 @@ class FollowedBound:
         assert self._target is not None
         within = float(require_release(count).value) / self._batch_size + 0.5
         wanted = math.log(self.value) - self._rate * (within - self._target)
-        self.value = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
+        self.value = math.exp(min(max(wanted, math.log(SMALLEST_QUANTILE_CLIP)), math.log(LARGEST_QUANTILE_CLIP)))
 
     def state(self) -> State:
         return {"clip_norm": as_tensor(self.value)}

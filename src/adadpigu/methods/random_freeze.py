@@ -19,7 +19,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.state import State
 from adadpigu.methods.base import GradientState, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import chosen
-from adadpigu.methods.statistics import risen
+from adadpigu.methods.mask import ramp
 
 Rise = Literal["linear", "cosine", "constant"]
 
@@ -49,7 +49,7 @@ class RandomFreeze(Method):
         >>> [round(RandomFreeze().rate(epoch, 4), 2) for epoch in range(4)]
         [0.0, 0.3, 0.6, 0.9]
         """
-        progress = 1.0 if self.rise == "constant" else risen(epoch, epochs, by=self.rise_by, kind=self.rise)
+        progress = 1.0 if self.rise == "constant" else ramp(epoch, epochs, by=self.rise_by, kind=self.rise)
         return self.final_rate * progress
 
     def begin(self, context: RunContext) -> MethodState:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from adadpigu.accounting import PrivacyReport
-from adadpigu.accounting.ledger_reading import NAME as LEDGER
-from adadpigu.accounting.ledger_reading import LedgerRecord
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.errors import AdaDPIGUError, InputError, first_line
 from adadpigu.report.audits import StoredAudit, audits_of_run
 from adadpigu.report.curves import METRICS, Curves, read_curves, round_up
@@ -39,7 +38,7 @@ from adadpigu.runs.verifying import Binding, compare, verify
 
 MOST_CONFIG = 1 << 14  # bytes of a config that is shown
 DIAGNOSTICS = "diagnostics.jsonl"
-LEFT = (CONFIG, METRICS, LEDGER, PRIVACY, SUMMARY, "statement.txt", FACTS, MODEL)
+LEFT = (CONFIG, METRICS, LEDGER_FILE, PRIVACY, SUMMARY, "statement.txt", FACTS, MODEL)
 """what a run leaves in its folder; two of them are enough to know one by"""
 _CODE = (
     "Its model is code, not a name that adadpigu knows: training, resuming and evaluating import and run it with your "
@@ -98,8 +97,8 @@ class _Parts:
     @property
     def charging(self) -> bool:
         """Whether there is a ledger that is more than an empty file, as it is until the first charge."""
-        path = self.folder / LEDGER
-        return self.exists(LEDGER) and (not path.is_file() or path.stat().st_size > 0)
+        path = self.folder / LEDGER_FILE
+        return self.exists(LEDGER_FILE) and (not path.is_file() or path.stat().st_size > 0)
 
     @property
     def end(self) -> str:
@@ -231,7 +230,7 @@ def _read_claim(found: _Parts) -> None:
     if claim:
         found.stated = found.read_or(lambda folder: json_of(folder, PRIVACY).values, found.stated)
         found.binding = verify(found.folder) if record is None else compare(found.folder, record)
-        explained = not found.stated or (record is None and found.exists(LEDGER))  # why it cannot be read
+        explained = not found.stated or (record is None and found.exists(LEDGER_FILE))  # why it cannot be read
         if found.binding.claimed and not explained:
             found.privacy = found.read_or(privacy_of, None)
         unread = found.binding.claimed and any(f": {found.binding.file}" in line for line in found.missing)
@@ -251,7 +250,7 @@ def _spent(record: LedgerRecord, folder: Path) -> float:
         epsilon = record.epsilon()
         return round_up(epsilon) if math.isfinite(epsilon) else epsilon
     except (AdaDPIGUError, *MALFORMED) as error:
-        what = f"run={str(folder)!r}: {LEDGER}: what was charged cannot be accounted"
+        what = f"run={str(folder)!r}: {LEDGER_FILE}: what was charged cannot be accounted"
         raise InputError(f"{what}: {first_line(error)}") from None
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.journal import head_path
-from adadpigu.accounting.ledger_reading import NAME as LEDGER
-from adadpigu.accounting.ledger_reading import LedgerRecord, inspect_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, inspect_ledger
 from adadpigu.data.description import MOST_CLASSES
 from adadpigu.durable import read_text
 from adadpigu.errors import AdaDPIGUError, InputError, first_line, require
@@ -195,7 +194,7 @@ def privacy_of(folder: Path) -> PrivacyReport:
 
 def ledger_of(folder: Path) -> LedgerRecord:
     """The run's ledger, damaged or not; a `LedgerError` where not even its header can be read."""
-    path = file_of(folder, LEDGER, MOST_LEDGER)
+    path = file_of(folder, LEDGER_FILE, MOST_LEDGER)
     if head_path(path).exists():
         file_of(folder, head_path(path).name)
     return inspect_ledger(path)

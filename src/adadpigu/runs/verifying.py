@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import Literal
 
 from adadpigu.accounting import PrivacyReport, epsilon
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.errors import InputError
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.reading import file_of, ledger_of, privacy_of
-from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS, says
+from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS
 from adadpigu.tensors import digest, read_file
 
 State = Literal["bound", "partly", "differs", "open", "older"]
 """partly: weights and claim are the run's, and a file beside them is not"""
 _OPEN = (
-    f"{NAME} has no closing record: the run is at work, or was cut off before its end, and nothing binds its files; "
-    "`adadpigu train --resume RUN`, or resume=True in Python, brings it to its end"
+    f"{LEDGER_FILE} has no closing record: the run is at work, or was cut off before its end, and nothing binds its "
+    "files; `adadpigu train --resume RUN`, or resume=True in Python, brings it to its end"
 )
 _OLDER = (
-    f"{NAME} was written before weights were bound to the ledger, so nothing says that this model is the run's; "
+    f"{LEDGER_FILE} was written before weights were bound to the ledger, so nothing says that this model is the run's; "
     "`adadpigu export RUN --unbound` hands it out with that sentence in the file, or train again"
 )
 UNBOUND = (
@@ -69,23 +70,23 @@ def verify(folder: Path) -> Binding:
     try:
         return compare(folder, ledger_of(folder))
     except InputError as error:
-        return Binding(state="differs", file=NAME, why=str(error))
+        return Binding(state="differs", file=LEDGER_FILE, why=str(error))
 
 
 def compare(folder: Path, record: LedgerRecord) -> Binding:
     """Compares a folder with a ledger's record that was read from it."""
     where = f"run={str(folder)!r}"
     if record.damage:
-        why = f"{where}: the ledger is damaged: {record.damage} ({NAME}); {_REMEDY}"
-        return Binding(state="differs", file=NAME, why=why)
+        why = f"{where}: the ledger is damaged: {record.damage} ({LEDGER_FILE}); {_REMEDY}"
+        return Binding(state="differs", file=LEDGER_FILE, why=why)
     if record.closing is None:
         state: State = "older" if record.older else "open"
-        return Binding(state=state, file=NAME, why=f"{where}: {_OLDER if record.older else _OPEN}")
+        return Binding(state=state, file=LEDGER_FILE, why=f"{where}: {_OLDER if record.older else _OPEN}")
     run = str(record.header["facts"].get("run"))
     ends = [session.end for session in record.sessions()]
     for name in (*TEXTS, *(() if ends[-1:] == ["failed"] else (MODEL,))):
         if name not in record.closing:
-            why = f"{where}: the last record of {NAME} does not name {name}, so nothing binds it; {_REMEDY}"
+            why = f"{where}: the last record of {LEDGER_FILE} does not name {name}, so nothing binds it; {_REMEDY}"
             return Binding(state="differs", file=name, why=why)
     for name in (MODEL, *TEXTS, *(name for name in record.closing if name not in (MODEL, *TEXTS))):
         try:
@@ -113,7 +114,7 @@ def verified(folder: Path, *, unbound: bool = False) -> tuple[PrivacyReport, Led
     cost = epsilon(record.plan.event(), record.delta)
     if record.delta != report.delta or cost > report.epsilon_pld * (1 + 1e-6):
         raise InputError(
-            f"run={str(folder)!r}: the plan in {NAME} costs epsilon={cost:.6g} at delta={record.delta:g}, and "
+            f"run={str(folder)!r}: the plan in {LEDGER_FILE} costs epsilon={cost:.6g} at delta={record.delta:g}, and "
             f"privacy.json claims {report.epsilon_pld:.6g} at {report.delta:g}; {_REMEDY}"
         )
     return replace(report, warnings=(UNBOUND, *report.warnings)), record
@@ -122,7 +123,7 @@ def verified(folder: Path, *, unbound: bool = False) -> tuple[PrivacyReport, Led
 def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
     """What is wrong with a file; empty where nothing is."""
     if wanted is None:
-        return f"{name} is not the run's, which left none by its {NAME}" if (folder / name).exists() else ""
+        return f"{name} is not the run's, which left none by its {LEDGER_FILE}" if (folder / name).exists() else ""
     if name in FURTHER and not (folder / name).is_symlink() and not (folder / name).exists():
         return ""  # a file that is gone claims nothing
     path = file_of(folder, name)
@@ -130,8 +131,9 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
         tensors, told = read_file(path, "model")
         named = told.get(RUN, run)
         if named != run:
-            return f"{name} is of run {named[:8]!r} and {NAME} of run {run[:8]!r}: one of them is from another folder"
+            other = f"{LEDGER_FILE} of run {run[:8]!r}"
+            return f"{name} is of run {named[:8]!r} and {other}: one of them is from another folder"
         same = digest(sorted(tensors.items())) == wanted
     else:
-        same = says(path, wanted)
-    return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {NAME}"
+        same = matches_digest(path, wanted)
+    return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {LEDGER_FILE}"

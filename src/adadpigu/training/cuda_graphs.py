@@ -18,16 +18,10 @@ from typing import Any
 import torch
 
 from adadpigu.core.bounding import BoundedSum, Query
+from adadpigu.core.fixed_batch import CapturedGraph, FixedBatch, GraphCapture
 from adadpigu.core.mechanism import CapturedReleases, Release
-from adadpigu.core.randomness import (
-    DeviceRandomness,
-    Randomness,
-    SystemRandomness,
-    default_generator,
-    isolated,
-    seed_generator,
-)
-from adadpigu.core.sampling import CapturedGraph, Coins, FixedBatch, GraphCapture, Sampler
+from adadpigu.core.randomness import DeviceRandomness, Randomness, default_generator, isolated, rekey
+from adadpigu.core.sampling import Coins, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
 from adadpigu.methods.base import MethodState
@@ -61,20 +55,13 @@ class CudaGraphs:
                 work()
         except BaseException:
             for generator in (self._generator, default_generator(self._generator.device)):
-                _renew(generator)
+                rekey(generator)
             raise
         return graph
 
     def concurrent(self) -> CudaGraphs:
         assert self._other is not None
         return CudaGraphs(self._other)
-
-
-def _renew(generator: torch.Generator) -> None:
-    """A failed capture may leave a generator waiting for its end; it goes on with another state and another key."""
-    fresh = torch.Generator(generator.device)
-    seed_generator(fresh, SystemRandomness().words(2))
-    generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 @dataclass(frozen=True)
@@ -111,11 +98,11 @@ class ReplayedDraws(Draws):
     def replay(self, drawn: CapturedDraw, run: Callable[[], None]) -> bool:
         """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
-        paid = self._pay(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
+        paid = self._charge_and_sample(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
         if not self._fixed.load():
             self._pending = paid
             return False
-        drawn.recorded.pay(paid.receipt)
+        drawn.recorded.check_receipt(paid.receipt)
         with isolated(self._randomness, self._view.device, host=self._view.device.type == "cpu"):
             self._withholding(run)
         return True

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Literal
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.fixed_batch import GraphCapture
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.state import Untrained
 from adadpigu.core.mechanism import GaussianMechanism, MakeMechanism
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
-from adadpigu.core.sampling import GraphCapture
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
 from adadpigu.runs.run import Metrics, Observer, Run
@@ -289,9 +289,8 @@ class Session:
         if self._recorded is None:
             self.updates.take(step)
         else:
-            self._recorded.take(
-                self._method_state.capture_key(self._p.stages[step.stage]), partial(self.updates.take, step)
-            )
+            key = self._method_state.capture_key(self._p.stages[step.stage])
+            self._recorded.take(key, partial(self.updates.take, step))
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""

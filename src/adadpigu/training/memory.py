@@ -187,9 +187,8 @@ class Rehearsal:
         limit = _SHARE_OF_FREE * free_memory(self._view.device) if asked is None else float(parse_memory(asked))
         size, peak = 1, self._peak(work, 1)
         if peak > limit:
-            need = (
-                f"one record at a time takes {format_bytes(peak)}" if math.isfinite(peak) else "one record does not fit"
-            )
+            fits = math.isfinite(peak)
+            need = f"one record at a time takes {format_bytes(peak)}" if fits else "one record does not fit"
             free = f"physical_batch_size='auto': {format_bytes(limit)} of memory can be used, but {need}"
             given = f"memory_limit={asked!r} is too small: {need}; allowed: at least that"
             raise InputError(free if asked is None else given)

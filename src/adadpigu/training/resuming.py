@@ -17,14 +17,15 @@ from typing import cast
 
 from adadpigu.accounting import Ledger
 from adadpigu.accounting.journal import Journal
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, read_ledger
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.errors import InputError, require
-from adadpigu.runs.run import SUMMARY, RunFolder, says
+from adadpigu.runs.digests import matches_digest
+from adadpigu.runs.run import SUMMARY, RunFolder
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.preparation import Preparation
 
-FREE = frozenset(
+CHANGEABLE_ON_RESUME = frozenset(
     ("device", "physical_batch_size", "memory_limit", "engine", "execution", "evaluate_every", "checkpoint_every")
 ) | {"ledger"}
 """options that change neither the guarantee nor what is computed, so that a run may go on with others"""
@@ -45,7 +46,7 @@ class Begun:
 
 def ledger_settings(prepared: Preparation) -> dict[str, object]:
     """What a run is defined by, as its ledger keeps it."""
-    options = {key: value for key, value in vars(prepared.options).items() if key not in FREE}
+    options = {key: value for key, value in vars(prepared.options).items() if key not in CHANGEABLE_ON_RESUME}
     options |= {"noise_multiplier": prepared.noise_multiplier}
     method = {f"method.{key}": value for key, value in prepared.method.options().items()}
     slots = [(slot.name, tuple(slot.shape)) for slot in prepared.engine.layout.slots]
@@ -112,6 +113,8 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         require(same, f"{where}: the ledger belongs to another run than the checkpoint")
         newer = ledger.holds(*checkpoint.ledger)
         require(newer, f"{where}: the ledger is older than the checkpoint, or another copy of it")
+        within = 0 <= checkpoint.step <= ledger.plan.steps
+        require(within, f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have")
     before, now = cast(Mapping[str, object], facts["settings"]), ledger_settings(prepared)
     for key in [*before, *now]:
         allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
@@ -119,7 +122,7 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
     same = ledger.plan == prepared.plan
     require(same, "the plan is not the one that the run began with: its stages or draws have changed")
     try:  # what settings do not tell apart, such as a front, stands in the config as it was written
-        same = says(out / "config.toml", facts["config"])
+        same = matches_digest(out / "config.toml", facts["config"])
     except OSError as error:
         raise InputError(f"{where}: config.toml cannot be read: {error.strerror}") from None
     require(same, f"{where}: its config.toml was edited; allowed: as the run began")
@@ -134,5 +137,5 @@ def _refuse_ended(record: LedgerRecord, out: Path) -> None:
 
 def _ledger_path(folder: Path) -> Path:
     allowed = "so nothing was charged; allowed: the folder of a run that has begun"
-    require((folder / NAME).is_file(), f"resume={str(folder)!r} has no {NAME}, {allowed}")
-    return folder / NAME
+    require((folder / LEDGER_FILE).is_file(), f"resume={str(folder)!r} has no {LEDGER_FILE}, {allowed}")
+    return folder / LEDGER_FILE

@@ -106,15 +106,15 @@ class Steps:
 class Watch(Protocol):
     """Looks on from the public side at each draw that runs in Python; at a replayed step while it is recorded."""
 
-    def asked(self, draw: str, queries: Sequence[Query]) -> None:
+    def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         """Called before the draw is charged and its coins are tossed."""
 
-    def answered(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
+    def after_draw(self, draw: str, queries: Sequence[Query], releases: dict[str, Release]) -> None:
         """Called with what was released; within a recording, with tensors that every replay fills anew."""
 
 
 @dataclass(frozen=True)
-class Paid:
+class ChargedDraw:
     """A draw that was charged and tossed, and not yet looked at."""
 
     receipt: Receipt
@@ -148,7 +148,7 @@ class Draws:
         self._planned: dict[str, tuple[Sampler, float]] = {}
         self._stage, self._step = "", -1
         self._ahead = False
-        self._pending: Paid | None = None
+        self._pending: ChargedDraw | None = None
 
     def begin_step(self, stage: str, step: int, planned: Mapping[str, tuple[Sampler, float]]) -> None:
         """Allows the draws that the plan holds for this step, each once."""
@@ -159,17 +159,17 @@ class Draws:
         """One fresh Poisson batch, one event, a release a query."""
         queries = self._as_clipped(queries)
         if self._watch is not None and not self._ahead:
-            self._watch.asked(draw, queries)
+            self._watch.before_draw(draw, queries)
         self._ahead = False
         releases = self._answer(queries, draw)
         if self._watch is not None:
-            self._watch.answered(draw, queries, releases)
+            self._watch.after_draw(draw, queries, releases)
         return releases
 
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
         """Charge and sample, then gradients and their bounded sums, then noise."""
         size = self.micro_batches.size(queries)  # a public number, found before a record is looked at
-        paid = self._pay(queries, draw) if self._pending is None else self._pending
+        paid = self._charge_and_sample(queries, draw) if self._pending is None else self._pending
         self._pending = None
         sums = self._withholding(partial(self._sums, paid.coins, queries, size))
         if self._diagnostics is not None:
@@ -179,7 +179,7 @@ class Draws:
             self.micro_batches.warn_of_memory()
         return releases
 
-    def _pay(self, queries: tuple[Query, ...], draw: str) -> Paid:
+    def _charge_and_sample(self, queries: tuple[Query, ...], draw: str) -> ChargedDraw:
         """Charges for a draw, then tosses its coins."""
         if draw not in self._planned:
             raise PrivacyLineError(
@@ -197,7 +197,7 @@ class Draws:
             step=self._step,
             draw=draw,
         )
-        return Paid(receipt, self._toss(sampler))
+        return ChargedDraw(receipt, self._toss(sampler))
 
     def _toss(self, sampler: Sampler) -> Coins:
         """One coin for each record; several processes go by the first one's, each for the records that live there."""
@@ -231,9 +231,9 @@ class Draws:
         """Charges for a draw and makes it, for a script that sees its records; the next `release` answers with it."""
         queries = self._as_clipped(queries)
         if self._watch is not None:
-            self._watch.asked(draw, queries)
+            self._watch.before_draw(draw, queries)
         self._ahead = True
-        self._pending = self._pay(queries, draw)
+        self._pending = self._charge_and_sample(queries, draw)
         drawn = self._pending.coins.drawn()
         with isolated(SystemRandomness(), self._view.device):
             records = self._withholding(partial(gather, self._population, drawn))

@@ -15,7 +15,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
-from adadpigu.accounting.ledger_reading import NAME, LedgerRecord
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
@@ -26,10 +26,11 @@ from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
-from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers, text_digest
+from adadpigu.runs.digests import text_digest
+from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers
 from adadpigu.training.checkpoints import Checkpoint
 from adadpigu.training.distributed.job import current, refuse_wrapped
-from adadpigu.training.distributed.meeting import check_ranks_agree
+from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
@@ -322,7 +323,7 @@ def _begin(
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
-        path=None if folder is None else folder.path / NAME,
+        path=None if folder is None else folder.path / LEDGER_FILE,
         delta=prepared.delta,
         reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
         facts={

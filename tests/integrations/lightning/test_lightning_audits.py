@@ -14,7 +14,7 @@ from torch import Tensor
 
 import adadpigu as ad
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
-from adadpigu.audit.tapes import TOLERANCE, Player, Recorder, public_state
+from adadpigu.audit.tapes import TOLERANCE, Recorder, TraceReplayer, public_state
 from adadpigu.core.bounding import BoundedSum
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -44,7 +44,7 @@ def fit(data: tuple[Tensor, Tensor], module: Classifier, tape: Any, randomness: 
 
 def replayed(
     method: ad.Method, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], removed: int | None
-) -> Player:
+) -> TraceReplayer:
     """A fit on D is recorded, and played again on a neighbour."""
     module, (x, y) = Classifier(), records()
     recorder = Recorder(partial(public_state, module.net))
@@ -53,7 +53,7 @@ def replayed(
     assert recorder.breaches == []
     assert len(recorder.calls) == STEPS
     other = Classifier()
-    player = Player(recorder, partial(public_state, other.net))
+    player = TraceReplayer(recorder, partial(public_state, other.net))
     try:
         fit(change(x, y), other, player, NeighbourCoins(coins, removed), method)
     except ReplayError as breach:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, random_split
 
 import adadpigu as ad
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 from adadpigu.core.randomness import ReproducibleRandomness
 from lightning_cases import (
     EPOCHS,
@@ -212,7 +212,7 @@ def test_schedules_groups_and_splits_work(tmp_path: Path) -> None:
     assert private.run.steps_done == EPOCHS * 3
     assert module.lr_schedulers().get_last_lr() == pytest.approx([0.0, 0.0])  # type: ignore[union-attr]
     assert json.loads((tmp_path / "run" / "privacy.json").read_text())["steps_charged"] == EPOCHS * 3
-    assert read_ledger(tmp_path / "run" / NAME).sessions()[-1].end == "finished"
+    assert read_ledger(tmp_path / "run" / LEDGER_FILE).sessions()[-1].end == "finished"
 
 
 def test_nothing_that_is_written_or_shown_is_a_value_of_the_records(tmp_path: Path) -> None:

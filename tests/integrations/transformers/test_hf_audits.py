@@ -18,7 +18,7 @@ from small_models import LENGTH, RECORDS, WORDS, arguments, records, trained_par
 from torch import nn
 
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins
-from adadpigu.audit.tapes import Player, Recorder, public_state
+from adadpigu.audit.tapes import Recorder, TraceReplayer, public_state
 from adadpigu.core.mechanism import GaussianMechanism
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.training import own_loop
@@ -61,9 +61,9 @@ class _Runs:
         self.tape = Recorder(functools.partial(public_state, model))
         self.written = self._run("recorded", model, records(), self.coins, self.tape)
 
-    def player(self, data: list[dict[str, Any]]) -> Player:
+    def player(self, data: list[dict[str, Any]]) -> TraceReplayer:
         model = trained_part(self._part)
-        player = Player(self.tape, functools.partial(public_state, model))
+        player = TraceReplayer(self.tape, functools.partial(public_state, model))
         coins = NeighbourCoins(self.coins, removed=len(data) if len(data) < RECORDS else None)
         self.replayed = self._run("played", model, data, coins, player)
         return player

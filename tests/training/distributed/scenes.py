@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 import adadpigu as ad
 from adadpigu.accounting import Ledger
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 from adadpigu.audit.replay import audit_replay
 from adadpigu.audit.subject import subject_of
 from adadpigu.audit.white_box import audit_white_box
@@ -93,7 +93,7 @@ def stepwise(method: str = "dpsgd") -> Tensor:
 def witnessed(folder: Path) -> dict[str, Any]:
     """A run with secret noise: who read which records, when, what was told and written."""
     out = folder / "run"
-    records, listener = Watched(out / NAME), Listener()
+    records, listener = Watched(out / LEDGER_FILE), Listener()
     data = DataSet(name="watched", train=records, records=96)
     run = jobs.train(
         source=data, out=out, randomness="secure", observers=[listener], model=jobs.net(seed=dist.get_rank()), reserve=1

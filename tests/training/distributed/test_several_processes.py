@@ -10,7 +10,7 @@ import pytest
 import scenes
 import torch
 
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 from adadpigu.methods import all_methods
 
 NAMES = tuple(all_methods())
@@ -66,7 +66,7 @@ def test_no_process_looks_at_a_draw_before_it_is_charged(pair: list[dict[str, An
 def test_the_ledger_is_charged_once_a_step_and_the_first_process_alone_speaks(
     pair: list[dict[str, Any]], folder: Path
 ) -> None:
-    ledger = read_ledger(folder / "run" / NAME)
+    ledger = read_ledger(folder / "run" / LEDGER_FILE)
     assert sum(ledger.spent().values()) == 12
     assert ledger.header["facts"]["processes"] == 2
     assert [found["witnessed"]["told"] for found in pair] == [14, 0]
@@ -125,7 +125,7 @@ def test_a_sharded_model_is_updated_as_a_whole_one(pair: list[dict[str, Any]], f
     for what in ("held", "momentum"):
         assert sum(found["sharded"][what] for found in pair) == len(alone)
         assert max(found["sharded"][what] for found in pair) < 0.6 * len(alone)
-    assert sum(read_ledger(folder / "sharded" / NAME).spent().values()) == 12
+    assert sum(read_ledger(folder / "sharded" / LEDGER_FILE).spent().values()) == 12
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adadpigu.accounting.ledger_reading import NAME, read_ledger
+from adadpigu.accounting.ledger_reading import LEDGER_FILE, read_ledger
 
 MORTAL = '''
 import os, pathlib, signal, torch
@@ -73,7 +73,7 @@ def test_a_killed_worker_ends_the_job_with_the_ledger_right_and_another_number_o
     told = [line for line in ended.stderr.splitlines() if line.startswith("adadpigu: error:")]
     assert len(told) <= 1  # torchrun may end the other process before it speaks
     assert all("has lost another process" in line for line in told)
-    before = read_ledger(tmp_path / "run" / NAME)
+    before = read_ledger(tmp_path / "run" / LEDGER_FILE)
     drawn = sum(before.spent().values())
     assert 10 < drawn < 40
     assert not before.damage
@@ -91,7 +91,7 @@ def test_a_killed_worker_ends_the_job_with_the_ledger_right_and_another_number_o
     summary = json.loads(again.stdout)
     assert summary["steps_done"] == 40
     assert any("goes on with 1 process(es), after 2" in warning for warning in summary["warnings"])
-    after = read_ledger(tmp_path / "run" / NAME)
+    after = read_ledger(tmp_path / "run" / LEDGER_FILE)
     checkpoint = next(int(line["step"]) for line in after.lines if line.get("note") == "resumed")
     assert sum(after.spent().values()) == drawn + 40 - checkpoint
 
@@ -101,7 +101,7 @@ def test_a_job_that_torchrun_restarts_goes_on_and_keeps_charging(tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "died").exists()
     assert json.loads(ended.stdout)["steps_done"] == 40  # one object, from one process
-    ledger = read_ledger(tmp_path / "run" / NAME)
+    ledger = read_ledger(tmp_path / "run" / LEDGER_FILE)
     assert len(ledger.sessions()) == 2
     assert sum(session.steps for session in ledger.sessions()) == sum(ledger.spent().values()) > 40
 
@@ -116,15 +116,15 @@ def test_bad_input_is_told_once(tmp_path: Path) -> None:
 
 def test_a_job_that_may_be_restarted_must_say_where_its_run_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import adadpigu as ad
-    from adadpigu.training.distributed.launching import to_go_on
+    from adadpigu.training.distributed.launching import run_to_resume
 
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
     with pytest.raises(ad.InputError, match="max_restarts=1 without --out"):
-        to_go_on(None)
+        run_to_resume(None)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert to_go_on(tmp_path) is None  # nothing was charged before
-    (tmp_path / NAME).touch()
-    assert to_go_on(tmp_path) == tmp_path
+    assert run_to_resume(tmp_path) is None  # nothing was charged before
+    (tmp_path / LEDGER_FILE).touch()
+    assert run_to_resume(tmp_path) == tmp_path
 
 
 def test_processes_that_were_not_made_a_job_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

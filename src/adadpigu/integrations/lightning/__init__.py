@@ -8,9 +8,9 @@ strategy.privacy.statement()
 
 from __future__ import annotations
 
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 
-extra("lightning.pytorch", group="lightning", purpose="PrivateStrategy")
+import_extra("lightning.pytorch", group="lightning", purpose="PrivateStrategy")
 
 from adadpigu.integrations.lightning.strategy import PrivateStrategy  # noqa: E402
 

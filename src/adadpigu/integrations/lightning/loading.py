@@ -19,7 +19,7 @@ from adadpigu.data.checking import digests, refuse_copies, refuse_shared_records
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import InputError
 from adadpigu.integrations.loaders import Collate, CollatedRecords, validate_loader
-from adadpigu.integrations.trainers import EpochBatches
+from adadpigu.integrations.shared import EpochBatches
 
 _COMPARED = 1000  # evaluation records that are compared with training records, by their values
 

@@ -28,7 +28,7 @@ from adadpigu.core.gradients.probing import fitting
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import Tree
 from adadpigu.errors import ModelError
-from adadpigu.integrations.trainers import OneRecord, attributes_put_back, compares_records, each_alone
+from adadpigu.integrations.shared import OneRecord, attributes_put_back, compares_records, each_alone
 
 _REMEDY = (
     "allowed: metrics of validation_step, on records that are not private, or diagnostics=True with out=, which keeps "

@@ -14,7 +14,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from adadpigu.errors import ModelError, require
-from adadpigu.integrations.trainers import Rule, refuse_settings, warn_of_no_effect
+from adadpigu.integrations.shared import Rule, refuse_settings, warn_of_no_effect
 
 ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup"), "configure_optimizers"),

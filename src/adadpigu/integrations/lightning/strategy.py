@@ -36,7 +36,7 @@ from adadpigu.integrations.lightning.settings import (
     check_trainer,
     take_over_precision,
 )
-from adadpigu.integrations.trainers import check_options
+from adadpigu.integrations.shared import check_options
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.own_loop import PrivateLoop

@@ -26,7 +26,7 @@ from adadpigu.integrations.opacus.accountants import Accountant
 from adadpigu.integrations.opacus.loader import PrivateDataLoader
 from adadpigu.integrations.opacus.script import FirstOutput, PrivateCriterion, PrivateModule, no_rows
 from adadpigu.integrations.opacus.validators import ModuleValidator
-from adadpigu.integrations.trainers import Rule, refuse_settings
+from adadpigu.integrations.shared import Rule, refuse_settings
 from adadpigu.methods import DPSGD
 from adadpigu.runs.run import check_free
 from adadpigu.training.options import TrainingOptions

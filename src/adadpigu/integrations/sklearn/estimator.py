@@ -31,8 +31,8 @@ from adadpigu.core.gradients.state import untouched
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.description import Column, TableFacts
 from adadpigu.errors import InputError, first_line, require
+from adadpigu.integrations.shared import check_options
 from adadpigu.integrations.sklearn.columns import Bounds, Categories, declared_columns, encoded
-from adadpigu.integrations.trainers import check_options
 from adadpigu.methods import Method
 from adadpigu.models import make_model
 from adadpigu.training import Run, train

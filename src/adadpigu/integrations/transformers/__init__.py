@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from adadpigu.extras import extra
+from adadpigu.extras import import_extra
 
 for _needed in ("transformers", "accelerate"):
-    extra(_needed, group="transformers", purpose="PrivateTrainer")
+    import_extra(_needed, group="transformers", purpose="PrivateTrainer")
 
 from adadpigu.integrations.transformers.trainer import PrivateTrainer  # noqa: E402  after what it needs was asked for
 

@@ -22,7 +22,7 @@ from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import count_rows
 from adadpigu.errors import ModelError, require
-from adadpigu.integrations.trainers import OneRecord, compares_records, each_alone
+from adadpigu.integrations.shared import OneRecord, compares_records, each_alone
 from adadpigu.integrations.transformers.columns import CLASSIFICATION, EACH_TOKEN, IGNORED, LABELS, NEXT_TOKEN
 
 Batch = Mapping[str, Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils import DynamoBackend
 
 from adadpigu.errors import require
-from adadpigu.integrations.trainers import Rule, refuse_settings, warn_of_no_effect
+from adadpigu.integrations.shared import Rule, refuse_settings, warn_of_no_effect
 
 _OFF: tuple[object, ...] = (False, None, 0, "", [], {})
 REFUSED: Mapping[str, Rule] = {

@@ -32,7 +32,7 @@ from adadpigu.data.checking import digests, refuse_copies, refuse_repeated, refu
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.mixing import OWN_GENERATOR
 from adadpigu.errors import InputError, PrivacyLineError, require
-from adadpigu.integrations.trainers import EpochBatches, attributes_put_back, check_options, warn_of_no_effect
+from adadpigu.integrations.shared import EpochBatches, attributes_put_back, check_options, warn_of_no_effect
 from adadpigu.integrations.transformers.columns import LABELS, MASK, Columns
 from adadpigu.integrations.transformers.layers import register_rules
 from adadpigu.integrations.transformers.losses import LogitsLoss, OwnLoss, usual_loss

@@ -3,7 +3,7 @@
     rank 0 charges -> tosses the coins -> each rank bounds its records -> sums are reduced to the owner of a coordinate
     -> the owner adds its noise -> noisy values are gathered
 
-`job` (torch.distributed), `meeting` (do all ranks train the same?), `launching` (torchrun), `sharded_training` (FSDP2)
+`job` (torch.distributed), `rank_checks` (do ranks train the same?), `launching` (torchrun), `sharded_training` (FSDP2)
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from adadpigu.accounting.ledger_reading import NAME
+from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.core.processes import Alone, Processes
 from adadpigu.errors import InputError, first_line
 from adadpigu.training.distributed.job import JobError, LostProcessError, current
@@ -73,7 +73,7 @@ def launched(work: Callable[[], T]) -> T:
     They have a GPU each where there are enough, and share the CPU's cores otherwise.
     """
     if "RANK" in os.environ:
-        with joined() as processes, one_voice(processes):
+        with joined() as processes, only_first_prints(processes):
             return agreed(processes, work)
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -97,7 +97,7 @@ def _member(work: Callable[[], T], gpus: bool) -> T | InputError:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // _SIZE))
     try:
-        with joined() as processes, one_voice(processes):
+        with joined() as processes, only_first_prints(processes):
             return agreed(processes, work)
     except InputError as refusal:
         return refusal
@@ -106,7 +106,7 @@ def _member(work: Callable[[], T], gpus: bool) -> T | InputError:
 
 
 @contextlib.contextmanager
-def one_voice(processes: Processes) -> Iterator[None]:
+def only_first_prints(processes: Processes) -> Iterator[None]:
     """Within it the first process alone prints, and what it refuses is told once; who loses another process says so."""
     if processes.rank == 0:
         yield
@@ -142,7 +142,7 @@ def agreed(processes: Processes, work: Callable[[], T]) -> T:
     return made
 
 
-def to_go_on(out: Path | None) -> Path | None:
+def run_to_resume(out: Path | None) -> Path | None:
     """The run that a restarted job goes on with: the one in its folder, if it has begun; another would spend again."""
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if most not in ("", "0") and out is None:
@@ -150,4 +150,4 @@ def to_go_on(out: Path | None) -> Path | None:
             f"max_restarts={most} without --out: a job that is started again must find its run; allowed: with --out"
         )
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
-    return out if again and out is not None and (out / NAME).is_file() else None
+    return out if again and out is not None and (out / LEDGER_FILE).is_file() else None

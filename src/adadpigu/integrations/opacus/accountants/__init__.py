@@ -83,6 +83,7 @@ class Accountant:
         between = {TRAINED_BEFORE} - {*reports[0].warnings}  # by the passes before, which are counted here
         found = epsilons(compose(planned), delta)
         steps = sum(stage.done for report in reports for stage in report.stages)
+        charged = sum(report.steps_charged for report in reports)
         return dataclasses.replace(
             reports[-1],
             delta=delta,
@@ -92,9 +93,7 @@ class Accountant:
             epsilon_spent=epsilon(self._spent(), delta),
             stages=(StageSteps(name=reports[0].stages[0].name, planned=sum(planned.values()), done=steps),),
             events=tuple(EventCount(event=event_to_json(event), count=count) for event, count in planned.items()),
-            sessions=(
-                dataclasses.replace(reports[-1].sessions[-1], steps=sum(report.steps_charged for report in reports)),
-            ),
+            sessions=(dataclasses.replace(reports[-1].sessions[-1], steps=charged),),
             interrupted=any(report.interrupted for report in reports),
             randomness_private=all(report.randomness_private for report in reports),
             not_covered=tuple(dict.fromkeys(told for report in reports for told in report.not_covered)),

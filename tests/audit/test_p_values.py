@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest, norm
 
-from adadpigu.audit.laws import (
+from adadpigu.audit.p_values import (
     Check,
-    Law,
-    chosen_law,
+    Distribution,
     dispersion_p,
     distance_p,
     extreme_p,
+    hypergeometric,
     most_alike,
     neighbours_p,
     overlaps_p,
@@ -29,7 +29,10 @@ from adadpigu.audit.laws import (
 
 def test_the_law_of_a_sum_is_that_of_its_outcomes_one_by_one() -> None:
     """Two loaded dice and a coin with numbers of its own, every outcome enumerated."""
-    die, coin = Law(1, np.array([0.1, 0.2, 0.3, 0.15, 0.15, 0.1])), Law(-3, np.array([0.25, 0.0, 0.75]))
+    die, coin = (
+        Distribution(1, np.array([0.1, 0.2, 0.3, 0.15, 0.15, 0.1])),
+        Distribution(-3, np.array([0.25, 0.0, 0.75])),
+    )
     chances: dict[int, float] = {}
     for a, b, c in itertools.product(range(6), range(6), range(3)):
         total = (1 + a) + (1 + b) + (-3 + c)
@@ -42,7 +45,7 @@ def test_the_law_of_a_sum_is_that_of_its_outcomes_one_by_one() -> None:
 
 def test_a_sum_of_many_is_exact_far_out() -> None:
     """5,000 coins are one binomial, whose tail is known."""
-    coin = Law(0, np.array([0.98, 0.02]))
+    coin = Distribution(0, np.array([0.98, 0.02]))
     for seen in (60, 100, 160):
         tail = 2 * min(binom.cdf(seen, 5000, 0.02), binom.sf(seen - 1, 5000, 0.02))
         assert sum_p(seen, [(coin, 5000)]) == pytest.approx(min(1.0, tail), abs=1e-12)
@@ -53,7 +56,9 @@ def test_a_sum_of_many_is_exact_far_out() -> None:
 def test_neighbours_are_counted_over_all_choices_of_a_row(size: int) -> None:
     records = 7
     seen = [sum(b - a == 1 for a, b in itertools.pairwise(c)) for c in itertools.combinations(range(records), size)]
-    law = chosen_law(records, min(records, records - size + 1), size)  # of runs, of which there are m less the pairs
+    law = hypergeometric(
+        records, min(records, records - size + 1), size
+    )  # of runs, of which there are m less the pairs
     for value in range(records):
         place = size - value - law.start
         found = law.chances[place] if 0 <= place < len(law.chances) else 0.0
@@ -62,7 +67,7 @@ def test_neighbours_are_counted_over_all_choices_of_a_row(size: int) -> None:
 
 def test_common_records_are_those_of_a_hypergeometric_law() -> None:
     for records, one, other in ((9, 4, 3), (9, 7, 5), (9, 0, 4), (9, 9, 4)):
-        law = chosen_law(records, one, other)
+        law = hypergeometric(records, one, other)
         seen = [sum(record < one for record in c) for c in itertools.combinations(range(records), other)]
         expected = [seen.count(value) / len(seen) for value in range(law.start, law.start + len(law.chances))]
         np.testing.assert_allclose(law.chances, expected, atol=1e-12)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 Numbers = NDArray[np.float64]
 
-_NOTHING = 1e-22  # chances below it are left out of a law
+_NOTHING = 1e-22  # chances below it are left out of a distribution
 _DEVIATIONS = 16.0  # how many standard deviations of a sum are kept on either side
 _CANDIDATES = 50
 _START = 16.0  # ρ: pairs from which on `product_p` is sharp
 _SHAPE, _RATE = 0.5, 0.005
-"""of the Gamma law that `scale_p` bets on inverse variances by: wide, so that a few numbers without noise tell"""
+"""of the Gamma distribution of inverse variances that `scale_p` bets by: wide, so few numbers without noise tell"""
 _FINEST = 2.0**-44  # below which numbers of a float64 generator may well be equal
 _STAKES = (2.0, 2.0**6, 2.0**20)  # what `rare_p` bets that there are so many times too many
 
@@ -68,24 +68,24 @@ def extreme_p(counts: Counts, trials: int, rate: float) -> float:
     return min(1.0, len(counts) * two_sided(least, most))
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """Chances of the whole numbers from `start` on."""
 
     start: int
     chances: Numbers
 
 
-def sum_p(seen: int, laws: Iterable[tuple[Law, int]]) -> float:
-    """Two-sided p of a sum of independent whole numbers, so many of each law: exact but for rounding (1e-12).
+def sum_p(seen: int, distributions: Iterable[tuple[Distribution, int]]) -> float:
+    """Two-sided p of a sum of independent whole numbers, so many of each distribution: exact but for rounding (1e-12).
 
-    >>> coin = Law(0, np.array([0.5, 0.5]))
+    >>> coin = Distribution(0, np.array([0.5, 0.5]))
     >>> round(sum_p(0, [(coin, 10)]), 6), round(sum_p(3, [(coin, 5), (coin, 1)]), 6)
     (0.001953, 1.0)
     """
     parts, middle, variance, widest = [], 0, 0.0, 0
-    for law, times in laws:
-        values = law.start + np.flatnonzero(law.chances > _NOTHING)
-        chances = law.chances[values - law.start]
+    for distribution, times in distributions:
+        values = distribution.start + np.flatnonzero(distribution.chances > _NOTHING)
+        chances = distribution.chances[values - distribution.start]
         mean = float(values @ chances)
         centre = round(mean)
         middle += times * centre
@@ -114,34 +114,35 @@ def dispersion_p(counts: Counts, trials: int, rate: float) -> float:
     values = np.arange(max(0, middle - reach), min(trials, middle + reach) + 1)
     squares = (values - middle) ** 2
     chances: Numbers = np.bincount(squares, binom.pmf(values, trials, rate)).astype(np.float64)
-    return sum_p(int(((counts - middle) ** 2).sum()), [(Law(0, chances), len(counts))])
+    return sum_p(int(((counts - middle) ** 2).sum()), [(Distribution(0, chances), len(counts))])
 
 
 def overlaps_p(overlaps: Counts, records: int, sizes: Counts, others: Counts) -> float:
     """Of the common records of many pairs of draws, given the draws' sizes; no draw in two pairs of a ring."""
     pairs = Counter(zip(sizes.tolist(), others.tolist(), strict=True))
-    return sum_p(int(overlaps.sum()), ((chosen_law(records, *pair), times) for pair, times in pairs.items()))
+    return sum_p(int(overlaps.sum()), ((hypergeometric(records, *pair), times) for pair, times in pairs.items()))
 
 
 def neighbours_p(pairs: Counts, records: int, sizes: Counts) -> float:
     """Of the neighbours that many draws have taken together, given the draws' sizes.
 
-    A draw of m records has m − pairs runs, C(m − 1, runs − 1)·C(n − m + 1, runs) ways: runs follow `chosen_law`.
+    A draw of m records has m − pairs runs, in C(m − 1, runs − 1)·C(n − m + 1, runs) ways: `hypergeometric`.
     """
-    runs = ((chosen_law(records, min(records, records - m + 1), m), n) for m, n in Counter(sizes.tolist()).items())
+    draws = Counter(sizes.tolist()).items()
+    runs = ((hypergeometric(records, min(records, records - m + 1), m), n) for m, n in draws)
     return sum_p(int((sizes - pairs).sum()), runs)
 
 
-def chosen_law(total: int, marked: int, chosen: int) -> Law:
-    """How many of the marked are among the chosen, at random out of a total: the hypergeometric law.
+def hypergeometric(total: int, marked: int, chosen: int) -> Distribution:
+    """How many of the marked are among the chosen, at random out of a total: the hypergeometric distribution.
 
-    >>> chosen_law(4, 3, 2).chances.round(3).tolist()
+    >>> hypergeometric(4, 3, 2).chances.round(3).tolist()
     [0.5, 0.5]
     """
     from scipy.stats import hypergeom
 
     least, most = max(0, marked + chosen - total), min(marked, chosen)
-    return Law(least, hypergeom.pmf(np.arange(least, most + 1), total, marked, chosen))
+    return Distribution(least, hypergeom.pmf(np.arange(least, most + 1), total, marked, chosen))
 
 
 def most_alike(taken: NDArray[np.bool_]) -> tuple[float, int, int]:
@@ -184,9 +185,9 @@ def distance_p(ordered: Numbers) -> tuple[float, float]:
     """(p, D): the largest distance of the numbers' distribution from N(0, 1), by Massart's bound 2 exp(−2nD²)."""
     from scipy.special import ndtr
 
-    count, law = len(ordered), ndtr(ordered)
+    count, distribution = len(ordered), ndtr(ordered)
     steps = np.arange(count + 1) / count
-    largest = float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
+    largest = float(max((steps[1:] - distribution).max(), (distribution - steps[:-1]).max()))
     return min(1.0, 2 * math.exp(-2 * count * largest**2)), largest
 
 

@@ -1,4 +1,4 @@
-"""Hears the noise of runs from outside: what is released where nobody is drawn is noise, and nothing else.
+"""Captures the noise of real runs: a release of a draw without records is noise alone.
 
     z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.laws import Numbers
 from adadpigu.audit.outside import Answer, RunObserver, plainly_prepared, secret_rng
+from adadpigu.audit.p_values import Numbers
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Subject, held
 from adadpigu.core.bounding import GradientSum, Query
@@ -33,12 +33,12 @@ from adadpigu.errors import InputError
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
-_NOBODY = 2**50  # declared records of which one is there: a million draws of 10,000 take it with a chance below 1e-5
+_NEVER_DRAWN = 2**50  # declared records, of which one exists: a million draws of 10,000 take it with a chance < 1e-5
 _BATCH = 64
 """records in a draw, on average, of a run that has any; no more than B, so that a recorded step has room for them"""
 _BLOCK = 2048  # coordinates that no record touches
 _SHORT_RUN = 20
-"""steps of the first run, which tells how many numbers a step gives, and of the two that are heard for a reason"""
+"""steps of the first run, which tells how many numbers a step gives, and of the two others"""
 _KEPT = 4  # times as many numbers as were asked for are kept, of releases that have more
 _SAMPLE = 4096  # numbers whose digits are looked at
 _HEAD = 64  # first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at
@@ -57,7 +57,7 @@ class Part:
 
 
 class Parts:
-    """Noise that was heard, and what should have been silent and was not."""
+    """Noise that was captured, and what should have had none or should have been 0."""
 
     def __init__(self, claim: Plan) -> None:
         self._claimed = {(stage.name, draw.name): draw for stage in claim.stages for draw in stage.draws}
@@ -68,7 +68,7 @@ class Parts:
         self.odd = 0  # numbers of noise that are not finite
         self.digits = 0.0  # relative distance of neighbouring numbers, as coarse as it was in any release
 
-    def hear(
+    def capture(
         self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
     ) -> None:
         """What was released of a sum that is 0 in this block of it."""
@@ -88,8 +88,8 @@ class Parts:
         self.count += int(self.parts[-1].due.sum())
 
 
-class Listener(RunObserver, Parts):
-    """Hears every release of runs in which nobody is drawn."""
+class NoiseRecorder(RunObserver, Parts):
+    """Captures every release of runs in which nobody is drawn."""
 
     def __init__(self, claim: Plan, after: Callable[[int], None], most: int | None = None) -> None:
         """`after` is told the number of every step; `most`: numbers of a release that are kept (None: all)."""
@@ -105,23 +105,23 @@ class Listener(RunObserver, Parts):
         self._kept = _places(ready.engine.layout, self._most)
         self.planned += sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         self.released += 1
         for query in answer.queries:
             kept = self._kept if isinstance(query, GradientSum) else slice(self._most)
-            self.hear(stage, answer, query, kept)
+            self.capture(stage, answer, query, kept)
 
 
-class Bystanders(Canaries):
-    """Hears the noise of draws that have taken records, on a block that none of them touches."""
+class UntouchedBlock(Canaries):
+    """Captures the noise of draws that have taken records, on a block that none of them touches."""
 
     def __init__(self, claim: Plan) -> None:
         super().__init__(_BLOCK, 0)
         self.noise = Parts(claim)
 
-    def heard(self, answer: Answer, stage: str) -> None:
+    def on_draw(self, answer: Answer, stage: str) -> None:
         if answer.gradient is not None:
-            self.noise.hear(stage, answer, answer.gradient, slice(None), slice(-_BLOCK, None))
+            self.noise.capture(stage, answer, answer.gradient, slice(None), slice(-_BLOCK, None))
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
@@ -141,23 +141,25 @@ def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heard:
+class CapturedNoise:
     """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
 
-    whole: Listener
-    peopled: Bystanders  # which has heard nothing where no block can be attached to the model
-    lives: Listener
+    whole: NoiseRecorder
+    with_records: UntouchedBlock  # empty where no block can be attached to the model
+    resumed: NoiseRecorder
     layout: Layout
     device: torch.device
     single_precision: bool  # whether the generator's numbers have no more digits than that
 
     @property
     def all(self) -> list[Parts]:
-        return [self.whole, self.lives, self.peopled.noise]
+        return [self.whole, self.resumed, self.with_records.noise]
 
 
-def listen(subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None) -> Heard:
-    """Runs the subject until so many numbers of noise were heard; then once with records, and once in two lives."""
+def capture_noise(
+    subject: Subject, numbers: int, randomness: Randomness | None, progress: Progress | None
+) -> CapturedNoise:
+    """Runs the subject until so many numbers of noise are captured; then once with records, and once with a resume."""
 
     def tell(_: int) -> None:
         if progress is not None:
@@ -165,7 +167,7 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
 
     drawn_by = subject.tier if randomness is None else randomness
     short = steps = subject.run_length(_SHORT_RUN)
-    whole = Listener(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
+    whole = NoiseRecorder(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, steps)
@@ -175,10 +177,10 @@ def listen(subject: Subject, numbers: int, randomness: Randomness | None, progre
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
         steps = subject.run_length(min(max(rest, _SHORT_RUN), subject.plan.steps))
     sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
-    return Heard(
+    return CapturedNoise(
         whole=whole,
-        peopled=_peopled(subject, short, drawn_by),
-        lives=_two_lives(subject, short, drawn_by),
+        with_records=_with_records(subject, short, drawn_by),
+        resumed=_resumed_run(subject, short, drawn_by),
         layout=ready.engine.layout,
         device=ready.device,
         single_precision=torch.equal(sample.double(), sample.float().double()),
@@ -189,24 +191,24 @@ def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     """A run of so many steps on one blank record that is never drawn; where everybody is, it adds nothing."""
     records = held(subject.data)
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
-    data = replace(subject.data.holding(blank), records=_NOBODY)
+    data = replace(subject.data.holding(blank), records=_NEVER_DRAWN)
     return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
 
 
-def _peopled(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Bystanders:
+def _with_records(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> UntouchedBlock:
     """A run with records, as the subject's are; none where no block can be attached."""
     assert subject.config.batch_size is not None
-    heard = Bystanders(subject.plan)
+    captured = UntouchedBlock(subject.plan)
     few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
-        ready = plainly_prepared(subject, data=few, attach=heard.attach, steps=steps, evaluate_every=steps)
+        ready = plainly_prepared(subject, data=few, attach=captured.attach, steps=steps, evaluate_every=steps)
     except InputError:
-        return heard
-    heard.train(ready, randomness)
-    return heard
+        return captured
+    captured.train(ready, randomness)
+    return captured
 
 
-def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> Listener:
+def _resumed_run(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> NoiseRecorder:
     """A run that is interrupted some steps after a checkpoint, and goes on from there: as another process would."""
     every, resuming = steps // 4, False
 
@@ -214,10 +216,10 @@ def _two_lives(subject: Subject, steps: int, randomness: Randomness | Tier | Non
         if not resuming and step == 2 * every - 1:
             raise KeyboardInterrupt
 
-    heard = Listener(subject.plan, interrupt)
+    noise = NoiseRecorder(subject.plan, interrupt)
     with TemporaryDirectory() as folder:
         for resuming in (False, True):
             ready, out = _ready(subject, steps, checkpoint_every=every), Path(folder) / "run"
-            heard.follow(ready)
-            train_prepared(ready, out=out, watch=heard, observers=[heard], randomness=randomness, resuming=resuming)
-    return heard
+            noise.follow(ready)
+            train_prepared(ready, out=out, watch=noise, observers=[noise], randomness=randomness, resuming=resuming)
+    return noise

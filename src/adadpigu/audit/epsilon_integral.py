@@ -27,40 +27,40 @@ _FAR = 200.0  # as far up the line as anything is reckoned; what has not vanishe
 _NARROW, _HALVINGS = 1e-5, 4
 _VANISHED = 1e-13
 _MOST = 2.0**20  # ε beyond which none is looked for
-_DOUBT = 4.0  # times as wrong as what a rougher rule would change, a reckoning may be
+_DOUBT = 4.0  # times as wrong as what a rougher rule would change, an integral may be
 _ORDERS = np.concatenate([np.geomspace(1e-3, 1, 40), np.geomspace(1, 4000, 160)[1:]])
 """c is one of them: the one that bounds ε best"""
 
 
 @dataclass(frozen=True)
-class Reckoned:
-    """ε, between what the reckoning's own error leaves open."""
+class EpsilonBounds:
+    """ε, between what the integral's own error leaves open."""
 
     least: float
     most: float
 
 
-def reckon(draws: Iterable[Draw], delta: float) -> Reckoned:
+def integrate_epsilon(draws: Iterable[Draw], delta: float) -> EpsilonBounds:
     """ε at δ of all draws together, of adding and removing a record the worse.
 
-    >>> round(reckon([(1.0, 1.0, 1)], 1e-5).least, 6), reckon([], 1e-5).most
+    >>> round(integrate_epsilon([(1.0, 1.0, 1)], 1e-5).least, 6), integrate_epsilon([], 1e-5).most
     (4.377178, 0.0)
     """
     spent = [(q, sigma, count) for q, sigma, count in draws if q > 0 and count > 0 and math.isfinite(sigma)]
     if not spent:
-        return Reckoned(0.0, 0.0)
+        return EpsilonBounds(0.0, 0.0)
     if any(sigma == 0 for _, sigma, _ in spent):
-        return Reckoned(math.inf, math.inf)
+        return EpsilonBounds(math.inf, math.inf)
     removing, adding = (_direction(spent, delta, removed=removed) for removed in (True, False))
-    return Reckoned(max(removing.least, adding.least), max(removing.most, adding.most))
+    return EpsilonBounds(max(removing.least, adding.least), max(removing.most, adding.most))
 
 
-def _direction(draws: Sequence[Draw], delta: float, *, removed: bool) -> Reckoned:
+def _direction(draws: Sequence[Draw], delta: float, *, removed: bool) -> EpsilonBounds:
     """One of both, with steps that are halved until the rest does not matter."""
     for halved in range(_HALVINGS):
         line = _Line.of(draws, delta, 0.5**halved, removed=removed)
         doubt = line.doubt(line.epsilon(delta))
-        found = Reckoned(line.epsilon(delta + doubt), line.epsilon(delta - doubt))
+        found = EpsilonBounds(line.epsilon(delta + doubt), line.epsilon(delta - doubt))
         if found.most - found.least <= _NARROW * found.most:
             break
     return found
