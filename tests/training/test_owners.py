@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import date
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -142,6 +144,13 @@ def test_the_claim_is_that_of_the_rate_and_statement_and_ledger_name_the_owner(t
     assert "at most 3 records of one owner are trained on" in text
 
 
+def test_the_statement_says_that_test_records_may_be_of_the_same_owners() -> None:
+    test = torch.rand(4, 4), torch.zeros(4, dtype=torch.long)
+    for given in (None, test):
+        run = train(list(range(20)), torch.randn(20, 4), test=given)
+        assert any("split by owner" in line for line in run.privacy.not_covered) == (given is not None)
+
+
 def test_a_query_for_single_records_cannot_be_charged_to_a_draw_of_owners() -> None:
     """A method or a change that forgets the cap gets no noise for one record in the place of that for three."""
     ledger = one_draw_ledger(2.0, rate=0.5)
@@ -172,6 +181,21 @@ def test_a_loop_of_ones_own_has_owners_too() -> None:
     assert loop.run.privacy.unit_of_privacy == "one owner with up to 2 records"
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bfloat16, torch.bool])
+def test_one_owner_is_one_however_their_name_is_held(kind: torch.dtype) -> None:
+    """A tensor hashes by identity: `list(ids)` made every record another owner's, and one moved a sum by 10 cap·C."""
+    ids = torch.tensor([1, 0, 1, 1], dtype=kind)
+    forms: list[Any] = [ids, list(ids), [(number,) for number in ids], ids.tolist()]
+    if kind != torch.bfloat16:
+        forms += [ids.numpy(), list(ids.numpy())]
+    assert {tuple(unseal(Owners.of(form, cap=2)).tolist()) for form in forms} == {(0, 1, 0, -1)}
+
+
+def test_names_of_every_kind_are_told_apart() -> None:
+    names = ["a", b"a", 1, 2.0, date(2001, 2, 3), UUID(int=4), ("a", 1), np.str_("b"), np.datetime64("2001-02-04")]
+    assert unseal(Owners.of(names, cap=1)).tolist() == list(range(len(names)))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -181,6 +205,14 @@ def test_a_loop_of_ones_own_has_owners_too() -> None:
         ({"names": list(range(7))}, "owners: 7 of them for 8 records; allowed: one owner a record"),
         ({"names": [*range(7), float("nan")]}, "owners: a record has none"),
         ({"names": [*range(7), None]}, "owners: a record has none"),
+        ({"names": [*"abcdefg", "nan"]}, "owners: a record has none, or 'nan' for it"),
+        ({"names": [*"abcdefg", np.datetime64("NaT")]}, "owners: a record has none"),
+        ({"names": [*"abcdefg", ("ann", "<NA>")]}, "owners: a record has none, or '<NA>' for it"),
+        ({"names": torch.tensor([2.0**24] * 8)}, "owners: float32 cannot tell such numbers apart"),
+        ({"names": torch.full((8,), 0.5)}, "owners: float32 cannot tell such numbers apart"),
+        ({"names": [*np.full(8, 2049, np.float16)]}, "owners: float16 cannot tell such numbers apart"),
+        ({"names": [object() for _ in range(8)]}, "owners: a name is a object; allowed: str, bytes, int,"),
+        ({"names": torch.zeros(8, 1)}, "owners: a name is a Tensor of 1 dimensions; allowed: str, bytes, int,"),
     ],
 )
 def test_owners_that_do_not_fit_are_refused_in_one_line(change: dict[str, Any], words: str) -> None:

@@ -6,7 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sized
+from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -217,10 +217,15 @@ class DataSet:
         if self.owners is not None:
             self.owners.check(len(self.train))
 
-    def holding(self, train: Population) -> DataSet:
-        """The same declaration over other records; where records have owners, each of these is another's."""
-        owners = None if self.owners is None else Owners.of(range(len(train)), cap=self.owners.cap)
-        return replace(self, train=train, owners=owners)
+    def holding(self, train: Population, owned: Sequence[int] = ()) -> DataSet:
+        """The same declaration over other records.
+
+        Where records have owners, each of these is another's, but for the last ones: of them, owners have so many.
+        """
+        if self.owners is None:
+            return replace(self, train=train)
+        single = Owners.of(range(len(train) - sum(owned)), cap=self.owners.cap)
+        return replace(self, train=train, owners=single.followed_by(owned))
 
 
 Source = DataSet | Dataset[Any] | Tree

@@ -236,7 +236,7 @@ class Draws:
         self._pending = self._charge_and_sample(queries, draw)
         drawn = self._pending.coins.drawn()
         with isolated(SystemRandomness(), self._view.device):
-            records = gather(self._population, drawn)
+            records = self._withholding(partial(gather, self._population, drawn))
         self.micro_batches.population = ShownDraw(drawn, records)
         return records
 

@@ -278,6 +278,7 @@ def _add_caveat_of_earlier_runs(begun: Begun, source: Randomness, shared: Path |
         records=prepared.data.records,
         epsilon=prepared.epsilons["pld"] if source.private and not prepared.options.diagnostics else math.inf,
         delta=prepared.delta,
+        of_owners=prepared.data.owners is not None,
         ledger=None if shared is None else shared.resolve(),
     )
     if (told := earlier_runs.add(run)) is not None:
