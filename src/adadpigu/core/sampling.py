@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from uuid import UUID
 
 import numpy as np
@@ -214,7 +214,7 @@ def owner_name(given: Any) -> Hashable:
         told = f"owners: {str(dtype).removeprefix('torch.')} cannot tell such numbers apart"
         allowed = f"allowed: whole ones below {exact:,.0f}, integers, or text"
         require(name.is_integer() and abs(name) < exact, f"{told}; {allowed}")
-    return name
+    return cast(Hashable, name)
 
 
 _event = functools.lru_cache(maxsize=64)(draw_event)
