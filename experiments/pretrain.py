@@ -10,6 +10,7 @@ With --seconds, the number of steps is chosen from how long the first ones take;
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from adadpigu.features.prior import Parts
 from adadpigu.priors.encoder import EncoderShape, Weights, read_weights
+from adadpigu.tensors import write_tensors
 from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
 from adadpigu_paper.pretraining import Pretraining, pretrain
 
@@ -110,6 +112,14 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def save(made: Weights, path: Path) -> None:
+    """Writes the file whole, numbers as halves; it holds its own fingerprint."""
+    plan = json.dumps({"widths": made.plan.widths, "blocks": made.plan.blocks})
+    halves = {name: value.half().cpu().contiguous() for name, value in made.tensors.items()}
+    kept = replace(made, tensors=halves)
+    write_tensors(path, halves, {**made.metadata, "plan": plan, "sha256": kept.fingerprint()})
+
+
 def main() -> None:
     given = arguments()
     device = torch.device(given.device)
@@ -131,7 +141,7 @@ def main() -> None:
     made = projected(
         weights, device, seed=given.seed + 7, statistics=given.statistics, keep=given.keep, power=given.power
     )
-    made.save(given.out)
+    save(made, given.out)
     print(f"{given.out}: SHA-256 {read_weights(given.out).fingerprint()}")
 
 

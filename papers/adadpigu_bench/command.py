@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.commands import add
-from adadpigu.cli.output import Json, notes, number, print_json, screen, table
-from adadpigu.cli.progress import stage_progress
+from adadpigu.cli.commands import Json, add
+from adadpigu.console import notes, number, print_json, screen, stage_progress, table
 from adadpigu.errors import InputError, check, unknown
 
 if TYPE_CHECKING:

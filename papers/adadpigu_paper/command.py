@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markdown import Markdown
 
-from adadpigu.cli.commands import add
-from adadpigu.cli.output import Interrupted, Json, notes, print_error, print_json, print_warning, screen
-from adadpigu.cli.progress import count_progress
+from adadpigu.cli.commands import Interrupted, Json, add
+from adadpigu.console import count_progress, notes, print_error, print_json, print_warning, screen
 from adadpigu.errors import InputError, unknown
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@
                    method=ad.AdaDPIGU(retention=0.6), batch_size=1000, epochs=30)
     run.accuracy, run.epsilon, run.privacy.statement()
 
-The pipeline, as the modules stand: data -> sampling -> features -> gradients -> bounding -> mechanism (the privacy
-line) -> importance, statistics, methods, training.
+The pipeline, as the modules stand: data -> core.sampling -> features -> core.gradients -> core.bounding ->
+core.mechanism (the privacy line) -> methods -> training.
 """
 
 from __future__ import annotations

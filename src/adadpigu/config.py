@@ -131,7 +131,7 @@ class RunConfig(CommonOptions):
     method_options: Mapping[str, object] = field(default_factory=dict)
 
     def to_toml(self) -> str:
-        """The config as a file that `from_toml` reads back."""
+        """The config as a file that `parse` reads back."""
         values = {f.name: getattr(self, f.name) for f in SETTINGS if f.name != "method"}
         method = {"name": self.method, **self.method_options}
         return to_toml({k: v for k, v in values.items() if v is not None} | {"method": method})

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a power cut."""
+"""Files that are there whole or not at all, also after a power cut. What they hold is the caller's to release."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from adadpigu.errors import InputError, require
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError of writing (a full disk, a read-only folder) into one line."""
+def writing(path: Path, *, what: str = "out", remedy: str = "") -> Iterator[None]:
+    """Turns an OSError of writing (a full disk, a read-only folder) into one line, which ends with `remedy`."""
     try:
         yield
     except OSError as error:
-        raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}") from None
+        reason = error.strerror or type(error).__name__
+        raise InputError(f"{what}={str(path)!r} cannot be written: {reason}{remedy}") from None
 
 
 def check_place(path: Path, problems: Mapping[str, bool]) -> None:

@@ -132,7 +132,7 @@ def test_replay_looks_at_the_last_step_too(monkeypatch: pytest.MonkeyPatch) -> N
         return genuine(self, totals, receipt)
 
     def kept(self: Any) -> None:
-        self._layout.write(self._p.model, self._average.value + (sums[-1].float() if len(sums) % 4 == 0 else 0))
+        self._layout.write(self._p.model, self.learned.average.value + (sums[-1].float() if len(sums) % 4 == 0 else 0))
 
     monkeypatch.setattr(GaussianMechanism, "release", spied)
     monkeypatch.setattr("adadpigu.training.loop.Session._keep_weights", kept)

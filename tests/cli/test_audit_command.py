@@ -260,11 +260,11 @@ def assert_refused(done: Call, message: str) -> None:
     [
         ({"epsilon_pld": float("nan")}, "privacy.json cannot be read"),
         ({"epsilon_pld": float("inf")}, "privacy.json cannot be read"),
-        ({"epsilon_pld": 10**400}, "epsilon_pld is odd"),
-        ({"epsilon_pld": True}, "epsilon_pld is odd"),
+        ({"epsilon_pld": 10**400}, "epsilon_pld is invalid"),
+        ({"epsilon_pld": True}, "epsilon_pld is invalid"),
         ({"epsilon_pld": None}, "claims no privacy"),
         ({"private": False}, "claims no privacy"),
-        ({"delta": "a lot"}, "delta is odd"),
+        ({"delta": "a lot"}, "delta is invalid"),
     ],
 )
 def test_a_claim_that_is_none_is_refused(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from adadpigu.cli.training_settings import has_activation, has_momentum, refuse_idle
+from adadpigu.cli.training_settings import refuse_idle
 from adadpigu.config import RunConfig, merge
 from adadpigu.errors import InputError
 from adadpigu.models import all_models
 from adadpigu.models.cards import TemperedSigmoid
+from adadpigu.training.optimiser import all_optimisers, optimiser_factory
 
 NOTHING: dict[str, object] = {field.name: None for field in fields(RunConfig)}
 
@@ -23,6 +27,7 @@ NOTHING: dict[str, object] = {field.name: None for field in fields(RunConfig)}
         (["--model", "linear", "--activation", "tempered:2,2,1"], "activation=tempered:2,2,1 does nothing with model="),
         (["--model", "scatter-linear", "--activation", "relu"], "does nothing with model='scatter-linear'"),
         (["--optimizer", "adam", "--momentum", "0.5"], "momentum=0.5 does nothing with optimizer='adam'"),
+        (["--optimizer", "muon", "--momentum", "0.5"], "with optimizer='muon'; allowed with 'sgd' or 'rmsprop'"),
         (["--shift-step", "2"], "shift_step=2 does nothing with shift=0"),
         (["--shift-step", "1", "--flip"], "shift_step=1 does nothing with shift=0"),
         (["--optimizer", "adma", "--momentum", "0.5"], "did you mean 'adam"),
@@ -62,9 +67,14 @@ def test_a_flag_is_judged_by_the_settings_that_a_preset_decides() -> None:
 def test_a_model_has_an_activation_exactly_where_one_is_built_into_it(name: str) -> None:
     card = all_models()[name]
     built = card.build(card.shape or (1, 4, 4), 10, "tempered:2,2,1")
-    assert has_activation(name) == any(isinstance(module, TemperedSigmoid) for module in built.modules())
+    has_one = any(isinstance(module, TemperedSigmoid) for module in built.modules())
+    with nullcontext() if has_one else pytest.raises(InputError, match="activation=relu does nothing with model="):
+        refuse_idle(NOTHING | {"activation": "relu"}, merge({"model": name}, {"activation": "relu"}))
 
 
-def test_momentum_is_for_those_that_are_given_it() -> None:
-    kinds = ("sgd", "SGD", "rmsprop", "adam", "adamw", "nadam", "adagrad", "adafactor")
-    assert [name for name in kinds if has_momentum(name)] == ["sgd", "SGD", "rmsprop"]
+@pytest.mark.parametrize("name", all_optimisers())
+def test_momentum_is_refused_exactly_where_it_would_not_reach_the_optimiser(name: str) -> None:
+    made = optimiser_factory(name, lr=0.1, momentum=0.5)([nn.Parameter(torch.zeros(2, 2))])
+    reaches = made.defaults.get("momentum") == 0.5
+    with nullcontext() if reaches else pytest.raises(InputError, match=r"momentum=0\.5 does nothing with optimizer="):
+        refuse_idle(NOTHING | {"momentum": 0.5}, merge({"optimizer": name}, {"momentum": 0.5}))

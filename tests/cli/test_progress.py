@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from adadpigu.cli.training_output import Progress
+from adadpigu.console import Progress
 from adadpigu.methods import DPSGD
 from adadpigu.training import train_prepared
 from trials import prepare_small

@@ -19,8 +19,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from adadpigu.cli import progress
-from adadpigu.cli.output import print_prose, table
+from adadpigu.console import count_progress, print_prose, table
 
 ESCAPE = b"\x1b"
 STYLE = re.compile(rb"\x1b\[[0-9;]*m")
@@ -194,9 +193,9 @@ def test_a_cell_that_is_too_long_goes_on_below() -> None:
 def test_a_line_tells_the_time_left_at_the_pace_since_the_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there before took no time: 10 of 40 in 20 s leave 60 s for the other 30."""
     now = [100.0]
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("adadpigu.console.time", SimpleNamespace(monotonic=lambda: now[0]))
     screen = io.StringIO()
-    with progress.count_progress(Console(file=screen, width=80), "runs [of a test]") as report:
+    with count_progress(Console(file=screen, width=80), "runs [of a test]") as report:
         for after, done in ((0, 60), (5, 63), (15, 70)):
             now[0] += after
             report(done, 100)
@@ -207,7 +206,7 @@ def test_a_line_tells_the_time_left_at_the_pace_since_the_first_report(monkeypat
 def test_a_bar_stays_in_one_line_of_any_terminal(width: int) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    with progress.count_progress(console, f"noise: {LONG}") as report:
+    with count_progress(console, f"noise: {LONG}") as report:
         for done in range(0, 10**7, 10**6):
             report(done, 10**7)
         report.name("and another")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -39,14 +37,6 @@ def test_noise_has_the_stated_variance_on_active_coordinates_and_is_absent_elsew
     assert abs(noise[active].mean().item()) < 6 * sigma * clip / 1000
     assert (noise[~active] == 0).all()
     assert (noise[active] != 0).all()
-
-
-def test_noise_of_two_steps_and_of_two_processes_keys_differs() -> None:
-    first, again = SystemRandomness(), SystemRandomness()
-    draws = [first.normal(1000), first.normal(1000), again.normal(1000)]
-    for i in range(3):
-        for j in range(i):
-            assert not (draws[i] == draws[j]).any()
 
 
 def test_the_ledger_is_charged_before_noise_is_drawn() -> None:
@@ -197,17 +187,3 @@ def test_post_processing_looks_into_defaults_and_bound_methods(release: MakeRele
     alias = made.map(lambda value: kept.append(value) or value)  # type: ignore[func-returns-value]
     kept[0].fill_(9.0)
     assert alias.value.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_a_forked_process_draws_other_noise() -> None:
-    randomness = SystemRandomness()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, randomness.normal(8).numpy().tobytes())
-        os._exit(0)
-    os.waitpid(child, 0)
-    theirs = np.frombuffer(os.read(reader, 64))
-    assert not (theirs == randomness.normal(8).numpy()).any()
-    os.close(reader)
-    os.close(writer)

@@ -67,7 +67,9 @@ def test_a_full_disk_is_one_line_that_says_so_and_leaves_nothing(tmp_path: Path)
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(InputError, match=r"cannot write .*file\.bin.*no space left.*ADADPIGU_DATA") as refusal:
+    with pytest.raises(
+        InputError, match=r"cache=.*file\.bin.* cannot be written: No space left.*ADADPIGU_DATA"
+    ) as refusal:
         atomic_write(tmp_path / "file.bin", writer)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []
@@ -76,10 +78,10 @@ def test_a_full_disk_is_one_line_that_says_so_and_leaves_nothing(tmp_path: Path)
 def test_a_place_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Path) -> None:
     """A file stands where the folder should be: this refuses even the superuser, unlike a read-only mode."""
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(InputError, match=r"cannot write .*deep\.bin.*ADADPIGU_DATA"):
+    with pytest.raises(InputError, match=r"deep\.bin.* cannot be written: .*ADADPIGU_DATA"):
         atomic_write(tmp_path / "file" / "deep.bin", lambda file: file.write(b"x"))
     with (
-        pytest.raises(InputError, match=r"cannot write .*\.lock.*ADADPIGU_DATA"),
+        pytest.raises(InputError, match=r"\.lock.* cannot be written: .*ADADPIGU_DATA"),
         locked(tmp_path / "file" / ".lock"),
     ):
         pass

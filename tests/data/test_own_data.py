@@ -105,12 +105,27 @@ def test_a_column_names_whose_a_record_is(people: Path) -> None:
     assert data.public[-1] == "at most 2 records of one owner are trained on (declared)"
     assert not any("ann" in fact for fact in data.public)
     assert len(read_inputs(people, read_description(people.with_suffix(".toml"))).values) == 4
-    people.write_text("age,job,y,who\n0,a,no,ann\n5,b,yes,\n")
-    with pytest.raises(InputError, match=r"row 2 \(line 3\), column 'who': the owner is missing; allowed: a name"):
-        own_dataset(people)
+    for cell in ("", "nan", "NaN", "None", "<NA>"):  # each would be one owner of all such records
+        people.write_text(f"age,job,y,who\n0,a,no,ann\n5,b,yes,{cell}\n")
+        with pytest.raises(InputError, match=r"row 2 \(line 3\), column 'who': the owner is missing; allowed: a name"):
+            own_dataset(people)
     people.write_text("age,job,y\n0,a,no\n")
     with pytest.raises(InputError, match="has no column 'who'"):
         own_dataset(people)
+
+
+def test_test_records_of_owners_who_are_trained_on_are_refused_without_naming_them(people: Path) -> None:
+    """Whatever is measured on them is exact; a test file without the column is taken."""
+    people.write_text("age,job,y,who\n0,a,no,ann\n5,b,yes,bob\n10,a,no,ann\n1,a,no,cyd\n")
+    people.with_suffix(".toml").write_text('owner = "who"\nowner_cap = 2\ntest = "test.csv"\n' + FACTS)
+    test = people.with_name("test.csv")
+    test.write_text("who,age,job,y\ndan,1,a,no\nbob,9,b,no\ncyd,9,b,yes\n")
+    with pytest.raises(InputError, match="are of owners who are trained on; allowed: those of others") as no:
+        own_dataset(people)
+    assert not any(word in str(no.value).removeprefix(str(test)) for word in ("bob", "cyd", "2", "two"))
+    for text in ("who,age,job,y\ndan,1,a,no\n", "age,job,y\n1,a,no\n"):
+        test.write_text(text)
+        assert own_dataset(people).test is not None
 
 
 def test_the_command_line_protects_the_owners_of_a_table(people: Path, tmp_path: Path, capsys: Any) -> None:

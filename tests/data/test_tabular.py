@@ -6,14 +6,16 @@ import csv
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adadpigu.core.sensitive import unseal
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.data.description import CategoricalColumn, NumericColumn, TableFacts
-from adadpigu.data.tabular import CHUNK, Rows, encode, read_features, read_table
+from adadpigu.data.tabular import CHUNK, Rows, encode, read_features, read_owners, read_table
 from adadpigu.errors import InputError
 
 AGE = NumericColumn(name="age", low=20, high=60)
@@ -64,6 +66,30 @@ def test_a_parquet_file_is_encoded_as_the_same_csv(tmp_path: Path) -> None:
     expected = read_table(csv_file(tmp_path, text), FACTS, CLASSES)
     assert torch.equal(found.inputs, expected.inputs)
     assert torch.equal(found.targets, expected.targets)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids", "told"),
+    [
+        ("float64", [7.0, 8.0, 7.0], None),
+        ("float64", [2.0**53, 8.0, 7.0], "cannot tell such numbers apart"),
+        ("float32", [7.0, 8.0, 7.0], "owners 'who' are float, too coarse a type; allowed: integers, text"),
+        ("int64", [2**53, 2**53 + 1, 2**53], None),
+    ],
+)
+def test_owners_of_a_parquet_file_are_numbers_that_their_type_holds(
+    kind: str, ids: list[float], told: str | None, tmp_path: Path
+) -> None:
+    """Two persons whose numbers are rounded to one would be one owner, whose noise covers neither."""
+    path = parquet_file(tmp_path, {"who": np.array(ids, kind)})
+    facts = TableFacts(label="y", columns=(), owner="who", owner_cap=2)
+    if told is not None:
+        with pytest.raises(InputError, match=told):
+            read_owners(path, facts)
+    else:
+        owners = read_owners(path, facts)
+        assert owners is not None
+        assert unseal(owners).tolist() == [0, 1, 0]
 
 
 def test_numbers_and_booleans_of_a_parquet_file_can_be_names(tmp_path: Path) -> None:

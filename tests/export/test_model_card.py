@@ -188,5 +188,5 @@ def test_a_folder_that_was_rewritten_as_a_whole_has_no_odd_card(accuracy: object
     trained(tmp_path / "run")
     edited(tmp_path / "run", "summary.json", test_accuracy=accuracy)
     rebound(tmp_path / "run")
-    with pytest.raises(ad.InputError, match="test_accuracy is odd"):
+    with pytest.raises(ad.InputError, match="test_accuracy is invalid"):
         write_card(tmp_path / "run", tmp_path / "card.md")

@@ -330,6 +330,8 @@ def test_a_part_is_differentiated_once_and_stepped_on_only_when_all_are() -> Non
     batches = iter(loop)
     batch = next(batches)
     batch.backward()
+    with pytest.raises(ad.PrivacyLineError, match="in state 'part': a batch is charged for one release"):
+        batch.backward()
     with pytest.raises(ad.PrivacyLineError, match=r"before batch\.backward"):
         optimizer.step()
 

@@ -57,6 +57,8 @@ def test_what_people_leave_in_a_loop_runs() -> None:
             scheduler.step()
             assert 0 < float((net.layer.weight.detach() - before).norm()) <= 0.5e-3 * rate * 1.001
     assert loop.run.steps_done == STEPS
+    with pytest.raises(ad.InputError, match="a number"):
+        ad.public("warm")  # type: ignore[type-var]
 
 
 @pytest.mark.parametrize("kind", ["plateau", "stop"])
@@ -119,9 +121,9 @@ def test_an_option_that_nobody_knows_is_refused_by_name(option: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [
-        ({"privacy": 4}, r"privacy=4 is a int; allowed: Budget\(epsilon=4"),
+        ({"privacy": 4}, r"privacy=4 is of type int; allowed: Budget\(epsilon=4"),
         ({"method": ad.DPSGD}, r"method=.*allowed: such as ad.DPSGD\(\)"),
-        ({"loss": "mse"}, r"loss='mse' is a str; allowed: .*nn.MSELoss\(\)"),
+        ({"loss": "mse"}, r"loss='mse' is of type str; allowed: .*nn.MSELoss\(\)"),
     ],
 )
 def test_an_argument_of_another_kind_is_named_with_what_to_write(wrong: dict[str, Any], remedy: str) -> None:

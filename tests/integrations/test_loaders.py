@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 import adadpigu as ad
 from adadpigu.integrations.loaders import CollatedRecords, validate_loader
+from adadpigu.integrations.opacus import PrivacyEngine
 
 DATA = TensorDataset(torch.zeros(6, 2))
 
@@ -123,6 +124,63 @@ def test_a_record_of_another_shape_than_before_is_refused_without_its_length() -
     items[1] = torch.zeros(4)
     with pytest.raises(ad.InputError, match="records of several lengths"):
         records.take(torch.arange(2))
+
+
+class Notes:
+    """Records with a text, and a `collate_fn` that fails on some of them once draws begin."""
+
+    def __init__(self, failing: Callable[[str], Any]) -> None:
+        self.failing, self.drawing = failing, False
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, str]:
+        return torch.full((3,), float(place)), f"patient {place}: positive"
+
+    def collate(self, items: list[tuple[torch.Tensor, str]]) -> Any:
+        made = torch.stack([numbers for numbers, _ in items])
+        return self.failing(items[0][1]) if self.drawing else (made, torch.zeros(len(items), dtype=torch.long))
+
+
+def quote(text: str) -> None:
+    raise TypeError(f"cannot encode {text!r}")
+
+
+@pytest.mark.parametrize("failing", [quote, lambda text: (torch.zeros(1, 3), torch.zeros(7))])
+def test_what_a_collate_fn_raises_in_a_draw_is_withheld_and_rows_are_not_counted(failing: Any) -> None:
+    notes = Notes(failing)
+    notes.drawing = True
+    with pytest.raises(ad.InputError, match=r"cannot be put into a batch: .*patient 0|has 7 rows"):
+        CollatedRecords(notes, notes.collate, pairs=True)
+    notes.drawing = False
+    data = ad.DataSet(name="notes", train=CollatedRecords(notes, notes.collate, pairs=True), records=8)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    with ad.PrivateLoop(model, optimizer, data, batch_size=8, steps=2, noise_multiplier=1.0) as loop:
+        notes.drawing, batch = True, next(iter(loop))
+        with pytest.raises(ad.AdaDPIGUError) as failure:
+            batch.backward()
+    assert "patient" not in str(failure.value)
+    assert "7 rows" not in str(failure.value)
+    assert failure.value.__context__ is None
+
+
+def test_a_script_for_opacus_withholds_it_too() -> None:
+    notes, model = Notes(quote), torch.nn.Linear(3, 2)
+    *_, loader = PrivacyEngine(records=8).make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        data_loader=DataLoader(notes, batch_size=8, collate_fn=notes.collate),  # type: ignore[arg-type]
+        criterion=torch.nn.CrossEntropyLoss(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        total_steps=2,
+    )
+    notes.drawing = True
+    with pytest.raises(ad.ModelError, match="its message is withheld") as failure:
+        next(iter(loader))
+    assert "patient" not in str(failure.value)
 
 
 def test_a_collate_fn_that_changes_a_record_by_those_beside_it_is_refused() -> None:

@@ -85,7 +85,7 @@ class Watcher:
     def end(self, run: Run) -> None: ...
 
     def update(self, metrics: Metrics) -> None:
-        active = self.session._method_state.active
+        active = self.session.learned.method_state.active
         self.steps.append((weights(self.session._p.model), None if active is None else active.clone()))
 
 
@@ -196,7 +196,7 @@ def test_everything_planned_is_charged_once_and_a_calibrated_run_keeps_its_budge
 
 def test_rejected_steps_are_undone_and_charged(private: Method, plain: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the method says of a candidate, it is rejected: nothing has moved, and all of the plan is charged."""
-    method_state = type(plain.watcher.session._method_state)
+    method_state = type(plain.watcher.session.learned.method_state)
     genuine = method_state.accept
 
     def refuse(self: Any, *facts: Any) -> bool:
@@ -207,7 +207,7 @@ def test_rejected_steps_are_undone_and_charged(private: Method, plain: Trial, mo
     trial = tried(private, optimizer="adam", lr=0.01)
     assert all(torch.equal(after, weights(small_net())) for after, _ in trial.watcher.steps)
     assert trial.ledger.count == len(trial.draws)
-    assert not trial.watcher.session._optimiser.inner.state_dict()["state"]
+    assert not trial.watcher.session.learned.optimiser.inner.state_dict()["state"]
 
 
 def test_an_empty_poisson_batch_adds_noise_is_charged_and_trains_on(method: Method) -> None:
@@ -238,7 +238,7 @@ def test_frozen_coordinates_are_bit_identical_and_the_others_move(
             assert torch.equal(active, query.active)
             assert not moved[~active].any()
             moved = moved[active]
-        rejected = not moved.any() and "accept" in vars(type(trial.watcher.session._method_state))
+        rejected = not moved.any() and "accept" in vars(type(trial.watcher.session.learned.method_state))
         assert rejected or moved.float().mean() > 0.9
         before = after
 

@@ -132,7 +132,6 @@ def test_sgd_is_the_mean_gradient_and_claims_nothing() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam"])
 def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str) -> None:
     method = AdaDPIGU(retention=0.4, importance_steps=2, clip_norm=0.5, schedule="constant")
-    short = run_small(method, steps=3, optimizer=optimizer, lr=0.05, weight_decay=0.1)
     recorder = Recorder()
     run = run_small(method, steps=12, optimizer=optimizer, lr=0.05, weight_decay=0.1, tape=recorder)
     start = run_small(DPSGD(clip_norm=0.5), steps=2, optimizer=optimizer, lr=0.05, weight_decay=0.1)
@@ -141,7 +140,6 @@ def test_frozen_weights_are_bit_identical_whatever_the_optimiser(optimizer: str)
     assert active.sum() == int(0.4 * len(weights(run.model)))
     assert torch.equal(weights(run.model)[~active], weights(start.model)[~active])
     assert (weights(run.model)[active] != weights(start.model)[active]).float().mean() > 0.99
-    assert short.steps_done == 3
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "steps"])
@@ -205,7 +203,7 @@ def test_a_method_may_ask_for_two_releases_a_fresh_batch_and_reject_an_update() 
     ledger = Ledger(prepared.plan, budget=prepared.budget, path=None)
     session = Session(Begun(prepared=prepared, ledger=ledger), randomness=ReproducibleRandomness(0))
     run = session.run()
-    method_state = session._method_state
+    method_state = session.learned.method_state
     assert method_state.verdicts == [True] * 4  # type: ignore[attr-defined]
     assert len(method_state.shares) == len(method_state.improvements) == 4  # type: ignore[attr-defined]
     assert ledger.count == 8
@@ -397,7 +395,6 @@ def test_options_survive_a_round_trip_through_text() -> None:
     method = AdaDPIGU(retention=0.3, debias=True, offset=0.1, importance_steps=7)
     as_text: dict[str, object] = {k: str(v).lower() for k, v in method.options().items()}
     assert AdaDPIGU.from_options(as_text) == method
-    assert isinstance(small_digits().train, TensorRecords)
 
 
 def test_automatic_clipping_of_a_method_that_does_not_clip_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from adadpigu.errors import InputError
 from adadpigu.priors import encoder as subject
 from adadpigu.priors.encoder import PACKAGED, SHA256, EncoderShape, Weights, packaged_weights, read_weights
 
+PRETRAIN = Path(__file__).parents[2] / "experiments" / "pretrain.py"
+save = runpy.run_path(str(PRETRAIN))["save"]
 SMALL = Weights(
     plan=EncoderShape(widths=(2,), blocks=(1,)),
     tensors={"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5])},
@@ -20,7 +23,7 @@ SMALL = Weights(
 
 
 def test_a_file_holds_what_was_saved_as_halves(tmp_path: Path) -> None:
-    SMALL.save(tmp_path / "small.safetensors")
+    save(SMALL, tmp_path / "small.safetensors")
     found = read_weights(tmp_path / "small.safetensors")
     assert found.plan == SMALL.plan
     assert found.metadata == SMALL.metadata
@@ -43,7 +46,7 @@ def test_shapes_names_values_and_types_all_change_the_fingerprint(other: dict[st
 
 def test_an_altered_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
-    SMALL.save(path)
+    save(SMALL, path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -76,7 +79,7 @@ def test_another_plan_or_other_words_are_another_fingerprint() -> None:
 
 
 def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SMALL.save(tmp_path / "other.safetensors")
+    save(SMALL, tmp_path / "other.safetensors")
     monkeypatch.setattr(subject, "PACKAGED", tmp_path / "other.safetensors")
     with pytest.raises(InputError, match="is not " + SHA256):
         packaged_weights()

@@ -174,7 +174,7 @@ def test_an_audit_above_the_runs_own_epsilon_is_a_caution_whatever_claim_it_was_
 
 @pytest.mark.parametrize("value", [-1, 2**53, 1.0, True, "1", None])
 def test_a_count_is_a_whole_number_that_a_page_can_hold(value: object) -> None:
-    with pytest.raises(InputError, match="step is odd; allowed: a whole number"):
+    with pytest.raises(InputError, match="step is invalid; allowed: a whole number"):
         Fields({"step": value}, "here").count("step")
     assert Fields({"step": 2**53 - 1}, "here").count("step") == 2**53 - 1
     assert Fields({"step": 0}, "here").count("step") == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from adadpigu.accounting.journal import Journal
+from adadpigu.accounting.ledger import Ledger
 from adadpigu.accounting.ledger_reading import read_ledger
 from adadpigu.accounting.wording import rounded_up
 from adadpigu.report.curves import round_up
@@ -103,11 +103,13 @@ def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so
 
 
 def test_what_was_confessed_is_told_where_no_statement_tells_it(run: Path) -> None:
-    journal = Journal(run / "ledger.log", new=False)
-    journal.append({"confession": "a look at the records"})
-    journal.close()
+    with Ledger.resume(run / "ledger.log") as ledger:
+        ledger.add_caveat("a look at the records")
     (run / "privacy.json").unlink()
-    assert "Not covered: a look at the records." in read_run(run).warnings
+    caveats = read_ledger(run / "ledger.log").caveats
+    assert any("declared public of 'digits'" in caveat for caveat in caveats)
+    assert caveats[-1] == "a look at the records"
+    assert {f"Not covered: {caveat}." for caveat in caveats} <= set(read_run(run).warnings)
 
 
 def test_a_ledger_too_long_to_read_or_with_a_head_elsewhere_is_refused(

@@ -192,13 +192,13 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
     ),
     "a step that is a word": (
         lambda run: _edit(run, "metrics.jsonl", '"step": 1,', '"step": "1",'),
-        "step is odd",
+        "step is invalid",
         "curves",
     ),
-    "steps that go back": (lambda run: _edit(run, "metrics.jsonl", '"step": 2,', '"step": 1,'), "step is odd", ""),
+    "steps that go back": (lambda run: _edit(run, "metrics.jsonl", '"step": 2,', '"step": 1,'), "step is invalid", ""),
     "a share above one": (
         lambda run: _edit(run, "metrics.jsonl", '"active": 1.0', '"active": 1.5'),
-        "active is odd",
+        "active is invalid",
         "curves",
     ),
     "too many layers": (
@@ -210,7 +210,7 @@ BROKEN: dict[str, tuple[Change, str, str]] = {
     "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics.jsonl", "curves"),
     "an accuracy above one": (
         lambda run: changed(run, "summary.json", test_accuracy=2),
-        "test_accuracy is odd",
+        "test_accuracy is invalid",
         "summary",
     ),
     "a number of thousands of digits": (

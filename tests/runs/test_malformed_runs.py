@@ -193,11 +193,14 @@ SPOILT: dict[str, tuple[Change, str]] = {
         "cannot be read",
     ),
     **{
-        f"shape={shape}": (facts(shape=shape), "data.json: shape is odd; allowed: null, or 1 to 8")
+        f"shape={shape}": (facts(shape=shape), "data.json: shape is invalid; allowed: null, or 1 to 8")
         for shape in ([], [-1, 8, 8], [0], [1.5], [True, 8, 8], "188", {"a": 1}, 64, [10**6] * 2, [10**30], [1] * 9)
     },
     **{
-        f"classes={classes}": (facts(classes=classes), "data.json: classes is odd; allowed: null, or a whole number")
+        f"classes={classes}": (
+            facts(classes=classes),
+            "data.json: classes is invalid; allowed: null, or a whole number",
+        )
         for classes in (0, -1, 10**12, 10**30, 2.0, True, "10", [10], "inf")
     },
     "another shape in the facts": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting.shared import create_shared
+from adadpigu.audit.subject import subject_of
+from adadpigu.audit.subject import trained as audited
+from adadpigu.config import RunConfig
 from adadpigu.training.earlier import EarlierRuns, StartedRun, earlier_runs
 
 SIGMA = 2.0
@@ -51,6 +55,35 @@ def test_a_second_run_on_the_same_data_set_says_what_both_amount_to() -> None:
 def test_an_earlier_run_that_exposed_values_leaves_no_finite_total() -> None:
     trained(records(1), diagnostics=True)
     assert "epsilon = inf" in told(trained(records(1)))[0]
+
+
+def test_an_earlier_run_of_single_records_bounds_nothing_for_an_owner() -> None:
+    """An owner may have any number of them. A run of owners covers a later one, of owners or of records."""
+    owners = {"owners": [*range(30)] * 2, "owner_cap": 2}
+    for first, second, total in (({}, owners, math.inf), (owners, owners, 2.0), (owners, {}, 2.0)):
+        earlier_runs.clear()
+        epsilon = trained(records(1), **first).privacy.epsilon_pld
+        (line,) = told(trained(records(1), **second))
+        amount = float(line.split("epsilon = ")[1].split()[0].replace("infinite", "inf"))
+        assert amount == pytest.approx(total * epsilon, rel=1e-3)
+        assert ("which bounds nothing for an owner" in line) == math.isinf(total)
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_an_audit_on_the_users_own_records_is_one_earlier_run_of_them(real: bool, tmp_path: Path) -> None:
+    """It shows what no noise covers, however many models it trains; one on stand-ins has seen nobody."""
+    inputs, targets = records(1)
+    table = "".join(f"{float(row[0])},{int(label)}\n" for row, label in zip(inputs, targets, strict=True))
+    (tmp_path / "clinic.csv").write_text("age,ill\n" + table)
+    facts = 'records = 60\nlabel = "ill"\nclasses = ["0", "1"]\n[columns.age]\nrange = [0, 1]\n'
+    (tmp_path / "clinic.toml").write_text(facts)
+    config = RunConfig(dataset=str(tmp_path / "clinic.csv"), model="linear", method="dpsgd", batch_size=20, steps=2)
+    subject = subject_of(config, real=real, sample_rate=0.5)
+    for _ in range(2):
+        audited(subject.prepare(), randomness=None)
+    found = told(ad.train(nn.Linear(1, 2), ad.load_dataset(config.dataset), batch_size=20, steps=2, method="dpsgd"))
+    assert [line.split(" of this process")[0] for line in found] == ["an earlier run"] * real
+    assert all("epsilon = infinite" in line for line in found)
 
 
 def test_the_statement_is_the_same_whatever_the_records_are() -> None:

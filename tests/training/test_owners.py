@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import date
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import adadpigu as ad
-from adadpigu.accounting import create_shared
+from adadpigu.accounting import create_shared, read_ledger
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.plan import plan_for
 from adadpigu.core.bounding import GradientSum
@@ -127,8 +129,10 @@ def test_an_owner_more_moves_the_sum_by_at_most_cap_times_c() -> None:
     assert move == pytest.approx(CAP * C, rel=1e-3)
 
 
-def test_the_claim_is_that_of_the_rate_and_the_statement_names_the_owner() -> None:
-    run = train([0, 0, 1, 2, 3, 4] * 6, torch.randn(36, 4), privacy=ad.Budget(epsilon=2))
+def test_the_claim_is_that_of_the_rate_and_statement_and_ledger_name_the_owner(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = train([0, 0, 1, 2, 3, 4] * 6, torch.randn(36, 4), privacy=ad.Budget(epsilon=2), out=folder)
+    assert read_ledger(folder / "ledger.log").header["relation"] == "add or remove one owner"
     assert run.epsilon == pytest.approx(epsilon(plan_for(0.5, 3)(run.privacy.noise_multiplier).event(), 1e-5))
     assert run.epsilon <= 2
     report = run.privacy
@@ -138,6 +142,13 @@ def test_the_claim_is_that_of_the_rate_and_the_statement_names_the_owner() -> No
     assert "differ by one owner (add or remove one)" in text
     assert f"each owner's part of a gradient sum bounded by {CAP * C:g}" in text
     assert "at most 3 records of one owner are trained on" in text
+
+
+def test_the_statement_says_that_test_records_may_be_of_the_same_owners() -> None:
+    test = torch.rand(4, 4), torch.zeros(4, dtype=torch.long)
+    for given in (None, test):
+        run = train(list(range(20)), torch.randn(20, 4), test=given)
+        assert any("split by owner" in line for line in run.privacy.not_covered) == (given is not None)
 
 
 def test_a_query_for_single_records_cannot_be_charged_to_a_draw_of_owners() -> None:
@@ -170,6 +181,21 @@ def test_a_loop_of_ones_own_has_owners_too() -> None:
     assert loop.run.privacy.unit_of_privacy == "one owner with up to 2 records"
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32, torch.bfloat16, torch.bool])
+def test_one_owner_is_one_however_their_name_is_held(kind: torch.dtype) -> None:
+    """A tensor hashes by identity: `list(ids)` made every record another owner's, and one moved a sum by 10 cap·C."""
+    ids = torch.tensor([1, 0, 1, 1], dtype=kind)
+    forms: list[Any] = [ids, list(ids), [(number,) for number in ids], ids.tolist()]
+    if kind != torch.bfloat16:
+        forms += [ids.numpy(), list(ids.numpy())]
+    assert {tuple(unseal(Owners.of(form, cap=2)).tolist()) for form in forms} == {(0, 1, 0, -1)}
+
+
+def test_names_of_every_kind_are_told_apart() -> None:
+    names = ["a", b"a", 1, 2.0, date(2001, 2, 3), UUID(int=4), ("a", 1), np.str_("b"), np.datetime64("2001-02-04")]
+    assert unseal(Owners.of(names, cap=1)).tolist() == list(range(len(names)))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -179,6 +205,14 @@ def test_a_loop_of_ones_own_has_owners_too() -> None:
         ({"names": list(range(7))}, "owners: 7 of them for 8 records; allowed: one owner a record"),
         ({"names": [*range(7), float("nan")]}, "owners: a record has none"),
         ({"names": [*range(7), None]}, "owners: a record has none"),
+        ({"names": [*"abcdefg", "nan"]}, "owners: a record has none, or 'nan' for it"),
+        ({"names": [*"abcdefg", np.datetime64("NaT")]}, "owners: a record has none"),
+        ({"names": [*"abcdefg", ("ann", "<NA>")]}, "owners: a record has none, or '<NA>' for it"),
+        ({"names": torch.tensor([2.0**24] * 8)}, "owners: float32 cannot tell such numbers apart"),
+        ({"names": torch.full((8,), 0.5)}, "owners: float32 cannot tell such numbers apart"),
+        ({"names": [*np.full(8, 2049, np.float16)]}, "owners: float16 cannot tell such numbers apart"),
+        ({"names": [object() for _ in range(8)]}, "owners: a name is a object; allowed: str, bytes, int,"),
+        ({"names": torch.zeros(8, 1)}, "owners: a name is a Tensor of 1 dimensions; allowed: str, bytes, int,"),
     ],
 )
 def test_owners_that_do_not_fit_are_refused_in_one_line(change: dict[str, Any], words: str) -> None:

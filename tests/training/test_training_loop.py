@@ -110,11 +110,6 @@ def test_reproducible_noise_is_stamped_not_private() -> None:
     assert run.privacy.private is False
 
 
-def test_the_average_of_the_weights_is_what_is_kept() -> None:
-    last, averaged = run_small(DPSGD(), steps=5), run_small(DPSGD(), steps=5, ema=0.9)
-    assert not torch.equal(weights(last.model), weights(averaged.model))
-
-
 @pytest.mark.slow
 def test_a_high_delta_warns_in_the_statement_and_runs() -> None:
     run = ad.train(

@@ -18,6 +18,9 @@ from adadpigu.errors import InputError, check, first_line
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+RELATION = "add or remove one"  # the unit of privacy: by so much do neighbouring data sets differ
+SAMPLER = "Poisson"  # the law of every draw
+
 
 def check_sample_rate(value: float) -> None:
     check("sample_rate", value, 0 <= value <= 1, "must lie in [0, 1]")

@@ -34,7 +34,6 @@ from adadpigu.errors import BudgetError, LedgerError, check
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-RELATION = "add or remove one record"
 _SLACK = 1e-9
 
 
@@ -63,14 +62,15 @@ class Ledger:
         facts: Mapping[str, object] | None = None,
         delta: float = 1e-5,
         reserve: int = 1,
+        unit: str = "record",
     ) -> None:
-        """`reserve`: how many steps `cover` charges at once, for steps that are fast beside a disk."""
+        """`reserve`: steps that `cover` charges at once, for steps fast beside a disk; `unit`: "record" or "owner"."""
         if budget is not None and (cost := epsilon(plan.event(), budget.delta)) > budget.epsilon * (1 + _SLACK):
             raise BudgetError(f"epsilon={budget.epsilon}: the plan of {plan.steps} steps costs {cost:.4g}")
         check("reserve", reserve, 1 <= reserve <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
         header: dict[str, object] = {
             "ledger": FORMAT,
-            "relation": RELATION,
+            "relation": f"{dp_events.RELATION} {unit}",
             "time": now(),
             "plan": plan.to_json(),
             "budget": None if budget is None else vars(budget).copy(),

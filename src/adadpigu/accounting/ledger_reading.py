@@ -218,7 +218,7 @@ _COUNTS = ("charge", "reserve", "settle", "torn", "steps", "step")
 
 
 def _check(record: LedgerRecord) -> None:
-    """Raises some error unless every line says what such a line says, and no count is turned round."""
+    """Raises unless every line has the keys and types of its kind and no count is negative."""
     most = record.header["reserve"]
     check("reserve", most, type(most) is int and 1 <= most <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
     left, end = 0, ("", 0)

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adadpigu.accounting import accountants
-from adadpigu.accounting.events import compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.events import RELATION, SAMPLER, compose, event_from_json, event_to_json, leaves
 from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.plan import Plan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-privacy-1"
+_DERIVED = ("format", "relation", "sampler", "steps_charged")  # in the JSON beside the fields
 T = TypeVar("T")
 
 
@@ -80,8 +81,6 @@ class PrivacyReport:
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unit_of_privacy: str = "one record"
-    relation: str = "add or remove one"
-    sampler: str = "Poisson"
 
     @property
     def epsilon(self) -> float:
@@ -103,15 +102,16 @@ class PrivacyReport:
 
     def to_json(self) -> dict[str, object]:
         """Strict JSON: an infinite number (no guarantee at all) becomes null."""
+        derived = {"relation": RELATION, "sampler": SAMPLER, "steps_charged": self.steps_charged}
         fields = {"lives" if k == "sessions" else k: v for k, v in dataclasses.asdict(self).items()}
-        return {"format": FORMAT, **strict_json({**fields, "steps_charged": self.steps_charged})}
+        return {"format": FORMAT, **strict_json(fields | derived)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
         """The inverse of `to_json`; null in a number becomes infinity again."""
         if data.get("format") != FORMAT:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
-        fields: dict[str, Any] = {k: v for k, v in data.items() if k not in ("format", "steps_charged")}
+        fields: dict[str, Any] = {k: v for k, v in data.items() if k not in _DERIVED}
         kinds = {"stages": StageSteps, "events": EventCount, "releases": ReleaseSummary, "lives": LedgerSession}
         try:
             for name, kind in kinds.items():

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from adadpigu.accounting.events import RELATION, SAMPLER
+
 if TYPE_CHECKING:
     from adadpigu.accounting.statement import EventCount, PrivacyReport
 
@@ -137,8 +139,8 @@ def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     if report.clip_norm is not None:
         clip = f", each {unit}'s part of a gradient sum bounded by {report.clip_norm:g}"
     yield [
-        f"Under which assumptions: two data sets are neighbours when they differ by one {unit} ({report.relation}); "
-        f"every draw takes each {unit} independently ({report.sampler} sampling){clip}, with Gaussian noise. Draws: "
+        f"Under which assumptions: two data sets are neighbours when they differ by one {unit} ({RELATION}); "
+        f"every draw takes each {unit} independently ({SAMPLER} sampling){clip}, with Gaussian noise. Draws: "
         f"{'; '.join(_draw(group) for group in report.events)}. Steps: {steps}. "
         f"Noise and sampling: {report.randomness}."
     ]

@@ -77,20 +77,20 @@ def _inputs(inputs: Tensor) -> dict[str, Tensor]:
 
 
 class Unchecked(TensorRecords):
-    """Records of which the last passes every check of input: until `show` is called, another is shown in its place."""
+    """Records, and copies of a last one that pass every check of input: until `show`, another is shown in its place."""
 
-    def __init__(self, records: TensorRecords, last: Record) -> None:
-        inputs = torch.cat([records.inputs, last[0][None].to(records.inputs)])
-        targets = torch.cat([records.targets, last[1][None].to(records.targets)])
+    def __init__(self, records: TensorRecords, last: Record, copies: int = 1) -> None:
+        inputs = torch.cat([records.inputs, *[last[0][None].to(records.inputs)] * copies])
+        targets = torch.cat([records.targets, *[last[1][None].to(records.targets)] * copies])
         super().__init__(inputs, targets, name=records.name)
-        self._hidden = True
+        self._hidden, self._shown = True, len(records)
 
     def show(self) -> None:
         self._hidden = False
 
     def take(self, indices: Tensor) -> Record:
         if self._hidden:
-            indices = torch.where(indices == len(self) - 1, 0, indices)
+            indices = torch.where(indices >= self._shown, 0, indices)
         return super().take(indices)
 
 

@@ -5,7 +5,8 @@ The block is a layer beside the model. A canary's loss is linear in it, and ever
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
 So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with it. e_j is a coordinate, or a direction
-over several. Nothing of the run is replaced but the canaries' own inclusion coins.
+over several. Where records have owners, a canary is one with as many such records as the cap, and C is cap·C. Nothing
+of the run is replaced but the canaries' own inclusion coins.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from adadpigu.core import mechanism
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.gradients import Loss
 from adadpigu.core.randomness import Randomness
+from adadpigu.core.sensitive import unseal
 from adadpigu.core.side_stream import join, side_stream
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
@@ -88,6 +90,7 @@ class Canaries(RunObserver):
         self.loss = CanaryLoss(1, coordinates, self.count, spread)
         self._amount = torch.where(torch.arange(self.count) % 2 == 1, LOUD, 1.0).repeat_interleave(spread)
         self._coins = torch.ones(self.count, dtype=torch.float64)
+        self._first, self._each = 0, 1  # the first canary's coin, and how many records a canary has
         self._active: Tensor | None = None
         self._stability: float | None = None
 
@@ -95,19 +98,20 @@ class Canaries(RunObserver):
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
         if not isinstance(data.train, TensorRecords) or data.classes is None:
             raise ModelError("the dummy block needs records held as tensors and class labels: it cannot be attached")
-        if data.owners is not None:
-            raise ModelError(
-                "a canary is one record, and the noise covers several of an owner: it would show too little"
-            )
+        owners, self._first = data.owners, len(data.train)
+        if owners is not None:
+            self._each, self._first = owners.cap, 1 + int(unseal(owners).max())
+            owners = owners.followed_by([owners.cap] * self.count)
         self.loss = CanaryLoss(data.classes, self.coordinates, self.count, self.spread)
-        blank = data.train.inputs.new_zeros(self.count, *data.train.inputs.shape[1:])
-        labels = data.classes + torch.arange(self.count)
+        blank = data.train.inputs.new_zeros(self.count * self._each, *data.train.inputs.shape[1:])
+        labels = data.classes + torch.arange(self.count).repeat_interleave(self._each)
         records = TensorRecords(
             torch.cat([data.train.inputs, blank]),
             torch.cat([data.train.targets, labels.to(data.train.targets)]),
             name=data.train.name,
         )
-        return WithBlock(body, self.coordinates), replace(data, train=records, classes=None), self.loss
+        attached = replace(data, train=records, classes=None, owners=owners)
+        return WithBlock(body, self.coordinates), attached, self.loss
 
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)
@@ -133,7 +137,10 @@ class Canaries(RunObserver):
         if query is None:
             return
         release = answer.releases[query.name]
-        value, active = release.value[-self.coordinates :].double().cpu() / query.clip_norm, release.active
+        value, active = (
+            release.value[-self.coordinates :].double().cpu() / (query.clip_norm * self._each),
+            release.active,
+        )
         self._active = None if active is None else active[-self.coordinates :].cpu()  # a copy: `active` is one
         self.observe(value, self._active)
 
@@ -163,7 +170,7 @@ class Canaries(RunObserver):
 
         def uniform(count: int) -> Tensor:
             coins: Tensor = type(made).uniform(made, count)
-            own, chosen = coins[count - self.count :], self._coins.to(coins)
+            own, chosen = coins[self._first : self._first + self.count], self._coins.to(coins)
             own.copy_(torch.where(chosen.isnan(), own, chosen))
             return coins
 

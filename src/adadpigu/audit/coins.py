@@ -143,22 +143,26 @@ class RecordedCoins(_Coins):
 
 
 class NeighbourCoins(_Coins):
-    """The same coins for the common records; the one extra record is in every batch it could be in.
+    """The same coins for the common records; the one extra record, or owner, is in every batch it could be in.
 
-    `removed` is the position that D has and D′ has not; None means that D′ has one more record, at its end.
+    `removed` is the coin that D has and D′ has not; None means that D′ has one more, at `added` (None: at its end).
+    Each has `records`: of an owner's coins, one a record, the first counts.
     """
 
-    def __init__(self, recorded: RecordedCoins, removed: int | None) -> None:
+    def __init__(
+        self, recorded: RecordedCoins, removed: int | None, *, added: int | None = None, records: int = 1
+    ) -> None:
         super().__init__()
         self._coins, self._filled = iter(recorded.coins), iter(recorded.filled)
-        self._removed = removed
+        self._removed, self._added, self._records = removed, added, records
 
     def uniform(self, count: int) -> Tensor:
         coins = next(self._coins)
         if self._removed is None:
-            coins = torch.cat([coins, coins.new_zeros(1)])
+            place = len(coins) if self._added is None else self._added
+            coins = torch.cat([coins[:place], coins.new_zeros(self._records), coins[place:]])
         else:
-            coins = torch.cat([coins[: self._removed], coins[self._removed + 1 :]])
+            coins = torch.cat([coins[: self._removed], coins[self._removed + self._records :]])
         if len(coins) != count:
             raise ReplayError(f"{count} coins are tossed, not one a record: {len(coins)}")
         return coins

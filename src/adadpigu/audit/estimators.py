@@ -1,7 +1,8 @@
-"""From what an attacker guessed to a lower bound on ε: pure functions of counts, each with the confidence it holds at.
+"""From what an attacker guessed to a lower bound on ε, as pure functions of counts and scores: no record is read.
 
-`Errors` are those of a test between two worlds; a `Trial` counts right guesses about coin-flipped canaries of one run.
-Thresholds and numbers of guesses have to be fixed in advance, or chosen on other scores than those that are counted.
+A bound fails with a chance of at most its `significance`. `Errors` are those of a test between two worlds; a `Trial`
+counts right guesses about coin-flipped canaries of one run. Thresholds and numbers of guesses have to be fixed in
+advance, or chosen on other scores than those that are counted.
 """
 
 from __future__ import annotations

@@ -172,7 +172,10 @@ class ReplayResult:
 
 
 class Recording:
-    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes."""
+    """A run on D, of which the last record is in every batch, to be replayed on as many neighbours as one likes.
+
+    Where records have owners, the last one and the one who is added have a record more than the cap.
+    """
 
     def __init__(
         self,
@@ -186,29 +189,34 @@ class Recording:
         aim: Callable[[Sequence[Query]], None] | None = None,
     ) -> None:
         """`share`, `empty`, `full` say who is drawn, instead of q; `aim` is told what a neighbour is about to ask."""
-        self._prepare_on, self._data, self._records, self._aim = prepare_on, data, held(data), aim
+        self._prepare_on, self._records, self._aim = prepare_on, held(data), aim
+        self._more = 1 if data.owners is None else data.owners.cap + 1
+        self._last = min(self._more, max(1, len(self._records) // 2))
+        self._data = data.holding(self._records, [self._last])
         inner = ReproducibleRandomness(0) if randomness is None else randomness
-        self._coins = RecordedCoins(inner, always=len(self._records) - 1, share=share, empty=empty, full=full)
-        ready = prepare_on(data)
+        self._always = len(self._records) - self._last  # the last one's coin
+        self._coins = RecordedCoins(inner, always=self._always, share=share, empty=empty, full=full)
+        ready = prepare_on(self._data)
         self._tape = Recorder(partial(public_state, ready.model, ready.front))
         with self._coins.chance, _in_order(ready.device):
             trained(ready, randomness=self._coins, observers=[self._tape], mechanism=self._tape.mechanism)
 
     def with_record(self, record: Record) -> ReplayResult:
-        """The replay with one record more, which no check of input sees."""
-        return self._play(Unchecked(self._records, record), removed=None)
+        """The replay with one record more, or an owner of such records, which no check of input sees."""
+        data = self._data.holding(Unchecked(self._records, record, self._more), [self._last, self._more])
+        return self._play(data, NeighbourCoins(self._coins, None, added=self._always + 1, records=self._more))
 
     def without_last(self) -> ReplayResult:
-        """The replay without the last record."""
-        records = TensorRecords(self._records.inputs[:-1], self._records.targets[:-1], name=self._records.name)
-        return self._play(records, removed=len(records))
+        """The replay without the last record, or its owner."""
+        inputs, targets = self._records.inputs[: self._always], self._records.targets[: self._always]
+        data = self._data.holding(TensorRecords(inputs, targets, name=self._records.name))
+        return self._play(data, NeighbourCoins(self._coins, self._always, records=self._last))
 
-    def _play(self, records: TensorRecords, removed: int | None) -> ReplayResult:
-        ready = self._prepare_on(self._data.holding(records))
-        if isinstance(records, Unchecked):
-            records.show()
+    def _play(self, data: DataSet, coins: NeighbourCoins) -> ReplayResult:
+        ready = self._prepare_on(data)
+        if isinstance(data.train, Unchecked):
+            data.train.show()
         player = TraceReplayer(self._tape, partial(public_state, ready.model, ready.front), self._aim)
-        coins = NeighbourCoins(self._coins, removed)
         try:
             frozen = coins.chance if self._coins.chance.used else contextlib.nullcontext()
             with frozen, _in_order(ready.device):

@@ -93,5 +93,5 @@ def picture(result: AuditResult) -> bytes:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuses a confidence that is none."""
+    """Raises unless 0.5 ≤ confidence < 1."""
     require(0.5 <= confidence < 1, f"confidence={confidence} is not in [0.5, 1)")

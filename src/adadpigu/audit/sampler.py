@@ -103,6 +103,8 @@ def _plain(watched: DrawnRecords) -> Iterator[str]:
         yield f"{watched.stray} records were looked at outside any draw that was charged"
     if watched.repeated:
         yield f"records were taken twice by one draw, {watched.repeated} times"
+    if watched.torn:
+        yield f"owners' records were drawn in part, or beyond the cap, {watched.torn} times"
 
 
 def _checks(taken: Taken) -> Iterator[Check]:

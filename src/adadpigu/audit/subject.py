@@ -53,6 +53,7 @@ Drive = Callable[..., Run]  # trains what was made ready, with the options of `t
 _drive: ContextVar[Drive] = ContextVar("drive", default=train_prepared)
 _UNSETTLING = {"diagnostics": False, "ledger": None, "reserve": 1, "checkpoint_every": None, "evaluate_every": None}
 """what an audited run is not to do, whatever its config says"""
+_ONE_RECORD_EACH = ("accountant", "membership", "noise")  # audits in which no owner has several records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,11 @@ class Subject:
         self, audit: str, *, assumed: Iterable[str] = (), findings: Iterable[str] = (), **facts: Any
     ) -> AuditResult:
         """What an audit of this subject has found, beside what was found and assumed before it was run."""
+        if self.data.owners is not None and audit in _ONE_RECORD_EACH:
+            assumed = (
+                *assumed,
+                "owners of several records are treated as those of one: each record is another owner's",
+            )
         return AuditResult(
             audit=audit,
             subject=self.label,
@@ -179,6 +185,8 @@ def subject_of(
     config = replace(config, **_UNSETTLING)  # type: ignore[arg-type]
     stands_in = not (real or is_named(config.dataset))
     data = stand_ins_for(config, folder) if stands_in else replace(load_data(config), test=None)
+    if exposed := real and not is_named(config.dataset):
+        earlier_runs.add_audit(data.name, data.records)
     if sample_rate is not None:
         require(0 < sample_rate <= 1, f"sample_rate={sample_rate} is not in (0, 1]")
         batch = max(1, round(sample_rate * data.records))
@@ -201,7 +209,7 @@ def subject_of(
         delta=ready.delta,
         settings=ledger_settings(ready),
         stands_in=stands_in,
-        exposed=real and not is_named(config.dataset),
+        exposed=exposed,
     )
 
 
@@ -234,7 +242,8 @@ def held(data: DataSet) -> TensorRecords:
 def trained(ready: Preparation, *, to_the_end: bool = True, **options: Any) -> Run:
     """Trains as `train_prepared` does, or as `trained_through` says; Ctrl-C ends an audit that needs the whole run.
 
-    Each run is stated as the first of its process: an audit makes many, which are no other models of the records.
+    Each run is stated as the first of its process: an audit makes many. Those on the user's own records are together
+    one earlier run of what is trained later (`subject_of`).
     """
     with earlier_runs.isolated_history():
         run = _drive.get()(ready, **options)

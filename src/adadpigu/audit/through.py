@@ -1,7 +1,8 @@
 """Audits of runs that are trained otherwise than by `train`: a loop of one's own, other libraries, several processes.
 
 The audit makes a run ready, and the integration trains it: its loader, its loop and its optimiser's step are on the
-path. What an integration would check or read of the user's code beforehand is not; `assumed` says so.
+path. What an integration would check or read of the user's code beforehand is not; `assumed` says so. No private record
+is read: own data is stood in for by random numbers.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def audit_through(name: str, audit: Callable[..., AuditResult], subject: Subject
     fits = way.methods is None or method in way.methods
     require(fits, f"method={method!r} through {name!r}; allowed there: {', '.join(way.methods or ())}")
     ready = None if way.takes_fronts else subject.prepare()
-    plain = ready is None or (ready.front is None and not ready.view.augmentation)
-    require(plain, f"{subject.label}: features, normalisation or augmentation through {name!r}; allowed: none")
+    plain = ready is None or (ready.front is None and not ready.view.augmentation and ready.data.owners is None)
+    told = f"{subject.label}: features, normalisation, augmentation or owners through {name!r}; allowed: none"
+    require(plain, told)
     with trained_through(way.drive):
         result = audit(subject, **options)
     lives = ("a run that is resumed gets its noise as in `train`: it was resumed there",)
@@ -125,7 +127,7 @@ def by_sklearn(ready: Preparation, **how: Any) -> Run:
         rows = ((table.train.inputs[:, 0] + 1) * _CELLS / 2).round().long() * _KINDS
         rows = (rows + table.train.inputs[:, 1:].argmax(1)).clamp(max=len(inputs) - 1)
         records = TensorRecords(inputs[rows.to(inputs.device)], table.train.targets.to(targets), name=ready.data.name)
-        return train_prepared(replace(ready, data=ready.data.holding(records)), **how)
+        return train_prepared(replace(ready, data=replace(ready.data, train=records)), **how)
 
     fitted = AdaDPIGUClassifier(
         classes=range(int(targets.max()) + 2),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 _LABELS = 2**32  # a record's target is its label plus so many times its number, which counts from 1: 0 is no record
+_OWNERS = 16  # with several records, where records have owners
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +113,12 @@ class Taken:
 class DrawnRecords(RunObserver):
     """Which records each draw of a run has taken, draw by draw."""
 
-    def __init__(self, seen: Tensor, planned: int) -> None:
+    def __init__(self, seen: Tensor, planned: int, owners: int = 0, cap: int = 1) -> None:
+        """Of the last `owners`, each with a record more than the `cap`, the first record stands for all."""
         super().__init__()
         self._seen, self.planned = seen, planned
+        self._owners, self._cap = owners, cap
+        self.torn = 0  # owners whose records a draw has taken in part, or beyond the cap
         self._current: PlannedDraw | None = None
         self.draws: list[tuple[PlannedDraw, NDArray[np.uint8]]] = []  # each with how often it has taken every record
         self.stray = 0  # records that were looked at outside any draw that was charged
@@ -126,6 +130,12 @@ class DrawnRecords(RunObserver):
     def _close(self) -> None:
         counts = self._seen[1:].cpu().numpy().clip(max=255).astype(np.uint8)
         self._seen.zero_()
+        if self._owners:
+            single = len(counts) - self._owners * (self._cap + 1)
+            owned = counts[single:].reshape(self._owners, -1)
+            whole = owned[:, :1] * (np.arange(self._cap + 1) < self._cap)
+            self.torn += int((owned != whole).any(axis=1).sum())
+            counts = np.concatenate([counts[:single], owned[:, 0]])
         if self._current is None:
             self.stray += int(counts.sum())
         else:
@@ -162,13 +172,21 @@ def watch(
     randomness: Randomness | None = None,
     progress: Progress | None = None,
 ) -> DrawnRecords:
-    """Runs so many steps of the subject on so many records, and keeps what its draws have taken."""
-    ready = subject.prepare(data=subject.first(records), steps=steps, evaluate_every=steps)
+    """Runs so many steps of the subject on so many records, and keeps what its draws have taken.
+
+    Where records have owners, a few of them have several.
+    """
+    cap = 0 if subject.data.owners is None else subject.data.owners.cap
+    owners = min(_OWNERS, records) if cap else 0
+    data = subject.first(records + owners * cap)
+    data = data.holding(data.train, [cap + 1] * owners)
+    ready = subject.prepare(data=data, steps=steps, evaluate_every=steps)
     placed = held(ready.data)
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
-    watched = DrawnRecords(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages))
+    planned = sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
+    watched = DrawnRecords(seen, planned, owners, cap)
     watched.tell(progress, ready.plan.steps)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}

@@ -205,8 +205,9 @@ def _observe(subject: Subject, wanted: int, spread: int, progress: Progress | No
     if training_options(subject.config, subject.data.records).torch_device().type == "cuda":
         # With the records beside them no more than B, as in every other run: a recorded step has room for few more.
         batch = round(subject.sample_rate * subject.data.records)
-        a_world = max(1, min(a_world, batch // 2))
-        data = subject.first(round((batch - a_world) / subject.sample_rate))
+        each = 1 if data.owners is None else data.owners.cap
+        a_world = max(1, min(a_world, batch // (2 * each)))
+        data = subject.first(max(1, round((batch - a_world * each) / subject.sample_rate)))
     canaries = _HalfIn(a_world, spread)
     while canaries.observed < wanted and not canaries.odd:
         before = canaries.observed

@@ -11,8 +11,8 @@ from adadpigu.accounting import epsilons, plan_for
 from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
 from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.plan import Plan
-from adadpigu.cli.output import Json, notes, number, print_json, screen, table
-from adadpigu.cli.progress import search_progress
+from adadpigu.cli.commands import Json
+from adadpigu.console import notes, number, print_json, screen, search_progress, table
 
 Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]

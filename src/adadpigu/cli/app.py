@@ -14,11 +14,11 @@ from adadpigu.cli import data, ledger
 from adadpigu.cli.accounting import account, calibrate
 from adadpigu.cli.audit import audit
 from adadpigu.cli.catalogue import methods, models, presets
-from adadpigu.cli.commands import add, example
-from adadpigu.cli.output import Interrupted, print_error
+from adadpigu.cli.commands import Interrupted, add, example
 from adadpigu.cli.report import report
 from adadpigu.cli.training import train
 from adadpigu.cli.usage import evaluate, export, predict
+from adadpigu.console import print_error
 from adadpigu.errors import InputError, unknown
 
 app = typer.Typer(

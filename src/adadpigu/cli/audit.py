@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadpigu.cli.audit_output import KINDS, OWNERS, Kind, check_folder, claimed, show, write
-from adadpigu.cli.commands import with_settings
-from adadpigu.cli.output import Json, notes, number, print_json, print_prose, screen, table
-from adadpigu.cli.progress import count_progress
+from adadpigu.cli.commands import Json, with_settings
 from adadpigu.cli.training_settings import configure, method_options, read_flags
 from adadpigu.config import GROUPS, RunConfig
+from adadpigu.console import count_progress, notes, number, print_json, print_prose, screen, table
 from adadpigu.data import is_named
 from adadpigu.errors import check_known, require
 from adadpigu.training.distributed import current

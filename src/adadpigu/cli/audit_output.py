@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from adadpigu.accounting.wording import rounded_up
-from adadpigu.cli.output import number, print_line, print_prose, print_warning, screen, table
+from adadpigu.console import number, print_line, print_prose, print_warning, screen, table
 from adadpigu.durable import check_place, lowest_parent, write_bytes, write_text
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class Kind(NamedTuple):
     name: str
     counts: str  # what its observations are
     means: str  # what the ε that it shows says
-    sizes: Mapping[str, int] = MappingProxyType({})
-    """options that it takes beside those that all take, and the most of each"""
+    sizes: Mapping[str, int] = MappingProxyType({})  # further options, and the most of each
     looks_at_records: bool = False  # so that own data needs --diagnostics; the others never look at a private record
     sample_rate: float = 0.02
     steps: int = 3000  # of what is audited where neither a run, a preset nor a config says so

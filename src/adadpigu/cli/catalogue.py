@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import get_args, get_type_hints
 
-from adadpigu.cli.output import Json, print_json, print_line, screen, table
+from adadpigu.cli.commands import Json
 from adadpigu.config import all_presets, merge, read_preset
+from adadpigu.console import print_json, print_line, screen, table
 from adadpigu.methods import Method, all_methods, make_method
 from adadpigu.models import all_models
 

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from adadpigu.config import GROUPS, SETTINGS, all_presets, flag_type
-from adadpigu.data.published import PUBLISHED
+from adadpigu.data import all_datasets
 from adadpigu.methods import all_methods
 from adadpigu.models import all_models
 
@@ -22,13 +22,13 @@ def _offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 PRESETS = _offer(lambda: ("none", *all_presets()))
-COMPLETED = {
-    "dataset": _offer(lambda: ("digits", *PUBLISHED)),
-    "method": _offer(all_methods),
-    "model": _offer(all_models),
-}
-"""by setting"""
+COMPLETED = {"dataset": _offer(all_datasets), "method": _offer(all_methods), "model": _offer(all_models)}  # by setting
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]  # of every command
 Command = TypeVar("Command", bound=Callable[..., object])
+
+
+class Interrupted(int):
+    """The exit code of a command that was stopped and has said what became of its work."""
 
 
 def example(*lines: str) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from adadpigu.cli.commands import add, example
-from adadpigu.cli.output import Interrupted, Json, print_error, print_json, print_line, screen, table
+from adadpigu.cli.commands import Interrupted, Json, add, example
+from adadpigu.console import print_error, print_json, print_line, screen, table
 from adadpigu.data.description import description_path
 from adadpigu.data.fetching import DIGITS, DIGITS_SHAPE, ensure, place_of, read_cache
 from adadpigu.data.published import ALIASES, PUBLISHED, Published, find_published

@@ -14,8 +14,8 @@ from adadpigu.accounting.journal import read_journal
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord, record_of
 from adadpigu.accounting.shared import SharedRecord, create_shared, read_shared
 from adadpigu.accounting.wording import rounded_up
-from adadpigu.cli.commands import add, example
-from adadpigu.cli.output import Json, print_error, print_json, print_line, print_prose, screen, table
+from adadpigu.cli.commands import Json, add, example
+from adadpigu.console import print_error, print_json, print_line, print_prose, screen, table
 from adadpigu.errors import InputError
 from adadpigu.runs.reading import ledger_facts
 from adadpigu.runs.verifying import compare

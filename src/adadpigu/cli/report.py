@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from adadpigu.cli.output import Json, notes, print_json, print_line
+from adadpigu.cli.commands import Json
+from adadpigu.console import notes, print_json, print_line
 from adadpigu.errors import check
 from adadpigu.report.collecting import Collection, collect
 from adadpigu.report.embedding import listed, visible

@@ -16,6 +16,7 @@ from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
+from adadpigu.training.optimiser import WITH_MOMENTUM, all_optimisers
 from adadpigu.training.resuming import CHANGEABLE_ON_RESUME, noise_of, refuse_unfit, spent_by
 
 
@@ -72,17 +73,9 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
             raise InputError(f"{key}={given[key]} does nothing with {needed}={chosen[needed]!r}; allowed with {wanted}")
 
 
-_NO_MOMENTUM = ("adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rprop")
-"""optimisers of torch that have none"""
-
-
-def has_momentum(optimizer: str) -> bool:
-    return optimizer.lower() not in _NO_MOMENTUM
-
-
-def has_activation(model: str | None) -> bool:
-    """Whether a model has an activation to be chosen; one that is not known by name is judged elsewhere."""
-    return model not in ("linear", "scatter-linear")
+def _takes_momentum(optimizer: str) -> bool:
+    """Whether momentum reaches an optimiser; a name that torch does not know is judged elsewhere."""
+    return optimizer.lower() in WITH_MOMENTUM or optimizer.lower() not in all_optimisers()
 
 
 _NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
@@ -90,8 +83,8 @@ _NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("normalisation_noise", "normalisation", "released".__eq__, "'released'"),
     ("clip_stability", "clipping", "automatic".__eq__, "'automatic'"),
     ("shift_step", "shift", bool, "a shift above 0"),
-    ("momentum", "optimizer", has_momentum, "an optimiser that has one, such as 'sgd'"),
-    ("activation", "model", has_activation, "a model that has one between its layers, such as 'mlp'"),
+    ("momentum", "optimizer", _takes_momentum, " or ".join(map(repr, WITH_MOMENTUM))),
+    ("activation", "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
     ("top_k_of", "top_k", lambda share: share != 1.0, "another top_k"),
     ("clip_rate", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
     ("count_noise", "clip_quantile", lambda share: share is not None, "another clip_quantile"),

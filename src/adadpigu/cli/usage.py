@@ -1,4 +1,4 @@
-"""`adadpigu evaluate`, `predict` and `export`: use the model of a run folder."""
+"""`adadpigu evaluate`, `predict`, `export`: use a run's model, a release, on records that stay with the caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated
 import torch
 import typer
 
-from adadpigu.cli.output import Json, notes, print_json, print_line, print_warning, screen
+from adadpigu.cli.commands import Json
+from adadpigu.console import notes, print_json, print_line, print_warning, screen
 from adadpigu.data.own import read_inputs
 from adadpigu.errors import InputError, check, check_known, require
 from adadpigu.runs.loading import load_run

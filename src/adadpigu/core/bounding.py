@@ -25,8 +25,7 @@ from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records
 from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
 from adadpigu.errors import InputError, PrivacyLineError
 
-LEAST_CLIP = 1e-30
-"""below it, rounding would be coarser than the bound, and noise in proportion to it could round to nothing"""
+LEAST_CLIP = 1e-30  # below it, rounding is coarser than the bound, and noise in proportion could round to nothing
 
 Part = Literal["gradient", "loss", "input"]  # what a query may look at of a record
 

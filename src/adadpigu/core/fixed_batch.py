@@ -16,7 +16,7 @@ from adadpigu.core.sensitive import Presence, unseal
 
 
 class CapturedGraph(Protocol):
-    """What a device was told to do, to have it done again."""
+    """Captured device work."""
 
     def replay(self) -> None: ...
 

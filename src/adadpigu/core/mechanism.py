@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.bounding import BoundedSum, GradientSum, Query
-from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Sampler
 from adadpigu.core.sensitive import Sensitive, unseal
@@ -158,10 +158,10 @@ class GaussianMechanism:
     before a number is drawn; an exception in between leaves the ledger ahead of what was released, never behind.
     """
 
-    def __init__(self, ledger: Ledger, randomness: Randomness, processes: Processes | None = None) -> None:
+    def __init__(self, ledger: Ledger, randomness: Randomness, processes: Processes = ALONE) -> None:
         self._ledger = ledger
         self._randomness = randomness
-        self._processes: Processes = Alone() if processes is None else processes
+        self._processes = processes
 
     def charge(
         self,

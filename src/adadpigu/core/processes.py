@@ -8,37 +8,37 @@ noise of these alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
 T = TypeVar("T")
 
 
-class Processes(Protocol):
+class Processes:
     """The processes of one run; all of them call the same methods in the same order. Here: one that is alone."""
 
-    rank: int  # the number of this process, from 0; the first one keeps the ledger and speaks
-    size: int  # how many there are, W
+    rank: int = 0  # the number of this process, from 0; the first one keeps the ledger and speaks
+    size: int = 1  # how many there are, W
 
     def share_coins(self, taken: Tensor) -> Tensor:
         """Whether the first process's coins have taken each record, for those that live here; False for others."""
         return taken
 
     def own(self, count: int) -> tuple[slice, ...]:
-        """Of so many coordinates those whose noise this process draws, in order."""
+        """Returns the slices of a vector of `count` numbers whose noise this process draws."""
         return (slice(0, count),)
 
     def padding(self, count: int, size: int | None) -> int:
-        """Rows to add to so many records, so that all processes that must keep step have equally many micro-batches."""
+        """Returns the rows to add so that every process runs equally many micro-batches."""
         return 0
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
-        """Of the sum over all processes the part that this one owns."""
+        """Returns this process's slice of the sum over all processes."""
         return values
 
     def all_gather(self, part: Tensor, count: int) -> Tensor:
-        """All owners' parts of a vector of so many numbers, once they may be seen."""
+        """Returns the whole vector from every owner's slice."""
         return part
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
@@ -46,11 +46,11 @@ class Processes(Protocol):
         return flags
 
     def first(self, work: Callable[[], T]) -> T | None:
-        """Does something in the first process alone, None in the others; what it raises is raised in all."""
+        """Runs `work` in process 0 only; its errors are raised in all."""
         return work()
 
     def broadcast_object(self, value: T | None) -> T:
-        """What the first process says."""
+        """Returns process 0's object in every process."""
         assert value is not None
         return value
 
@@ -67,11 +67,4 @@ class Processes(Protocol):
         return
 
 
-class Alone(Processes):
-    """One process: everything is its own, and nobody is asked."""
-
-    rank = 0
-    size = 1
-
-
-ALONE = Alone()
+ALONE = Processes()

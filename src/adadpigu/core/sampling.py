@@ -10,8 +10,11 @@ import functools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from datetime import date
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from uuid import UUID
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -104,6 +107,10 @@ class PoissonSampler:
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 
+NO_NAME = frozenset(("", "nan", "NaN", "None", "NaT", "<NA>"))
+"""texts that stand for a missing name: of them all, one owner would be made"""
+
+
 class Owners(Sensitive[Tensor]):
     """Whose each record is: the owner's number, [n], and −1 for records beyond the declared `cap` of their owner.
 
@@ -123,16 +130,28 @@ class Owners(Sensitive[Tensor]):
     def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> Owners:
         """From one name or number a record."""
         check_range("owner_cap", cap, "at least 1")
-        listed = names.tolist() if isinstance(names, Tensor) else list(names)
-        missing = any(name is None or name != name for name in listed)
-        require(not missing, "owners: a record has none; allowed: a name or a number for each record")
+        held_as: Any = names.to_numpy() if hasattr(names, "to_numpy") else names  # a column's type counts
         known: dict[Hashable, int] = {}
         held: Counter[Hashable] = Counter()
         numbers = []
-        for name in listed:
+        if isinstance(names, Tensor):
+            held_as = names.cpu() if names.is_floating_point() else names.tolist()
+        for name in map(owner_name, held_as):
             held[name] += 1
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
+
+    def followed_by(self, sizes: Iterable[int]) -> Owners:
+        """These, and behind them others, each of so many records.
+
+        >>> unseal(Owners.of(["ann", "ann"], cap=2).followed_by([1, 3])).tolist()
+        [0, 0, 1, 2, 2, -1]
+        """
+        names = [owner for owner, size in enumerate(sizes) for _ in range(size)]
+        numbers = self._content.tolist()
+        others = unseal(Owners.of(names, cap=self.cap)).tolist()
+        start = 1 + max(numbers, default=-1)
+        return Owners(torch.tensor(numbers + [n + start if n >= 0 else n for n in others]), self.cap)
 
     @staticmethod
     def declared(cap: int) -> str:
@@ -172,6 +191,30 @@ class OwnerSampler:
 
     def event(self, noise_multipliers: list[float]) -> DpEvent:
         return _event(self.sample_rate, tuple(noise_multipliers))
+
+
+def owner_name(given: Any) -> Hashable:
+    """An owner's name by its value: tensors hash by identity, and a rounded number may be two persons'."""
+    if type(given) is int:  # most are
+        return int(given)
+    if isinstance(given, tuple):
+        return tuple(map(owner_name, given))
+    held = isinstance(given, Tensor | np.ndarray | np.generic)
+    name = given.item() if held and given.ndim == 0 else given
+    missing = name is None or type(name).__name__ in ("NAType", "NaTType") or (isinstance(name, float) and name != name)
+    told = f", or {name!r} for it" if isinstance(name, str) and name in NO_NAME else ""
+    allowed = "allowed: a name or a number for each record (where it is not known, a new one)"
+    require(not (missing or told), f"owners: a record has none{told}; {allowed}")
+    kind = type(name).__name__ + (f" of {name.ndim} dimensions" if held and given.ndim else "")
+    allowed = "allowed: str, bytes, int, float, bool, date, datetime, UUID, and tuples of these"
+    require(isinstance(name, str | bytes | int | float | date | UUID), f"owners: a name is a {kind}; {allowed}")
+    if isinstance(name, float):
+        dtype: Any = given.dtype if held else torch.float64
+        exact = 2 / (torch.finfo(dtype) if isinstance(dtype, torch.dtype) else np.finfo(dtype)).eps
+        told = f"owners: {str(dtype).removeprefix('torch.')} cannot tell such numbers apart"
+        allowed = f"allowed: whole ones below {exact:,.0f}, integers, or text"
+        require(name.is_integer() and abs(name) < exact, f"{told}; {allowed}")
+    return cast(Hashable, name)
 
 
 _event = functools.lru_cache(maxsize=64)(draw_event)

@@ -1,7 +1,8 @@
 """A second stream of a GPU: short vectors are made ready while a batch goes through the net. Does nothing on a CPU.
 
 `with side_stream(device)` waits for all that the main stream was told before; after `join(device)` the main stream has
-what was made within. So memory that either stream lets go of is never written by the other too early.
+what was made within. So memory that either stream lets go of is never written by the other too early. Orders work
+on either side of the privacy line and reads no value.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 @functools.cache
 def side_stream(device: torch.device) -> AbstractContextManager[None]:
-    """What is done within runs beside the main line."""
+    """Runs the body on the side stream."""
     return _SideStream(device) if device.type == "cuda" else nullcontext()
 
 
@@ -37,7 +38,7 @@ class _SideStream:
 
 
 def join(device: torch.device) -> None:
-    """What was done beside is there from here on."""
+    """Makes the main stream wait for the side stream."""
     if device.type == "cuda" and (stream := _stream(device)) != torch.cuda.current_stream(device):
         torch.cuda.current_stream(device).wait_stream(stream)
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from adadpigu.core.bounding import GradientSum
 
 Numbers = npt.NDArray[Any]
-_ROWS_OF_A_THREAD = 8
-"""rows that one of several threads selects from at a time, so that they seldom wait for the interpreter's lock"""
+_ROWS_OF_A_THREAD = 8  # rows a thread selects from at a time, so that threads seldom wait for the interpreter's lock
 _WIDENED = 8  # rows of a `_Narrow` that are widened at once
 _SAMPLED = 29  # of a row every so many-th entry is looked at, to know about where its k-th largest lies
 

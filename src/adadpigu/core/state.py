@@ -1,7 +1,7 @@
 """What has to come back when a run goes on after its process has ended: named tensors, nothing else.
 
-Whoever learns from releases says what it has learned (`state`) and takes it again (`load`). Numbers are tensors without
-dimensions, so a checkpoint is one file of tensors. Generators are never part of it: noise is re-keyed, not restored.
+A learner returns its tensors (`state`) and takes them back (`load`). Numbers are tensors without dimensions, so a
+checkpoint is one file of tensors. Generators are never part of it: noise is re-keyed, not restored.
 """
 
 from __future__ import annotations

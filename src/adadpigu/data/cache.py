@@ -10,11 +10,14 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from adadpigu.durable import replacing
+from adadpigu.durable import replacing, writing
 from adadpigu.errors import InputError
+
+storing = partial(writing, what="cache", remedy="; set ADADPIGU_DATA to a folder elsewhere")
 
 
 def cache_folder() -> Path:
@@ -33,20 +36,10 @@ def cache_folder() -> Path:
 
 def atomic_write(path: Path, writer: Callable[[BinaryIO], object]) -> None:
     """Lets `writer` fill a temporary file beside `path`, then moves it there; after an error nothing is left."""
-    with writing(path):
+    with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             writer(file)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns an OSError (a full disk, a read-only folder) into one line."""
-    try:
-        yield
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"cannot write {str(path)!r} ({reason}): set ADADPIGU_DATA to a folder elsewhere") from error
 
 
 @contextlib.contextmanager
@@ -55,14 +48,14 @@ def locked(path: Path, *, waiting: Callable[[], object] = lambda: None) -> Itera
 
     The lock ends with the process. The empty file stays: else two processes could hold two files of one name.
     """
-    with writing(path):
+    with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
     except ImportError:  # no such locks here: two processes may both fetch, and the last one's whole file stays
         yield
         return
-    with writing(path):
+    with storing(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:

@@ -6,7 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sized
+from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -140,10 +140,15 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
             "a public length in the Dataset, or in the collate_fn of a loader"
         ) from None
     except TypeError as error:
-        raise InputError(
-            f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
-            "tuples, lists and dicts of them"
-        ) from None
+        raise unfit_items(name, error) from None
+
+
+def unfit_items(name: str, error: TypeError) -> InputError:
+    """For a data set whose items torch cannot put into a batch."""
+    return InputError(
+        f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
+        "tuples, lists and dicts of them"
+    )
 
 
 def _uneven_part(items: list[Any]) -> str:
@@ -212,10 +217,15 @@ class DataSet:
         if self.owners is not None:
             self.owners.check(len(self.train))
 
-    def holding(self, train: Population) -> DataSet:
-        """The same declaration over other records; where records have owners, each of these is another's."""
-        owners = None if self.owners is None else Owners.of(range(len(train)), cap=self.owners.cap)
-        return replace(self, train=train, owners=owners)
+    def holding(self, train: Population, owned: Sequence[int] = ()) -> DataSet:
+        """The same declaration over other records.
+
+        Where records have owners, each of these is another's, but for the last ones: of them, owners have so many.
+        """
+        if self.owners is None:
+            return replace(self, train=train)
+        single = Owners.of(range(len(train) - sum(owned)), cap=self.owners.cap)
+        return replace(self, train=train, owners=single.followed_by(owned))
 
 
 Source = DataSet | Dataset[Any] | Tree

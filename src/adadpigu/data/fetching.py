@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from adadpigu.data.cache import atomic_write, cache_folder, locked, writing
+from adadpigu.data.cache import atomic_write, cache_folder, locked, storing
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.formats import SourceError, read_cifar, read_idx
 from adadpigu.data.published import Published
@@ -143,7 +143,7 @@ def _first(published: Published, folder: Path | None, absent: str, watcher: Fetc
     tried = [f"the cache {place} ({absent})"]
     for source, get in _sources(published, folder, watcher):
         watcher.say(f"{published.name}: trying {source}")
-        with writing(place):
+        with storing(place):
             scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
         try:
             return Fetched(get(scratch), source)

@@ -138,7 +138,7 @@ def own_dataset(
         classes=len(declared.classes),
         shape=facts.shape,
         public=declared.public,
-        owners=read_owners(path, facts) if isinstance(facts, TableFacts) else None,
+        owners=read_owners(path, facts, declared.test) if isinstance(facts, TableFacts) else None,
     )
 
 

@@ -41,8 +41,7 @@ class Recipe:
 
     needs: tuple[str, ...]
     gives: tuple[str, ...]
-    make: Callable[..., bytes | tuple[bytes, ...]]
-    """takes the bytes of each file that is needed, returns those of the piece, or of each piece"""
+    make: Callable[..., bytes | tuple[bytes, ...]]  # from the bytes of each needed file to those of each piece
 
 
 @dataclass(frozen=True, kw_only=True)

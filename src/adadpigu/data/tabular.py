@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from adadpigu.core.sampling import Owners
+from adadpigu.core.sampling import NO_NAME, Owners, owner_name
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.data.description import CategoricalColumn, Column, NumericColumn, TableFacts, listed, reading, shorten
 from adadpigu.errors import InputError, require
@@ -133,17 +133,35 @@ def read_table(path: Path, facts: TableFacts, classes: Sequence[str]) -> TensorR
     return TensorRecords(inputs, targets, name=path.name)
 
 
-def read_owners(path: Path, facts: TableFacts) -> Owners | None:
-    """Whose each record of a file is, where a column says so."""
+def read_owners(path: Path, facts: TableFacts, test: Path | None = None) -> Owners | None:
+    """Whose each record of a file is, where a column says so. Of a `test` file with that column, owners are others."""
     if facts.owner is None or facts.owner_cap is None:
         return None
-    names: list[str] = []
-    for rows in _read(path, facts, [facts.owner]):
-        chunk = [text_of(cell) for cell in rows.cells[facts.owner]]
-        missing = f"{rows.where(chunk.index(''))}, column {facts.owner!r}: the owner is missing" if "" in chunk else ""
-        require(not missing, f"{missing}; allowed: a name or a number in each row")
-        names += chunk
+    names = _owner_names(path, facts, facts.owner)
+    if test is not None and facts.owner in _column_names(test, facts):
+        apart = {*names}.isdisjoint(_owner_names(test, facts, facts.owner))
+        told = f"{test}: test records are of owners who are trained on; allowed: those of others (split by owner)"
+        require(apart, told)
     return Owners.of(names, cap=facts.owner_cap)
+
+
+def _owner_names(path: Path, facts: TableFacts, column: str) -> list[str]:
+    names: list[str] = []
+    for rows in _read(path, facts, [column]):
+        cells = rows.cells[column]
+        chunk = [text_of(cell) for cell in cells]
+        row = next((row for row, name in enumerate(chunk) if name in NO_NAME), None)
+        if row is not None:
+            raise InputError(
+                f"{rows.where(row)}, column {column!r}: the owner is missing; allowed: a name or a number in each row"
+            )
+        names += chunk
+        [owner_name(cell) for cell in cells if isinstance(cell, float)]  # refuses what is not exact
+    return names
+
+
+def _column_names(path: Path, facts: TableFacts) -> list[str]:
+    return [*parquet_columns(path)] if path.suffix.lower() == ".parquet" else csv_header(path, facts.separator)
 
 
 def read_features(path: Path, facts: TableFacts) -> Tensor:
@@ -220,6 +238,8 @@ def _parquet_rows(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterato
             value = kind.value_type if types.is_dictionary(kind) else kind
             fits = any(getattr(types, f"is_{each}")(value) for each in plain)
             require(fits, f"{path}: column {name!r} has type {kind}; allowed: numbers, booleans and text")
+            coarse = name == facts.owner and (types.is_float16(value) or types.is_float32(value))
+            require(not coarse, f"{path}: owners {name!r} are {kind}, too coarse a type; allowed: integers, text")
         start = 0
         for batch in file.iter_batches(batch_size=CHUNK, columns=list(used)):
             if batch.num_rows:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting.events import RELATION, SAMPLER
 from adadpigu.durable import write_text, writing
 from adadpigu.errors import check
 from adadpigu.export.program import check_new
@@ -128,7 +129,7 @@ def _front_matter(facts: CardFacts, title: str, license: str) -> dict[str, Tree]
             "epsilon": privacy.epsilon_pld if privacy.private else None,
             "delta": privacy.delta if privacy.private else None,
             "unit": privacy.unit_of_privacy,
-            "relation": privacy.relation,
+            "relation": RELATION,
             "diagnostics_exposed": privacy.diagnostics_exposed,
             "interrupted": privacy.interrupted,
             **({"bound": False} if is_unbound(privacy) else {}),
@@ -165,7 +166,7 @@ def _training(facts: CardFacts) -> str:
     rows = [
         ("data set", facts.dataset),
         ("records (declared)", f"{privacy.records}"),
-        ("expected batch size", f"{privacy.expected_batch_size:g} ({privacy.sampler} sampling)"),
+        ("expected batch size", f"{privacy.expected_batch_size:g} ({SAMPLER} sampling)"),
         ("method", privacy.method),
         ("noise multiplier", f"{privacy.noise_multiplier:.6g}"),
         ("clipping bound", "none" if privacy.clip_norm is None else f"{privacy.clip_norm:g}"),

@@ -28,8 +28,7 @@ from adadpigu.export.subject import Exportable, Synthetic, read_exportable, stat
 from adadpigu.extras import import_extra
 
 TOLERANCE = 1e-4  # how far outputs may be apart, in units of the largest output or of 1, whichever is more
-_BATCHES = (1, 2, 3, 16)
-"""sizes that are tried: the first dimension is free, and programs like to specialise for one and two"""
+_BATCHES = (1, 2, 3, 16)  # sizes to try: the first dimension is free, and programs like to specialise for one and two
 _TRACED = 4  # records at once while tracing; any number later
 _NOTES = ("stack_trace", "from_node", "source_fn_stack", "nn_module_stack", "torch_fn")
 """what tracing writes to every node of where in the user's code it came from"""

@@ -24,8 +24,8 @@ from torch.utils.data import (
 )
 
 from adadpigu.core.trees import Tree, check_tree, named_leaves, select
-from adadpigu.data.datasets import no_targets
-from adadpigu.errors import InputError, first_line, require
+from adadpigu.data.datasets import no_targets, unfit_items
+from adadpigu.errors import InputError, require
 from adadpigu.integrations.shared import warn_of_no_effect
 
 Collate = Callable[[list[Any]], Any]
@@ -91,13 +91,17 @@ class CollatedRecords:
         """With `pairs` (inputs, targets), else whole records."""
         self.origin, self._collate, self.whole = dataset, collate, not pairs
         self._blank: Any = None
-        if collate is not default_collate and not self._have_one_shape():
-            require(pad, _SEVERAL)
-            self._blank = _blank_of_greatest_length(dataset)
-            require(self._have_one_shape(), _SEVERAL)
-        self._empty = select(self._one(0), slice(0))
-        if pairs or self._blank is not None:
-            self._check_alone()
+        try:
+            check_tree(self._batch([dataset[0]]), "collate_fn: a batch")
+            if collate is not default_collate and not self._have_one_shape():
+                require(pad, _SEVERAL)
+                self._blank = _blank_of_greatest_length(dataset)
+                require(self._have_one_shape(), _SEVERAL)
+            self._empty = select(self._one(0), slice(0))
+            if pairs or self._blank is not None:
+                self._check_alone()
+        except TypeError as error:  # in a draw it is raised as it is, and its text withheld
+            raise unfit_items("the training loader", error) from None
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -126,22 +130,17 @@ class CollatedRecords:
     def _one(self, index: int) -> Tree:
         """A record as a batch of one."""
         items = [self.origin[index], *([] if self._blank is None else [self._blank])]
-        batch = check_tree(self._batch(items), "collate_fn: a batch")
+        batch = self._batch(items)
         pair = self.whole or (isinstance(batch, tuple) and len(batch) == 2)
+        rows = [isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == len(items) for leaf in tree_leaves(batch)]
         require(
-            pair and len(tree_leaves(batch)[0]) == len(items),
+            pair and rows and all(rows),
             f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}",
         )
         return select(batch, slice(1))
 
     def _batch(self, items: list[Any]) -> Tree:
-        try:
-            return _without_texts(self._collate(items))
-        except TypeError as error:
-            raise InputError(
-                f"the training loader: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays "
-                "and numbers, and tuples, lists and dicts of them"
-            ) from None
+        return _without_texts(self._collate(items))
 
     def _check_alone(self) -> None:
         """A record must look the same whatever stands beside it, but for padding at its end."""

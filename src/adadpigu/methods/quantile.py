@@ -22,8 +22,7 @@ from adadpigu.core.state import State, as_tensor
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
 
-SMALLEST_QUANTILE_CLIP, LARGEST_QUANTILE_CLIP = 1e-6, 1e6
-"""C stays between these, whatever the noise says: it can neither vanish nor overflow"""
+SMALLEST_QUANTILE_CLIP, LARGEST_QUANTILE_CLIP = 1e-6, 1e6  # between these, noise lets C neither vanish nor overflow
 
 
 Rate = Annotated[float, "a finite number of at least 0"]
@@ -45,8 +44,7 @@ class FollowedBound:
         """`target` is γ, the share of records that shall be within C (None: C stays), `rate` η, `count_noise` σ_b."""
         self.value = clip_norm
         self._target, self._rate, self._batch_size = target, rate, context.batch_size
-        self.share = 0.0 if target is None else _share_of_count(count_noise, context)
-        """of the event that the count takes"""
+        self.share = 0.0 if target is None else _share_of_count(count_noise, context)  # of the count's event
 
     def count(self, gradient: GradientSum) -> RecordSum:
         """Who is within the bound of this sum, after its mask, centre, scale and top-k."""

@@ -76,8 +76,7 @@ class Statistics(TensorState):
         self._group_count = int(groups.max()) + 1
         self.variance = variance.clamp(options.floor, options.ceiling)
         self.mean = torch.zeros_like(self.variance)
-        self.plain = self.variance_held and bool((self.scale() == 1).all())
-        """whether √β + μ is 1 and stays so: then nothing is scaled"""
+        self.plain = self.variance_held and bool((self.scale() == 1).all())  # whether √β + μ stays 1: nothing is scaled
         require((self.scale() > 0).all(), "√β + μ must be above 0: raise beta, floor or offset")
 
     def scale(self, active: Tensor | None = None) -> Tensor:

@@ -57,8 +57,7 @@ def parse_activation(text: str) -> Activation:
     return lambda: TemperedSigmoid(scale, temperature, offset)
 
 
-Net = Callable[[tuple[int, ...], int, Activation], nn.Module]
-"""a net from the shape of a record, the number of classes and an activation"""
+Net = Callable[[tuple[int, ...], int, Activation], nn.Module]  # a net from record shape, number of classes, activation
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import InputError, require
-from adadpigu.tensors import digest, read_file, write_tensors
+from adadpigu.tensors import digest, read_file
 
 Convolve = Callable[[str, Tensor], Tensor]  # applies a convolution, by its name, to maps
 
@@ -134,13 +134,6 @@ class Weights:
         """A SHA-256 over the plan, the metadata, and all constants with names, types and shapes."""
         start = f"{self.plan.widths} {self.plan.blocks} {sorted(self.metadata.items())}\n"
         return digest(sorted(self.tensors.items()), start)
-
-    def save(self, path: Path) -> None:
-        """Writes the file whole; it holds its own fingerprint."""
-        plan = json.dumps({"widths": self.plan.widths, "blocks": self.plan.blocks})
-        halves = {name: value.half().cpu().contiguous() for name, value in self.tensors.items()}
-        kept = Weights(plan=self.plan, tensors=halves, metadata=self.metadata)
-        write_tensors(path, halves, {**self.metadata, "plan": plan, "sha256": kept.fingerprint()})
 
 
 def read_weights(path: Path, sha256: str | None = None) -> Weights:

@@ -1,1 +1,1 @@
-"""Shows and reads back what a run has left: figures, models. Public throughout."""
+"""The report page and figures of a run. Public throughout."""

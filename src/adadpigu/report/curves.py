@@ -24,8 +24,7 @@ MOST_METRICS = 1 << 27  # bytes of it
 MOST_LAYERS = 512  # whose curves are shown
 SINGLE = {"accuracy": ("test_accuracy", 1.0), "epsilon": ("epsilon", 1e30), "active": ("active", 1.0)}
 """what is recorded once a line: as what, and at most"""
-BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}
-"""what is recorded for each layer, and within which bounds"""
+BY_LAYER = {"mask": (0.0, 1.0), "alpha": (-1e30, 1e30), "beta": (0.0, 1e30)}  # recorded of each layer, with bounds
 DIGITS = 5  # significant ones of a value that is drawn
 LEAST = 1e-12  # to which a smaller ε above 0 is rounded up
 Point = tuple[int, float]
@@ -81,8 +80,7 @@ class Curves:
     layered: dict[str, dict[str, list[Point]]] = field(default_factory=lambda: {key: {} for key in BY_LAYER})
     """of what `BY_LAYER` names, a line for each layer"""
     layer_names: Mapping[str, str] = field(default_factory=dict)  # layer -> how people call it
-    stages: list[tuple[int, str]] = field(default_factory=list)
-    """each stage with the first step that was recorded in it"""
+    stages: list[tuple[int, str]] = field(default_factory=list)  # each stage with its first recorded step
     step: int = -1  # the last that was recorded
     planned: int | None = None
 

@@ -69,8 +69,7 @@ def _cell(value: object) -> object:
 
 
 MOST_RESULTS = 1 << 25  # bytes of a file
-_EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")
-"""flags by which a row, or its settings, tells that Diagnostics were on"""
+_EXPOSED = ("exposed", "diagnostics", "diagnostics_exposed")  # flags which tell that Diagnostics were on
 
 
 def read_results(

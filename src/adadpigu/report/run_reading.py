@@ -280,7 +280,7 @@ def _against(
     above = _above(found, audits)
     said = [f"{warning}." for warning in privacy.warnings] if privacy is not None else []
     if privacy is None and record is not None:
-        said = [f"Not covered: {line['confession']}." for line in record.lines if "confession" in line]
+        said = [f"Not covered: {caveat}." for caveat in record.caveats]
     incomplete |= len(set(found.missing)) > untrusted + unbound + unread + unclaimed
     against = (
         (found.repeatable, _REPEATABLE, ""),

@@ -78,7 +78,7 @@ class Fields:
         """Refuses the object unless the value of a key fits."""
         if not fits:
             shown = key if key.isidentifier() and len(key) < 40 else "a value"
-            raise InputError(f"{self.where}: {shown} is odd; allowed: {allowed}")
+            raise InputError(f"{self.where}: {shown} is invalid; allowed: {allowed}")
 
 
 def fields_of(text: str, where: str) -> Fields:

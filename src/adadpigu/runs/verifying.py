@@ -1,7 +1,7 @@
 """Whether the files of a run folder belong together: they say what they said when its ledger was closed. The folder
 may be a stranger's; all that is read is public.
 
-The last record of a ledger has the SHA-256 of what each file says (`contents`), and the model's metadata names the
+The last record of a ledger has the SHA-256 of what each file says (`file_digest`), and the model's metadata names the
 run. So mix-ups and edits of single files are found; whoever rewrites all files together, ledger included, is not.
 """
 

@@ -26,6 +26,7 @@ class StartedRun:
     records: int
     epsilon: float
     delta: float
+    of_owners: bool = False  # whether an owner is the unit of privacy, not a record
     ledger: Path | None  # the one that it shares with others, whose total stands in the statement and is tighter
 
     def adds_to(self, later: StartedRun) -> bool:
@@ -47,12 +48,22 @@ class EarlierRuns(dict[str, StartedRun]):
         self[run.run] = run
         if not found:
             return None
+        narrower = run.of_owners and not all(other.of_owners for other in found)
         epsilon, delta = (math.fsum(getattr(one, part) for one in (*found, run)) for part in ("epsilon", "delta"))
+        epsilon = math.inf if narrower else epsilon
+        of_records = " (an earlier one protects single records, which bounds nothing for an owner)" if narrower else ""
         many = f"{len(found)} earlier runs" if len(found) > 1 else "an earlier run"
         return (
             f"{many} of this process declared the same data set ({run.dataset}, {run.records:,} records): if the "
             f"records are the same, together they have epsilon = {rounded_up(epsilon)} at delta = {delta:.3g}, by "
-            "simple addition"
+            f"simple addition{of_records}"
+        )
+
+    def add_audit(self, dataset: str, records: int) -> None:
+        """Notes an audit that trains on the user's own records: it shows what no noise covers."""
+        run = f"audit {len(self)}"
+        self[run] = StartedRun(
+            run=run, preparation=run, dataset=dataset, records=records, epsilon=math.inf, delta=0.0, ledger=None
         )
 
     @contextlib.contextmanager

@@ -10,9 +10,11 @@ from adadpigu.core.sampling import Population
 from adadpigu.core.trees import Tree, call, count_rows, select, to_device
 from adadpigu.training.memory import runs_out
 
+_AT_ONCE = 1024  # records
+
 
 @torch.no_grad()
-def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int = 1024) -> Tensor:
+def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int = _AT_ONCE) -> Tensor:
     """The model's outputs for a batch of inputs, in evaluation mode; fewer at once where a GPU is short of memory."""
     training = model.training
     model.eval()
@@ -36,11 +38,11 @@ def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int 
         train_mode(model, training)
 
 
-def accuracy(model: nn.Module, population: Population, *, device: torch.device, chunk: int = 1024) -> float:
+def accuracy(model: nn.Module, population: Population, *, device: torch.device) -> float:
     """The share of records whose largest output is their label; of several labels, the share of them."""
     correct = 0.0
-    for start in range(0, len(population), chunk):
-        inputs, targets = population.take(torch.arange(start, min(start + chunk, len(population))))
+    for start in range(0, len(population), _AT_ONCE):
+        inputs, targets = population.take(torch.arange(start, min(start + _AT_ONCE, len(population))))
         if getattr(population, "whole", False):
             inputs, targets = inputs
         labels = targets.cpu().reshape(len(targets), targets[:1].numel())

@@ -77,7 +77,6 @@ class Session:
             self._diagnostics = Diagnostics(None if store is None else store.path / "diagnostics.jsonl")
         self._exposed = self._diagnostics is not None or mechanism is not None
         self.learned = Learned(prepared, None if checkpoint is None else checkpoint.state, optimiser)
-        self._optimiser, self._method_state = self.learned.optimiser, self.learned.method_state
         used, self._eager = choose_recorder(
             prepared, self.learned, randomness, exposed=self._exposed, several=processes.size > 1, recorder=recorder
         )
@@ -88,11 +87,9 @@ class Session:
         if used is not None and isinstance(self.draws, ReplayedDraws):
             self._recorded = CapturedSteps(self.draws, used)
         watching = observers if store is None else [*observers, store]
-        self._hub = ObserverHub(prepared, ledger, randomness, self._method_state, watching)
-        self._parameters = self._optimiser.weights
-        self._average = self.learned.average
+        self._hub = ObserverHub(prepared, ledger, randomness, self.learned.method_state, watching)
         self.updates = Steps(prepared, self.draws, self.learned)
-        self._start = self._parameters.clone()
+        self._start = self.learned.optimiser.weights.clone()
         self._untrained = Untrained(prepared.model)
         self._schedules = (prepared.options.lr_schedule, prepared.options.warmup) != ("constant", 0)
         self._started = 0.0
@@ -102,7 +99,7 @@ class Session:
         self.stop = StopRequest()
         self._threads: int | None = None
         self._checkpoints = None if store is None else Checkpoints(store.path)
-        if self._checkpoints is not None and (name := self._method_state.unstated()) is not None:
+        if self._checkpoints is not None and (name := self.learned.method_state.unstated()) is not None:
             self._checkpoints = None
             told = f"method {prepared.method.name!r} does not say how {name!r} is stored: this run has no checkpoints"
             warnings.warn(told, stacklevel=2)
@@ -174,7 +171,7 @@ class Session:
             execution=how + ("" if self._threads is None else f", {self._threads} CPU thread(s)"),
             gradients=self._p.engine.reason,
             folder=None if self._store is None else self._store.path,
-            outputs={name: found.detach().cpu() for name, found in self._method_state.outputs().items()},
+            outputs={name: found.detach().cpu() for name, found in self.learned.method_state.outputs().items()},
         )
         self._hub.end(run)
         return run
@@ -213,7 +210,7 @@ class Session:
                 if number == 0 and (norm := self._p.released_norm) is not None:
                     release_normalisation(norm, self.draws, self._p.data.records)
                 else:
-                    self._method_state.begin_step(stage, index, self._parameters)
+                    self.learned.method_state.begin_step(stage, index, self.learned.optimiser.weights)
                     yield Step(stage=number, index=index, count=self.done)
                 self.after_step(number)
             before += stage.steps
@@ -221,7 +218,7 @@ class Session:
             if kinds[number] not in kinds[number + 1 :]:  # no later stage could pay for repeated steps of this one
                 self.save()
         self._agreed_to_stop()
-        self._processes.check_alike(self._parameters)
+        self._processes.check_alike(self.learned.optimiser.weights)
         self._end = "finished"
 
     def _agreed_to_stop(self) -> bool:
@@ -238,7 +235,7 @@ class Session:
         if self.draws.micro_batches.ran_out:
             self.ledger.add_caveat(RAN_OUT)
         if self._processes.size > 1 and self.done % _COMPARED_EVERY == 0:
-            self._processes.check_alike(self._parameters)
+            self._processes.check_alike(self.learned.optimiser.weights)
         if self._hub.observers or self.done in self._hub.looks:
             self._hub.step(self.done, self._p.stages[stage].name, self._look)
         if self._checkpoints is not None:
@@ -281,21 +278,23 @@ class Session:
 
     def _take(self, step: Step) -> None:
         """What runs in Python at every step, then the step itself, which may be a replay."""
+        learned = self.learned
         if self._schedules:
             options = self._p.options
-            self._optimiser.scale_lr(lr_factor(options.lr_schedule, self.done, self._p.plan.steps, options.warmup))
-        if self._average is not None:
-            self._average.begin_step()
+            learned.optimiser.scale_lr(lr_factor(options.lr_schedule, self.done, self._p.plan.steps, options.warmup))
+        if learned.average is not None:
+            learned.average.begin_step()
         if self._recorded is None:
             self.updates.take(step)
         else:
-            key = self._method_state.capture_key(self._p.stages[step.stage])
+            key = learned.method_state.capture_key(self._p.stages[step.stage])
             self._recorded.take(key, partial(self.updates.take, step))
 
     def _keep_weights(self) -> None:
         """Leaves the model at the weights that are kept: the average where there is one, else the last ones."""
-        kept = self._parameters if self._average is None else self._average.value
-        self._layout.write(self._p.model, self._method_state.effective(kept))
+        learned = self.learned
+        kept = learned.optimiser.weights if learned.average is None else learned.average.value
+        self._layout.write(self._p.model, learned.method_state.effective(kept))
 
     def _accuracy(self) -> float | None:
         test = self._p.data.test
@@ -307,5 +306,5 @@ class Session:
             return None
         self._keep_weights()
         found = self._accuracy()
-        self._layout.write(self._p.model, self._parameters)
+        self._layout.write(self._p.model, self.learned.optimiser.weights)
         return found

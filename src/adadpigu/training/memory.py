@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 _SHARE_OF_FREE = 0.8  # of what a device has free; the rest is for the optimiser, the noise, and whoever else is there
 _MARGIN = 1.1  # on what is measured: for what operators take inside and for memory that lies between tensors
-_MEASURED_AT_MOST = {"cpu": 512}
-"""records on which a size is tried; larger ones are reckoned from there, since time on a CPU is dear"""
+_MEASURED_AT_MOST = {"cpu": 512}  # most records measured on a CPU; larger sizes are extrapolated
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{kind}": base**power
     for kind, base in (("b", 1000), ("ib", 1024))

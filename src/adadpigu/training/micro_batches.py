@@ -35,8 +35,7 @@ from adadpigu.training.memory import MemoryWarning, Rehearsal, in_training, most
 if TYPE_CHECKING:
     from adadpigu.training.preparation import Preparation
 
-_PLACED = 2 * BLOCK
-"""rows at most of a micro-batch in which each record has its own place: of more, most would stay empty"""
+_PLACED = 2 * BLOCK  # most rows of a micro-batch in which each record has its own place: with more, most stay empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +103,7 @@ class MicroBatches:
         processes: Processes = ALONE,
     ) -> None:
         self._processes = processes
-        self.population: Population = prepared.data.train
-        """where drawn records are read, or a draw that was read already"""
+        self.population: Population = prepared.data.train  # where drawn records are read, or a draw that was read
         self._view = prepared.view
         self._model, self._engine = prepared.model, prepared.engine
         self._randomness = randomness
@@ -121,8 +119,7 @@ class MicroBatches:
         self._diagnostics = diagnostics
         self.draws_on_host = False  # whether the forward of a draw of fixed shape has used a generator of the CPU
         self.ran_out = False  # whether a GPU has run out of memory over drawn records
-        self.relief: Callable[[], bool] = lambda: False
-        """frees memory that can be done without, and says whether there was any"""
+        self.relief: Callable[[], bool] = lambda: False  # frees memory where it can; returns whether it did
 
     def warn_of_memory(self) -> None:
         """Warns where a GPU has run out of memory over drawn records since this was called last."""
@@ -151,7 +148,7 @@ class MicroBatches:
         self._sizes.clear()
 
     def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
-        """Bounds a draw in a random stream of its own, in smaller parts until these fit."""
+        """Bounds a draw with RNG state of its own, retrying in smaller parts."""
         fixed_shape = present is not None
         placed = not fixed_shape and self._places_matter(size)
         rows = self._placed(drawn, size) if placed else (drawn, present)
@@ -178,7 +175,7 @@ class MicroBatches:
         return [bounder.result() for bounder in bounders]
 
     def recorded_sums(self, drawn: Drawn, present: Presence, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
-        """What `sums` does, once and in the stream that is there: for a device that records it."""
+        """As `sums`, once, with the current RNG state, while a graph is captured."""
         return [bounder.result() for bounder in self._process(drawn, present, queries, size)]
 
     def _in_step(self, drawn: Drawn, present: Presence | None, size: int) -> tuple[Drawn, Presence | None]:

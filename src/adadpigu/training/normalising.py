@@ -21,8 +21,7 @@ from adadpigu.features.front import ReleasedNorm
 from adadpigu.methods.base import Batches, Draw, Stage
 
 STAGE = "normalisation"
-_FLOOR = 1e-3
-"""least standard deviation, as a share of the public bound R: noise can push the estimate to zero and below"""
+_FLOOR = 1e-3  # least standard deviation, as a share of the public bound R: noise can push the estimate below zero
 
 
 def normalisation_stage(norm: ReleasedNorm, records: int) -> Stage:

@@ -19,25 +19,30 @@ from adadpigu.errors import InputError, check_range, require, unknown
 
 OptimiserFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
-
+WITH_MOMENTUM = ("sgd", "rmsprop")  # names of optimisers that are given `momentum`
 _UNFIT = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)  # cannot be fed one noisy gradient a step
 
 
-def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimiserFactory:
-    """An optimiser of `torch.optim` by name, case ignored. `momentum` is for those that have one."""
-    known = {
+def all_optimisers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Optimisers of `torch.optim` that can be fed one noisy gradient a step, by name in lower case."""
+    return {
         key.lower(): value
         for key, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value not in _UNFIT
     }
+
+
+def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimiserFactory:
+    """An optimiser of `torch.optim` by name, case ignored. `momentum` is for `WITH_MOMENTUM`."""
+    known = all_optimisers()
     if name.lower() not in known:
         raise unknown("optimizer", name, known)
     check_range("lr", lr, "a finite number above 0")
     check_range("momentum", momentum, "in [0, 1)")
     check_range("weight_decay", weight_decay, "a finite number of at least 0")
-    kind = known[name.lower()]
+    kind: Callable[..., torch.optim.Optimizer] = known[name.lower()]
     options: dict[str, Any] = {"lr": lr}
-    if name.lower() in ("sgd", "rmsprop"):
+    if name.lower() in WITH_MOMENTUM:
         options["momentum"] = momentum
     if weight_decay:
         options["weight_decay"] = weight_decay

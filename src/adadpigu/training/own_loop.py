@@ -73,7 +73,7 @@ class PrivateBatch:
     def backward(self) -> WithheldLoss:
         """Charges the draw, and puts the private mean gradient into `p.grad`; of parts, the last does."""
         if self.state != "drawn":
-            raise PrivacyLineError(f"backward() on a batch that was {self.state}: a batch is charged for one release")
+            raise PrivacyLineError(f"backward() on a batch in state {self.state!r}: a batch is charged for one release")
         if self._loop.ended:
             raise PrivacyLineError("backward() on a batch of a run that has ended; allowed: within its loop")
         if not self._last_part:

@@ -26,8 +26,7 @@ _MOST = 128
 _OF_THE_PLAN = 0.05  # the share of a run's steps that one crash may cost at most
 _RECORDS = 256  # on which a step is rehearsed on a CPU; one of more records takes longer in proportion
 _FEW = 8  # records that fit wherever the size is left to the machine
-_FASTER = 64.0
-"""how much faster a GPU may be at a recorded step than at an eager one, and how much slower a record amid training"""
+_FASTER = 64.0  # how much faster a GPU may be at a recorded step, and how much slower a record amid training
 
 
 def steps_to_reserve(prepared: Preparation, folder: Path) -> int:

@@ -55,8 +55,7 @@ class Preparation:
     data: DataSet
     method: Method
     options: TrainingOptions
-    budget: Budget | None
-    """None where nothing was asked: a given σ claims what it costs, a non-private method claims nothing"""
+    budget: Budget | None  # None where nothing was asked: a given σ claims what it costs, SGD claims nothing
     delta: float
     stages: tuple[Stage, ...]
     plan: Plan
@@ -71,12 +70,9 @@ class Preparation:
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
     public: PublicRecords | None = None  # what the method learns from besides releases
-    caveats: tuple[str, ...] = ()
-    """what depends on the caller and stands in the statement: what they computed, what could not be seen"""
-    threads: int | None = None
-    """CPU threads that it trains with, and that the engine was tried with; None: as many as there are"""
-    identity: object = field(default_factory=object)
-    """the same in all copies of this preparation: what is trained with it is one run"""
+    caveats: tuple[str, ...] = ()  # what depends on the caller: what they computed, what could not be seen
+    threads: int | None = None  # CPU threads of training and of the engine's trial; None: as many as there are
+    identity: object = field(default_factory=object)  # the same in all copies of this preparation, which are one run
 
     @property
     def sample_rate(self) -> float:

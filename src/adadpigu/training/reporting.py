@@ -13,6 +13,7 @@ from adadpigu.training.preparation import Preparation
 RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
 FAILED = "that the run failed, and when: an error amid private records is not noised"
 COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
+OWNERS_TESTED = "scores on test records of owners who are trained on: these are exact (split by owner)"
 
 
 def report_on(
@@ -49,6 +50,7 @@ def report_on(
         not_covered=[
             *([COMPARED] if shared is not None else []),
             *([FAILED] if any(session.end == "failed" for session in sessions) else []),
+            *([OWNERS_TESTED] if prepared.data.owners is not None and prepared.data.test is not None else []),
             *ledger.record.caveats,
             *declared_by(prepared),
         ],

@@ -39,8 +39,7 @@ class Begun:
     prepared: Preparation
     ledger: Ledger
     folder: RunFolder | None = None
-    checkpoint: Checkpoint | None = None
-    """None of a new run, and where the process ended before the first one: what was charged stays charged"""
+    checkpoint: Checkpoint | None = None  # None: a new run, or one that ended before its first; charges stay
     total: Callable[[], SharedTotal] | None = None  # what a shared ledger says of all its runs
 
 

@@ -104,7 +104,7 @@ class Steps:
 
 
 class Watch(Protocol):
-    """Looks on from the public side at each draw that runs in Python; at a replayed step while it is recorded."""
+    """Called around each draw with public values; for a replayed step, once, at capture."""
 
     def before_draw(self, draw: str, queries: Sequence[Query]) -> None:
         """Called before the draw is charged and its coins are tossed."""
@@ -236,7 +236,7 @@ class Draws:
         self._pending = self._charge_and_sample(queries, draw)
         drawn = self._pending.coins.drawn()
         with isolated(SystemRandomness(), self._view.device):
-            records = gather(self._population, drawn)
+            records = self._withholding(partial(gather, self._population, drawn))
         self.micro_batches.population = ShownDraw(drawn, records)
         return records
 

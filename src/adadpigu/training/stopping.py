@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the step is finished, what was reached is saved, then the run ends."""
+"""Ctrl-C and SIGTERM end a run after the step at hand, with what was reached saved. Public: signals only."""
 
 from __future__ import annotations
 

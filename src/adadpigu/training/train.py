@@ -116,7 +116,7 @@ def _check_kinds(model: object, method: object, privacy: object, loss: object, l
         ("losses", losses, losses is None or callable(losses), "a function f(model, batch) -> one loss a record"),
     )
     for name, value, fits, allowed in wanted:
-        require(fits, f"{name}={value!r} is a {type(value).__name__}; allowed: {allowed}")
+        require(fits, f"{name}={value!r} is of type {type(value).__name__}; allowed: {allowed}")
 
 
 def prepared_for(
@@ -224,7 +224,7 @@ def opened(
     resuming: bool = False,
     shared: Path | str | None = None,
 ) -> Iterator[Begun]:
-    """Keeps the folder and the ledger of a run, by the first process, and closes them at its end.
+    """Opens run folder and ledger in process 0 and closes them at the end.
 
     `files` are further public texts for the run folder; `shared` is a ledger that several runs on the same data share.
     """
@@ -278,6 +278,7 @@ def _add_caveat_of_earlier_runs(begun: Begun, source: Randomness, shared: Path |
         records=prepared.data.records,
         epsilon=prepared.epsilons["pld"] if source.private and not prepared.options.diagnostics else math.inf,
         delta=prepared.delta,
+        of_owners=prepared.data.owners is not None,
         ledger=None if shared is None else shared.resolve(),
     )
     if (told := earlier_runs.add(run)) is not None:
@@ -325,6 +326,7 @@ def _begin(
         path=None if folder is None else folder.path / LEDGER_FILE,
         delta=prepared.delta,
         reserve=1 if folder is None else prepared.options.reserve or steps_to_reserve(prepared, folder.path),
+        unit="record" if prepared.data.owners is None else "owner",
         facts={
             "run": uuid.uuid4().hex,
             "method": prepared.method.name,

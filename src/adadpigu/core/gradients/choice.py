@@ -180,7 +180,8 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
         trial.gradients(LoopEngine)
     except Exception as error:
         raise ModelError(
-            f"{describe('', trial.model)}: autograd fails on an example: {first_line(error)}; mend it"
+            f"{describe('', trial.model)}: autograd fails on an example: {first_line(error)}; fix the model's forward "
+            "or backward"
         ) from error
     return trial.engine(LoopEngine, f"one record at a time in a loop, because {refusal}")
 

@@ -53,10 +53,8 @@ class GradientEngine(ABC):
         self.reason = reason  # One sentence for users: why this engine.
         self.layout = Layout.of(model)
         self.operations = 0.0  # multiply-adds of a forward for each row, about
-        self.rows_alike = False
-        """whether a record's gradient is the same, bit for bit, at any place of a slice, in any number of blocks"""
-        self.align = False
-        """whether all products are aligned, where this machine would round them otherwise at another address"""
+        self.rows_alike = False  # whether a record's gradient has the same bits at any place, in any number of blocks
+        self.align = False  # whether all products are aligned, where this machine rounds unaligned ones otherwise
         self._watched = False
 
     @abstractmethod

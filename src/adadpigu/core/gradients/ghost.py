@@ -23,10 +23,8 @@ from adadpigu.core.gradients.probing import exact_products
 from adadpigu.core.gradients.rule_engine import Call, RuleEngine, Wanted, slice_size
 from adadpigu.core.layout import Slot
 
-_TILED_AT_MOST = 2**18
-"""entries of a weight up to which tiles are taken instead of two products of matrices: a choice, not measured"""
-_PART_BYTES_ELSEWHERE = 2**27
-"""what the gradients of a slice of records may take, of one weight of a large net on a GPU"""
+_TILED_AT_MOST = 2**18  # entries of a weight up to which tiles replace two matrix products: a choice, not measured
+_PART_BYTES_ELSEWHERE = 2**27  # what the gradients of a slice may take, of one weight of a large net on a GPU
 _WIDE = 2**16  # entries of a weight from which its gradients at many positions are not kept
 
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

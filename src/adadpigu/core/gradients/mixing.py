@@ -26,8 +26,7 @@ _LARGE = 256
 _ORDINARY = 3  # the first alternatives of a record, which every forward has to take
 
 
-Passage = tuple[str, list[Tensor], list[Tensor]]
-"""of one module call: the module's path, what went in and what came out"""
+Passage = tuple[str, list[Tensor], list[Tensor]]  # of one module call: the module's path, its input and its output
 
 
 def refuse_mixing(model: nn.Module, inputs: Tree) -> None:

@@ -39,7 +39,7 @@ def exact_products() -> Iterator[None]:
 
 
 def seed(number: int = 0) -> None:
-    """Seeds the generators that `untouched` puts back, and no others (a CUDA that nobody uses stays asleep)."""
+    """Seeds the generators that `untouched` restores; CUDA only if it is already initialised."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call, unused-ignore]
         torch.cuda.manual_seed_all(number)

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 _SLICE_BYTES = {"cpu": 8 * 2**20}  # what the gradients of a slice of records may take: on a CPU they stay in the cache
 _SLICE_BYTES_ELSEWHERE = 2**30
 _MOST_SELECTIONS = 8  # that are kept: a mask that grows takes in one parameter after the other
-Precision = Literal["float32", "bf16"]
-"""what a net's products are computed in; norms, sums and noise are float64 in either case"""
+Precision = Literal["float32", "bf16"]  # what a net's products are computed in; norms, sums, noise are always float64
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,7 @@ class RuleEngine(GradientEngine):
         self.precision: Precision = "float32"
         self.channels_last = True  # whether images are given with their channels side by side
         self._selections: dict[tuple[int, ...], Selection] = {}
-        self._last: tuple[Wanted, Wanted] | None = None
-        """what the query before wanted: in all, and of the layers that were built"""
+        self._last: tuple[Wanted, Wanted] | None = None  # what the query before wanted: in all, and of the built layers
         self._outer_weights: frozenset[str] = frozenset()  # the weights that it wanted and that were not built
 
     def compute(self, inputs: Tree, targets: Tensor, copies: int = 1) -> GradientBatch:

@@ -18,8 +18,7 @@ from adadpigu.core.gradients.unfolding import Note, affine, tapped, unfolding
 from adadpigu.errors import ModelError
 
 State = tuple[Tensor, ...]  # h [b, hidden], and c of an LSTM
-Step = Callable[[Tensor, Tensor, State], State]
-"""from the input's part of the gates, the hidden part and the state before to the state after"""
+Step = Callable[[Tensor, Tensor, State], State]  # (input's part of the gates, hidden part, state before) to state after
 
 
 def lstm(_: Tensor, gates: Tensor, state: State) -> State:

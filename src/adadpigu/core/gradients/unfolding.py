@@ -30,10 +30,8 @@ class Part:
     rule: Rule[Any]
 
 
-Note = Callable[..., None]
-"""notes one part: its input [b, ...], its output [b, ...], its rule, and which submodule's it is if not the layer's"""
-Record = Callable[[str, nn.Module, Tensor, Tensor, Part], None]
-"""takes down one part: path and module that own its parameters, input, output, rule"""
+Note = Callable[..., None]  # notes a part: its input and output [b, ...], its rule, and the submodule, if any
+Record = Callable[[str, nn.Module, Tensor, Tensor, Part], None]  # notes path, module of parameters, input, output, rule
 U = TypeVar("U", bound=Callable[..., Any])
 
 UNFOLDINGS: dict[type[nn.Module], Callable[..., Any]] = {}

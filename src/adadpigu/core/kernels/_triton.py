@@ -1,4 +1,4 @@
-"""Triton where it is installed; without it the kernels' modules still import, and no kernel can be launched."""
+"""Triton where it is installed; without it kernels import, but cannot be launched. Public: shapes and types only."""
 
 from __future__ import annotations
 

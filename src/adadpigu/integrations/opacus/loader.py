@@ -51,8 +51,7 @@ class PrivateDataLoader:
         """what Opacus has as attributes of an optimizer: scripts print them, and schedulers of theirs change them"""
         vars(optimizer).update(self._fixed)
         self._ended: list[PrivateLoop] = []
-        self._pass: weakref.ref[Generator[Any]] | None = None
-        """held by the script alone: where it lets go of a pass, the pass ends"""
+        self._pass: weakref.ref[Generator[Any]] | None = None  # held by the script alone: if it lets go, the pass ends
         self._begin()
 
     def _begin(self) -> None:

@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.cli.training_output import Progress
+from adadpigu.console import Progress
 from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.state import untouched
 from adadpigu.data.datasets import DataSet, TensorRecords

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from adadpigu.core.processes import Alone, Processes
-from adadpigu.training.distributed.job import Job, JobError, alone, current
+from adadpigu.training.distributed.job import alone, current
 from adadpigu.training.distributed.launching import joined
 
-__all__ = ["Alone", "Job", "JobError", "Processes", "alone", "current", "joined"]
+__all__ = ["alone", "current", "joined"]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.processes import ALONE, Processes
 from adadpigu.errors import AdaDPIGUError, InputError, ModelError, first_line
 from adadpigu.tensors import digest
 
@@ -43,16 +43,16 @@ class LostProcessError(JobError):
 def current() -> Processes:
     """The processes among which this one is: the default group of torch.distributed where there is one, else alone."""
     if _single_process.get():
-        return Alone()
+        return ALONE
     if dist.is_available() and dist.is_initialized():
-        return Alone() if dist.get_world_size() == 1 else Job()
+        return ALONE if dist.get_world_size() == 1 else Job()
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK")
     if rank is not None and size not in ("", "1"):
         raise JobError(
             f"WORLD_SIZE={size}: torchrun has started several processes, and each would train and charge on its own; "
             "allowed: torch.distributed.init_process_group() first, or adadpigu.training.distributed.alone() around it"
         )
-    return Alone()
+    return ALONE
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ def refuse_wrapped(model: nn.Module) -> None:
         )
 
 
-class Job:
+class Job(Processes):
     """All processes of the default group."""
 
     def __init__(self) -> None:
@@ -101,9 +101,6 @@ class Job:
     def own(self, count: int) -> tuple[slice, ...]:
         width = -(-count // self.size)
         return (slice(min(self.rank * width, count), min((self.rank + 1) * width, count)),)
-
-    def padding(self, count: int, size: int | None) -> int:
-        return 0
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         (own,) = self.own(len(values))

@@ -1,4 +1,5 @@
 """A process that torchrun has started: it joins its job, takes its own GPU, and knows whether it was started again.
+Public: ranks, addresses and time limits only.
 
 torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
 """
@@ -21,13 +22,12 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
-from adadpigu.core.processes import Alone, Processes
+from adadpigu.core.processes import ALONE, Processes
 from adadpigu.errors import InputError, first_line
 from adadpigu.training.distributed.job import JobError, LostProcessError, current
 
 T = TypeVar("T")
-SILENCE = timedelta(minutes=10)
-"""after which a process that says nothing counts as gone; one that has died is noticed at once"""
+SILENCE = timedelta(minutes=10)  # after which a silent process counts as gone; one that has died is noticed at once
 _SIZE = 2  # processes of a job that is started here
 
 
@@ -38,7 +38,7 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
         yield current()
         return
     if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
-        yield Alone()
+        yield ALONE
         return
     if torch.cuda.is_available():
         local, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
