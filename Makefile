@@ -5,7 +5,8 @@ AUDIT  := .venv-audit
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input --constraint constraints.txt
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist loadfile
+# one worker more than cores: many tests wait for processes that they have started
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))) --dist loadfile
 ARGS   ?=
 
 .PHONY: help train test test-all lint types unit unit-all release audit-dependencies clean

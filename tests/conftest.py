@@ -124,6 +124,7 @@ _SLOW = (
     "core/kernels/",
     "release/",
     "papers/reproduce/",
+    "papers/systems/test_harness.py",
 )
 """what only `make test-all` runs: products of cases, kills, browsers, processes, releases, blocks of the docs"""
 _CASES = 2
