@@ -117,7 +117,12 @@ class RunConfig(CommonOptions):
     batch_size: int | None = option(None, _STEPS, "B, the expected batch size. [N/4, up to 512]")
     seed: int | None = option(None, _STEPS, "Fixes what is public: weights at the start, random masks.")
     optimizer: str = option("sgd", _UPDATE, "Any of torch.optim, by name. [sgd]")
-    features: str = option("none", _INPUTS, "Fixed front: none, scattering, prior (images). [none]", off="none")
+    features: str = option(
+        "none",
+        _INPUTS,
+        "Frozen front: none, scattering, prior (images), or your own, FILE.safetensors or package.module:function.",
+        off="none",
+    )
     normalisation: str = option(
         "none", _INPUTS, "none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged).", off="none"
     )

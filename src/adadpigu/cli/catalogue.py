@@ -12,6 +12,7 @@ from adadpigu.cli.commands import Json
 from adadpigu.config import all_presets, merge, read_preset
 from adadpigu.console import print_json, print_line, screen, table
 from adadpigu.methods import Method, all_methods, make_method
+from adadpigu.methods.base import system_lists
 from adadpigu.models import all_models
 
 RECIPES = (
@@ -38,7 +39,8 @@ def methods(as_json: Json = False) -> None:
         told = ("name", "source", "adds", "costs", "private")
         options = {m.name: {f.name: _plain(f.default) for f in fields(m)} for m in found}
         rows = [{**{key: getattr(m, key) for key in told}, "options": options[m.name]} for m in found]
-        print_json({"methods": rows, "recipes": RECIPES})
+        systems = [system for listed in system_lists for system in listed()]
+        print_json({"methods": rows, "recipes": RECIPES, "systems": systems})
         return
     screen().print(table(["method", "adds", "costs"], [[m.name, f"{m.adds} ({m.source})", m.costs] for m in found]))
     screen().print("\nRecipes that are models rather than optimisers (presets mnist-ts-eps4, mnist-hf-eps4, …):")

@@ -22,7 +22,7 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder that `ad
 
 Trust = Annotated[
     bool,
-    typer.Option("--trust-model-code", help="Import and run the code of a run whose model is package.module:function."),
+    typer.Option("--trust-model-code", help="Import and run code of a run whose model or features are your own."),
 ]
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.errors import ModelError, check, require
+from adadpigu.features.front import is_own
 from adadpigu.runs.loading import load_run
 from adadpigu.runs.reading import FACTS, config_of, read_data_facts, summary_of
 from adadpigu.runs.run import Run, weights_digest
@@ -134,7 +135,10 @@ def facts_of_run(run: Run | CardFacts | Path | str, *, unbound: bool = False) ->
         privacy, record = verified(folder, unbound=unbound)
         dataset, accuracy = str(record.header["facts"].get("dataset")), summary_of(folder).accuracy
     config: dict[str, Any] = {} if folder is None else config_of(folder)[1]
-    method, model = config.get("method"), config.get("model")
+    method, model, features = config.get("method"), config.get("model"), str(config.get("features"))
+    own = is_own(features)
+    if own:
+        config["features"] = Path(features).name
     options = {key: value for key, value in method.items() if key != "name"} if isinstance(method, dict) else {}
     return CardFacts(
         privacy=privacy,
@@ -142,5 +146,5 @@ def facts_of_run(run: Run | CardFacts | Path | str, *, unbound: bool = False) ->
         accuracy=accuracy,
         shape=_shape_of(folder),
         settings={**{key: config[key] for key in _TOLD if key in config}, **options},
-        loadable=isinstance(model, str) and ":" not in model,
+        loadable=isinstance(model, str) and ":" not in model and not own,
     )

@@ -7,19 +7,23 @@ released with noise and charged before training (`training.normalising`).
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from adadpigu.core.gradients.state import untouched
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.trees import Tree, call
-from adadpigu.errors import InputError, check_known, check_range, require
+from adadpigu.errors import InputError, check_known, check_range, first_line, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
-from adadpigu.priors.encoder import packaged_weights
+from adadpigu.models import from_code
+from adadpigu.priors.encoder import Weights, packaged_weights, read_weights
+from adadpigu.tensors import digest
 
-FEATURES = ("none", "scattering", "prior")
+FEATURES = ("none", "scattering", "prior", "FILE.safetensors (of a prior)", "package.module:function")
 _LEAST_CLIP = 1e-9  # of released normalisation: its square must be far from zero, and its inverse's from infinity
 NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
 
@@ -82,10 +86,11 @@ class Front(nn.Module):
     not the package's own is probed on synthetic records (`inspect_front`) before a run.
     """
 
-    def __init__(self, features: nn.Module | None, normaliser: nn.Module | None) -> None:
+    def __init__(self, features: nn.Module | None, normaliser: nn.Module | None, origin: str | None = None) -> None:
         super().__init__()
         self.features = features
         self.normaliser = normaliser
+        self.origin = origin  # of features that are the user's own
         self.requires_grad_(False)
         self.train()
 
@@ -116,7 +121,11 @@ class Front(nn.Module):
         told = [self.features.declared()] if isinstance(self.features, Prior) else []
         if not self.is_known:
             name = type(self.normaliser if self.features is None else self.features).__name__
-            told = [f"the weights of the front {name}, and its constants: from none of these records"]
+            whence = ""
+            if self.origin is not None:
+                held = [*self.named_parameters(), *self.named_buffers()]
+                whence = f" (from {self.origin}, weights of SHA-256 {digest(sorted(held))[:16]}…)"
+            told = [f"the weights of the front {name}{whence}, and its constants: from none of these records"]
         if self.released is not None:
             told.append(f"the bound {self.released.clip:g} on a record's channel means, for released normalisation")
         elif isinstance(self.normaliser, ChannelNorm):
@@ -162,16 +171,58 @@ def make_front(
     >>> make_front("none", "record", (1, 8, 8))[1]
     (1, 8, 8)
     """
-    check_known("features", features, FEATURES)
-    transform: Scattering | Prior | None = None
-    if features != "none":
-        transform = Scattering(shape) if features == "scattering" else Prior(packaged_weights(), shape)
+    transform: nn.Module | None = None
+    own = is_own(features) and not features.partition("#")[0].endswith(SAVED)
+    if own:
+        transform, shape = _of_code(features, shape)
+    elif features != "none":
+        transform = Scattering(shape) if features == "scattering" else Prior(_prior_weights(features), shape)
         shape = transform.features
     scattered = isinstance(transform, Scattering)
     normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, scattered=scattered)
     if transform is None and normaliser is None:
         return None, shape
-    return Front(transform, normaliser), shape
+    return Front(transform, normaliser, features if own else None), shape
+
+
+SAVED = ".safetensors"
+
+
+def is_own(features: str) -> bool:
+    """Whether features are the user's own, code or a file, rather than the package's."""
+    return ":" in features or features.partition("#")[0].endswith(SAVED)
+
+
+def pinned(features: str) -> str:
+    """The setting with the fingerprint of the file that it names, so that another file is refused later.
+
+    >>> pinned("prior")
+    'prior'
+    """
+    path, _, sha256 = features.partition("#")
+    return f"{path}#{sha256 or read_weights(Path(path)).fingerprint()}" if path.endswith(SAVED) else features
+
+
+def _prior_weights(features: str) -> Weights:
+    path, _, sha256 = features.partition("#")
+    if path.endswith(SAVED):
+        return read_weights(Path(path), sha256 or None)
+    check_known("features", features, FEATURES)
+    return packaged_weights()
+
+
+def _of_code(features: str, shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]:
+    """A user's own encoder, and the shape that it makes of a record; weights that it draws are the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = from_code("features", features)().eval()
+    try:
+        with untouched(encoder), torch.no_grad():
+            made = encoder(torch.zeros(2, *shape)).shape
+    except Exception as error:
+        raise InputError(f"features={features!r}: takes no records of shape {shape}: {first_line(error)}") from error
+    require(len(made) > 1 and made[0] == 2, f"features={features!r}: makes {tuple(made)} of 2; allowed: a row a record")
+    return encoder, tuple(made[1:])
 
 
 def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *, scattered: bool) -> nn.Module | None:

@@ -291,6 +291,8 @@ def _read(kind: Any, value: object, text: str | None) -> object:
 
 M = TypeVar("M", bound=type[Method])
 _registry: dict[str, type[Method]] = {}
+system_lists: list[Callable[[], list[dict[str, object]]]] = []
+"""of packages that list published systems beside their methods, for `adadpigu methods --json`"""
 
 
 def register(method: M) -> M:

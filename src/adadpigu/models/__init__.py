@@ -50,7 +50,9 @@ def make_model(
     if activation is not None:
         parse_activation(activation)
     check_known("initialisation", initialisation, INITIALISATIONS)
-    build = _imported(name, activation) if ":" in name else _named(name, shape, classes, activation)
+    own = activation is None or ":" not in name
+    require(own, f"activation={activation!r} is for models by name; model={name!r} chooses its own")
+    build = from_code("model", name) if ":" in name else _named(name, shape, classes, activation)
     require(seed is None or 0 <= seed < 2**63, f"seed={seed} is not from 0 to 2^63 - 1")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
@@ -84,26 +86,25 @@ def _named(name: str, shape: tuple[int, ...] | None, classes: int, activation: s
     return lambda: card.build(known or (), classes, activation)
 
 
-def _imported(name: str, activation: str | None) -> Callable[[], nn.Module]:
-    """A function of the user's own that returns a model."""
-    own = activation is None
-    require(own, f"activation={activation!r} is for models by name; model={name!r} chooses its own")
+def from_code(what: str, name: str) -> Callable[[], nn.Module]:
+    """A function of the user's own that returns a module; `what` names the setting in errors."""
     module, _, attribute = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"model={name!r} cannot be imported: {error}; allowed: package.module:function") from None
+        raise InputError(f"{what}={name!r} cannot be imported: {error}; allowed: package.module:function") from None
 
     def build() -> nn.Module:
         try:
             made = found() if callable(found) else found
         except Exception as error:
-            raise InputError(f"model={name!r} raised {type(error).__name__}: {' '.join(str(error).split())}") from error
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise InputError(f"{what}={name!r} raised {told}") from error
         require(
             isinstance(made, nn.Module),
-            f"model={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module",
+            f"{what}={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module",
         )
         return made  # type: ignore[no-any-return]
 

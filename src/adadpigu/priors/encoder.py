@@ -144,10 +144,13 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
         plan = EncoderShape(widths=tuple(map(int, shape["widths"])), blocks=tuple(map(int, shape["blocks"])))
         written = metadata.pop("sha256")
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"prior={str(path)!r} is no prior: its header lacks {error}") from None
+        raise InputError(
+            f"prior={str(path)!r} is no prior: its header lacks {error}; allowed: a file of its encoder's shape, "
+            "as `adadpigu.priors.encoder.Weights.save` writes it; any other encoder: package.module:function"
+        ) from None
     found = Weights(plan=plan, tensors=tensors, metadata=metadata)
     made, expected = found.fingerprint(), sha256 or written
-    advice = "; install anew" if sha256 else ""
+    advice = "; install anew" if path == PACKAGED else ""
     require(made == written == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}{advice}")
     return found
 

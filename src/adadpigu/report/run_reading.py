@@ -41,8 +41,9 @@ DIAGNOSTICS = "diagnostics.jsonl"
 LEFT = (CONFIG, METRICS, LEDGER_FILE, PRIVACY, SUMMARY, "statement.txt", FACTS, MODEL)
 """what a run leaves in its folder; two of them are enough to know one by"""
 _CODE = (
-    "Its model is code, not a name that adadpigu knows: training, resuming and evaluating import and run it with your "
-    "rights. Read that code first. Of a run folder it is run only where you say that you trust whoever made the folder."
+    "Its model is code, or its encoder is, not a name that adadpigu knows: training, resuming and evaluating import "
+    "and run it with your rights. Read that code first. Of a run folder it is run only where you say that you trust "
+    "whoever made the folder."
 )
 _REPEATABLE = (
     "NOT PRIVATE: the noise was reproducible. Whoever knows the seed can subtract it; no ε applies to this run."
@@ -326,7 +327,7 @@ def _rerun(found: _Parts, state: str) -> tuple[tuple[str, str], ...]:
         commands.insert(0, (resume, "goes on where its last checkpoint stands, if no process works on it"))
     else:
         commands.append((f"adadpigu evaluate {place}", "measures the model on the test records again"))
-    code = [("", _CODE)] if ":" in model else []
+    code = [("", _CODE)] if ":" in model or ":" in str(found.settings.get("features")) else []
     return (*code, *commands, (f"adadpigu ledger verify {place}", "finds whether the ledger is whole"))
 
 

@@ -18,7 +18,7 @@ from adadpigu.data import DataSet, is_named, load_dataset
 from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, read_description
 from adadpigu.data.own import find_description
 from adadpigu.errors import InputError, first_line
-from adadpigu.features.front import Front, Fronted, make_front
+from adadpigu.features.front import Front, Fronted, is_own, make_front
 from adadpigu.models import make_model
 from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
@@ -94,16 +94,19 @@ def _with_model(config: RunConfig, facts: DataFacts, folder: Path) -> RunConfig:
 
 
 def refuse_code(config: RunConfig, folder: Path) -> None:
-    """Refuses a config whose model is code; a folder may be a stranger's."""
+    """Refuses a config whose model or features are code, or a file outside the folder, which may be a stranger's."""
     if _is_code(config):
+        own = is_own(config.features)
+        named = f"features={config.features!r}" if own else f"model={config.model!r}"
+        does = "open a file" if own and ":" not in config.features else "import and run code"
         raise InputError(
-            f"run={str(folder)!r}: its model={config.model!r} would import and run code; allowed only if you trust "
+            f"run={str(folder)!r}: its {named} would {does}; allowed only if you trust "
             "whoever made the folder: --trust-model-code, in Python load_run(folder, trust_code=True)"
         )
 
 
 def _is_code(config: RunConfig) -> bool:
-    return config.model is not None and ":" in config.model
+    return (config.model is not None and ":" in config.model) or is_own(config.features)
 
 
 def _description(folder: Path, facts: DataFacts) -> Description | None:

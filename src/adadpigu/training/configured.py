@@ -9,6 +9,7 @@ from adadpigu.accounting import Budget
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet
 from adadpigu.errors import InputError
+from adadpigu.features.front import pinned
 from adadpigu.methods import make_method
 from adadpigu.runs.loading import front_and_body, load_data
 from adadpigu.training.options import TrainingOptions
@@ -59,6 +60,7 @@ def resolved(config: RunConfig, prepared: Preparation) -> RunConfig:
     return replace(
         config,
         model=config.model or "mlp",
+        features=pinned(config.features),
         epsilon=config.epsilon if prepared.budget is None else prepared.budget.epsilon,
         batch_size=options.batch_size,
         steps=options.steps,
