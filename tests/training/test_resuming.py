@@ -49,7 +49,9 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
         },
         "public scores": {"score": "public", "variance_start": "noise", "normalise": True},
     },
+    "dpdr": {"throughout": {"until": 1.0}},
     "dpsur": {"small tests": {"test_batch_size": 20, "test_clip": 0.01, "test_noise_multiplier": 1.5}},
+    "gradient-encoding": {"kept": {"renew_every": 4}},
     "parameter-freezing": {
         "selection": {"every": "step", "retention": 0.3},
         "random": {"select": "random", "retention": 0.3},
@@ -57,6 +59,8 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
         "public model": {"select": "public-model", "public_model": "A FILE", "retention": 0.2},
     },
     "quantile": {"quick to learn": {"clip_rate": 2.0, "count_noise": 1.0}},
+    "powersgd": {"from the start": {"rank": 2, "start_after": 0.0}},
+    "rgp": {"kept": {"rank": 3, "renew_every": 4, "history_from": 0.4}},
     "random-freeze": {"constant": {"rise": "constant"}, "cosine": {"rise": "cosine", "rise_by": 0.5}},
 }
 CASES: dict[str, tuple[str, dict[str, object]]] = {
