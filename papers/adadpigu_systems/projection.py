@@ -154,6 +154,7 @@ class _Projected(Method):
     """What the three have in common."""
 
     needs_public: ClassVar[bool] = True
+    denoises: ClassVar[bool] = True
     costs: ClassVar[str] = "one event a step; the public records are free"
 
     clip_norm: Positive = 0.5
@@ -234,8 +235,12 @@ class _BeforeClip(_Projection):
         return {f"basis {number}": columns for number, (_, columns) in enumerate(self.basis.blocks)}
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        released = batches.release(self.embedding())["embedding"]
-        return released.map(self._back)
+        return self._clear(batches, batches.release(self.embedding())["embedding"]).map(self._back)
+
+    def _clear(self, batches: Batches, embedded: Release) -> Release:
+        """Denoised, where the run asks for that: as many entries as directions, with equal noise."""
+        assert self.basis is not None
+        return batches.denoise(embedded, [columns.shape[1] for _, columns in self.basis.blocks])
 
     def _back(self, embedded: Tensor) -> Tensor:
         assert self.basis is not None
@@ -277,6 +282,7 @@ class _Both(_BeforeClip):
             share=options.residual_share,
         )
         made = batches.release(self.embedding(), residual)
-        return made["residual"].map(
-            lambda rest, embedded: self._back(embedded) + rest / self._batch_size, made["embedding"]
+        embedded = self._clear(batches, made["embedding"])
+        return batches.denoise(made["residual"]).map(
+            lambda rest, values: self._back(values) + rest / self._batch_size, embedded
         )

@@ -26,6 +26,7 @@ from adadpigu.errors import InputError, check, check_known
 from adadpigu.methods import all_methods
 
 Clipping = Literal["flat", "automatic"]
+Denoise = Literal["none", "james-stein", "soft"]
 LearningRateSchedule = Literal["constant", "linear", "cosine"]
 Execution = Literal["auto", "eager"]
 
@@ -77,6 +78,9 @@ class CommonOptions:
     tail: float | None = option(None, _UPDATE, "Instead: average the weights of this last share.")
     public: str | None = option(
         None, _METHOD, "Public records that it may look at: processes:COUNT, or an .npz with x and y."
+    )
+    denoise: Denoise = option(
+        "none", _METHOD, "Shrinks what is released: none, james-stein (by layer), or soft. [none]", off="none"
     )
     copies: int = option(1, _AUGMENT, "Augmented copies of a record, one clip for all. [1]", off=1)
     shift: int = option(0, _AUGMENT, "Shift images by up to so many pixels. [0]", off=0)

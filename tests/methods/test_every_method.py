@@ -24,6 +24,7 @@ from adadpigu.core.bounding import BoundedSum, Query
 from adadpigu.core.mechanism import Release
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness
 from adadpigu.data import DataSet, TensorRecords
+from adadpigu.errors import InputError
 from adadpigu.methods import Method
 from adadpigu.training import Facts, Metrics, Run
 from adadpigu.training.loop import Session
@@ -177,7 +178,7 @@ def test_what_is_added_is_fresh_gaussian_noise_on_active_coordinates_alone(priva
         z = torch.cat(draws)
         assert chi2.ppf(5e-7, len(z)) < float(z.square().sum()) < chi2.ppf(1 - 5e-7, len(z))
         pairs = [z[1:] * z[:-1], *(a[: len(b)] * b[: len(a)] for a, b in itertools.pairwise(draws))]
-        for products in (pairs[0], torch.cat(pairs[1:])):
+        for products in (pairs[0], torch.cat(pairs[1:])) if len(pairs) > 1 else pairs:
             assert abs(float(products.sum())) < 5.5 * float(products.square().sum().sqrt() + 1)
 
 
@@ -231,11 +232,11 @@ def test_frozen_coordinates_are_bit_identical_and_the_others_move(
     """Under momentum and weight decay too, which move a weight that no gradient moves."""
     trial = plain if optimizer == "sgd" else with_adam
     before = weights(small_net())
-    for (after, active), query in zip(trial.watcher.steps, gradient_queries(trial), strict=True):
-        assert (active is None) == (query.active is None)
+    for (after, active), masked in zip(trial.watcher.steps, masks(trial), strict=True):
+        assert (active is None) == (masked is None)
         moved = after != before
         if active is not None:
-            assert torch.equal(active, query.active)
+            assert torch.equal(active, masked)
             assert not moved[~active].any()
             moved = moved[active]
         rejected = not moved.any() and "accept" in vars(type(trial.watcher.session.learned.method_state))
@@ -243,8 +244,10 @@ def test_frozen_coordinates_are_bit_identical_and_the_others_move(
         before = after
 
 
-def gradient_queries(trial: Trial) -> list[Any]:
-    return [query for queries in trial.tape.queries for query in queries if query.name == "gradient"]
+def masks(trial: Trial) -> list[Any]:
+    """Of each step; None for those that ask for maps of gradients, which are of all coordinates."""
+    asked = [query for queries in trial.tape.queries for query in queries if query.name == "gradient"]
+    return [query.active for query in asked] if len(asked) == STEPS else [None] * STEPS
 
 
 def double_net() -> nn.Module:
@@ -278,6 +281,21 @@ def test_what_honest_accuracy_needs_works_with_every_method(
     assert bool(torch.isfinite(weights(trial.run.model)).all())
     still = all(torch.equal(after, weights(small_net())) for after, _ in plain.watcher.steps)
     assert torch.equal(weights(trial.run.model), weights(plain.run.model)) == still
+
+
+@pytest.mark.parametrize("kind", ["james-stein", "soft"])
+def test_denoising_is_the_runs_choice(method: Method, plain: Trial, kind: str) -> None:
+    """The first release is the same, what is made of it is not; refused where the noise in ĝ is not known."""
+    if not method.denoises:
+        with pytest.raises(InputError, match=f"denoise='{kind}': the noise in ĝ of method '{method.name}'"):
+            tried(method, denoise=kind, steps=1)
+        return
+    trial = tried(method, denoise=kind, steps=3)
+    assert [q.name for q in trial.tape.queries[0]] == [q.name for q in plain.tape.queries[0]]
+    for name, release in trial.tape.released[0].items():
+        assert torch.equal(release.value, plain.tape.released[0][name].value)
+    before, shrunk = plain.watcher.steps[2][0], trial.watcher.steps[2][0]
+    assert not torch.equal(before, shrunk) or torch.equal(before, weights(small_net()))  # all was rejected
 
 
 def test_automatic_clipping_is_the_runs_choice(private: Method, plain: Trial) -> None:

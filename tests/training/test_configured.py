@@ -44,6 +44,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "tail": {"tail": 0.5},
     "clipping": {"clipping": "automatic"},
     "clip_stability": {"clip_stability": 0.5},
+    "denoise": {"denoise": "soft"},
     "copies": {"copies": 2, "flip": True},
     "shift": {"shift": 3},
     "shift_step": {"shift_step": 2, "shift": 2},

@@ -9,7 +9,7 @@ its method is followed, not changed, and nothing random is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -87,6 +87,9 @@ class _Overheard:
             if isinstance(query, GradientSum):
                 self._followed.query = query
         return self._batches.release(*queries, draw=draw)
+
+    def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
+        return self._batches.denoise(released, sizes)
 
 
 class GradientLook(Look):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from adadpigu.audit.canaries import CanaryLoss, WithBlock
 from adadpigu.audit.outside import gradient_of
 from adadpigu.audit.subject import held
-from adadpigu.core.bounding import Query
+from adadpigu.core.bounding import MappedSum, Query
 from adadpigu.core.gradients import Loss
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
@@ -119,7 +119,12 @@ class Edge:
         return torch.zeros_like(records.inputs[0]), torch.full_like(records.targets[0], data.classes or 1)
 
     def aim(self, queries: Sequence[Query]) -> None:
-        """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block."""
+        """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block.
+
+        A map of gradients has neither: it is shown a C e_1, C the largest bound.
+        """
+        if bounds := [query.clip_norm for query in queries if isinstance(query, MappedSum)]:
+            self._loss.signal = _LOUD * max(bounds) * F.one_hot(torch.tensor(0), _COORDINATES).float()
         if (query := gradient_of(queries)) is not None:
             active = _of_block(query.active, True).bool()
             places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]

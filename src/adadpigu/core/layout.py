@@ -62,6 +62,14 @@ class Layout:
             layers.setdefault(slot.layer, []).append(slot)
         return layers
 
+    def layer_sizes(self) -> list[int]:
+        """How many coordinates each layer has; a layer's own lie in a row.
+
+        >>> Layout.of(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4))).layer_sizes()
+        [8, 12]
+        """
+        return [sum(slot.stop - slot.start for slot in slots) for slots in self.layers().values()]
+
     def layer_index(self) -> Tensor:
         """For every coordinate the number of its layer, in the order of `layers()`."""
         index = torch.empty(self.size, dtype=torch.long)

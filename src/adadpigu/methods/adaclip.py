@@ -18,7 +18,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
 from adadpigu.errors import InputError
-from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, register
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, denoised_mean, register
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
 
 
@@ -40,6 +40,7 @@ class AdaCliP(Method):
     source: ClassVar[str] = "Pichapati et al. 2019"
     adds: ClassVar[str] = "a centre and a scale for every coordinate, learned from releases"
     costs: ClassVar[str] = "one event a step"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 1.0
     """C, in standardised units: 1 is the norm that a record is expected to have"""
@@ -111,4 +112,4 @@ class _State(MethodState):
         restored = total.map(lambda value: query.restore(value, self._batch_size))
         noise = scale * ((total.noise_stddev or 0.0) / self._batch_size)
         statistics.update(restored, noise_variance=noise.square())
-        return restored
+        return denoised_mean(batches, total, restored, query, self._batch_size)

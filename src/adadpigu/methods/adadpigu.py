@@ -22,7 +22,17 @@ from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
-from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
+from adadpigu.methods.base import (
+    Batches,
+    Method,
+    MethodState,
+    Positive,
+    RunContext,
+    Share,
+    Stage,
+    denoised_mean,
+    register,
+)
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
 from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
@@ -46,6 +56,7 @@ class AdaDPIGU(Method):
     source: ClassVar[str] = "Zhang and Xie 2025, corrected"
     adds: ClassVar[str] = "a mask by importance, progressive unfreezing, coordinate-wise adaptive clipping"
     costs: ClassVar[str] = "one event a step, the importance steps of stage 1 included"
+    denoises: ClassVar[bool] = True
     off: ClassVar[Mapping[str, object]] = {
         **dict.fromkeys(("retention", "top_k", "mean_decay", "variance_decay"), 1.0),
         **{"offset": 0.0, "noise_floor": 0.0, "blocks": 0},
@@ -347,22 +358,24 @@ class _State(MethodState):
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         return self._train(batches) if self._statistics is not None else self._rank(batches)
 
-    def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, float]:
-        """ĝ, and the deviation of its noise before it was restored."""
+    def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, Release, float]:
+        """ĝ for the optimiser, ĝ to learn from, and the deviation of the latter's noise before it was restored."""
         follows = self._options.clip_quantile is not None
         total = self._bound.release(batches, query) if follows else batches.release(query)[query.name]
         batch_size = self._context.batch_size
         restored = total.map(lambda value: query.restore(value, batch_size))
-        return restored, (total.noise_stddev or 0.0) / batch_size
+        direction = denoised_mean(batches, total, restored, query, batch_size)
+        return direction, restored, (total.noise_stddev or 0.0) / batch_size
 
     def _rank(self, batches: Batches) -> Release:
         """Stage 1: a DP-SGD step whose release also feeds the scores and the power of layers or coordinates."""
-        restored, noise = self._release(batches, GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share))
+        query = GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share)
+        direction, restored, noise = self._release(batches, query)
         self._importance.update(restored)
         self._power.update(restored, noise_variance=noise**2)
         if self._halves is not None:
             self._halves.update(restored, noise_variance=noise**2)
-        return restored
+        return direction
 
     def _train(self, batches: Batches) -> Release:
         """Stage 2: standardise, clip, release, restore, learn."""
@@ -383,10 +396,10 @@ class _State(MethodState):
                 trained=self._mask.trained,
                 top_k_count=self._top_k_count,
             )
-        restored, noise = self._release(batches, query)
+        direction, restored, noise = self._release(batches, query)
         with side_stream(self._device):
             statistics.update(restored, noise_variance=statistics.noise_variance(scale, noise))
-        return restored
+        return direction
 
     def _move(self, statistics: Statistics) -> None:
         """Brings the mask to where `begin_step` wants it, and gives those that return their start."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -95,11 +95,24 @@ class Batches(Protocol):
         """Several named releases from one batch share one event; their `share`s add up to at most 1."""
         ...
 
+    def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
+        """A released sum with less noise, where the run asks for that (`--denoise`); else the release itself.
+
+        For ĝ alone: what learns, learns from the release. `sizes` of the blocks to denoise; None: the layers, in order.
+        """
+        ...
+
 
 def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Release:
     """ĝ of a method that makes one query a step: the released sum over the expected batch size, restored."""
-    total = batches.release(query)[query.name]
+    total = batches.denoise(batches.release(query)[query.name])
     return total.map(lambda value: query.restore(value, batch_size))
+
+
+def denoised_mean(batches: Batches, total: Release, restored: Release, query: GradientSum, batch_size: int) -> Release:
+    """ĝ for the optimiser, of a method that learns from the `restored` release: the same unless the run denoises."""
+    clearer = batches.denoise(total)
+    return restored if clearer is total else clearer.map(lambda value: query.restore(value, batch_size))
 
 
 Positive = Annotated[float, "a finite number above 0"]
@@ -206,6 +219,8 @@ class Method(ABC):
     adds: ClassVar[str]
     costs: ClassVar[str]
     private: ClassVar[bool] = True
+    denoises: ClassVar[bool] = False
+    """whether ĝ is made of releases by way of `Batches.denoise`, so that a run may ask for it"""
     needs_public: ClassVar[bool] = False
     """whether it learns from gradients of public records"""
     off: ClassVar[Mapping[str, object]] = {}

@@ -21,6 +21,7 @@ class DPSGD(Method):
     source: ClassVar[str] = "Abadi et al. 2016"
     adds: ClassVar[str] = "clipping to C and Gaussian noise on all coordinates"
     costs: ClassVar[str] = "one event a step"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C"""

@@ -47,6 +47,7 @@ class DPSUR(Method):
     source: ClassVar[str] = "Fu et al. 2024, charged in full"
     adds: ClassVar[str] = "a noisy loss test on a fresh batch; updates that fail it are undone"
     costs: ClassVar[str] = "two events a step, gradient and test, rejected steps included"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C, of the gradient"""

@@ -38,6 +38,7 @@ class ParameterFreezing(Method):
     source: ClassVar[str] = "Adamczewski and Park 2023"
     adds: ClassVar[str] = "a mask by public magnitudes or by chance, fixed or chosen anew every step"
     costs: ClassVar[str] = "one event a step; the mask is free"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C, of the masked gradient"""

@@ -109,6 +109,7 @@ class QuantileClipping(Method):
     source: ClassVar[str] = "Andrew et al. 2021"
     adds: ClassVar[str] = "a clipping bound that follows a quantile of the gradients' norms"
     costs: ClassVar[str] = "one event a step, shared by the gradient and the count"
+    denoises: ClassVar[bool] = True
 
     clip_norm: float = 0.1
     """C at the start"""
@@ -136,7 +137,7 @@ class _State(MethodState):
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
         gradient = GradientSum(clip_norm=self._bound.value, share=1 - self._bound.share)
-        total = self._bound.release(batches, gradient)
+        total = batches.denoise(self._bound.release(batches, gradient))
         return total.map(lambda value: gradient.restore(value, self._batch_size))
 
     def state(self) -> State:

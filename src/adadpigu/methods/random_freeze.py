@@ -33,6 +33,7 @@ class RandomFreeze(Method):
     source: ClassVar[str] = "Zhu and Blaschko 2021"
     adds: ClassVar[str] = "a fresh random mask each epoch that freezes more and more coordinates"
     costs: ClassVar[str] = "one event a step; the masks are free"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C, of the masked gradient"""

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from adadpigu.config import Clipping, CommonOptions, Execution, LearningRateSchedule
+from adadpigu.config import Clipping, CommonOptions, Denoise, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.public import PublicRecords
@@ -57,6 +57,7 @@ class TrainingOptions(CommonOptions):
         for name, kinds in (
             ("lr_schedule", get_args(LearningRateSchedule)),
             ("clipping", get_args(Clipping)),
+            ("denoise", get_args(Denoise)),
             ("engine", ENGINES),
             ("execution", get_args(Execution)),
             ("precision", get_args(Precision)),

@@ -160,6 +160,10 @@ def prepare(
     model = uncompiled(model).to(device)
     clips = options.stability is None or method.private
     require(clips, f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
+    denoises = options.denoise == "none" or method.denoises
+    require(
+        denoises, f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known; leave it out"
+    )
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
     front = task.front
     stages = _stages(method, data, options, front)

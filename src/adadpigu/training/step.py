@@ -32,6 +32,7 @@ from adadpigu.core.sensitive import Records
 from adadpigu.core.side_stream import join
 from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 from adadpigu.methods.base import Batches, MethodState
+from adadpigu.methods.denoising import denoised
 from adadpigu.training.learned import Learned
 from adadpigu.training.micro_batches import MicroBatches, ShownDraw
 from adadpigu.training.preparation import Preparation
@@ -142,6 +143,7 @@ class Draws:
         self._mechanism, self._randomness = mechanism, randomness
         self._batch_size, self._stability = prepared.options.batch_size, prepared.options.stability
         self._per_owner = prepared.per_owner
+        self._denoise, self._layer_sizes = prepared.options.denoise, prepared.engine.layout.layer_sizes()
         self._diagnostics, self._watch = diagnostics, watch
         self.micro_batches = MicroBatches(prepared, randomness, diagnostics=diagnostics, processes=processes)
         self._failed = False
@@ -165,6 +167,10 @@ class Draws:
         if self._watch is not None:
             self._watch.after_draw(draw, queries, releases)
         return releases
+
+    def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
+        """The release with less noise, where the run asks for that; else the release itself."""
+        return denoised(released, self._denoise, self._layer_sizes if sizes is None else sizes)
 
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
         """Charge and sample, then gradients and their bounded sums, then noise."""

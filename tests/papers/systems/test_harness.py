@@ -29,9 +29,13 @@ from resumptions import STEPS, assert_same, coins_by_step, in_lives, live
 from trials import small_digits, small_net
 
 SMALL: dict[str, dict[str, object]] = {
+    "dpdr": {"until": 1.0},
     "gep": {"rank": 6, "groups": 2, "basis_every": 2},
+    "gradient-encoding": {"renew_every": 4},
     "pcdp-sgd": {"rank": 6, "basis_every": 2},
+    "powersgd": {"rank": 2, "start_after": 0.0},
     "projected-dpsgd": {"rank": 6, "basis_every": 2},
+    "rgp": {"rank": 3, "renew_every": 4, "history_from": 0.4},
 }
 """options that make a short run meet what a long one does"""
 TRAINING: dict[str, dict[str, Any]] = {"scale-then-privatise": {"optimizer": "adam", "lr": 0.01}}
