@@ -32,7 +32,7 @@ from adadpigu.models import make_model
 from adadpigu.training import Preparation, TrainingOptions, prepare
 from method_cases import CASES
 from open_method import OpenMethod
-from trials import small_digits
+from trials import fit_optimiser, small_digits
 
 RECORDS, SHARE = 16, 0.5
 NUMBERS = {"huge", "large", "zero", "subnormal", "NaN", "infinite", "one infinity", "duplicated", "wrong class"}
@@ -176,7 +176,7 @@ FURTHER = {
 def prepare_on(method: Method, option: Option = PLAIN, **training: Any) -> PrepareOn:
     """Four steps of about eight records."""
     chosen: dict[str, Any] = {"batch_size": 60, "steps": 4, "lr": 0.5, "evaluate_every": 4, "reserve": 1}
-    chosen |= {"noise_multiplier": 1.5 if method.private else None} | option.training | training
+    chosen |= {"noise_multiplier": 1.5 if method.private else None} | fit_optimiser(method) | option.training | training
 
     def prepared(data: DataSet, attach: Attach | None = None) -> Preparation:
         torch.manual_seed(0)
@@ -226,8 +226,17 @@ def assert_clean(method: Method, option: Option, found: dict[str, ReplayResult])
     tolerance = 1e-3 if method.name in ("dpsur", "open") and option.front else 1e-5
     assert all(result.largest <= 1 + tolerance for result in found.values())
     if method.private:  # the bound is met, not merely kept: the replay looks at something
-        assert found[EDGE].largest > 0.99
+        assert found[EDGE].largest > least_met(method, option)
         assert found[REMOVED].largest > 0.01
+
+
+def least_met(method: Method, option: Option) -> float:
+    """The share of its bound that a record of one loud layer has to move a sum by."""
+    if method.name == "per-layer":  # the share 1/√L of one layer
+        return 0.4
+    # These clip before the sum does, whose automatic clipping then leaves C/(C + γ) of it.
+    bounds_itself = method.name in ("dpis", "slaclip") and "clipping" in option.training
+    return 0.8 if bounds_itself else 0.99
 
 
 @pytest.fixture(scope="module")

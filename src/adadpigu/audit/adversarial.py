@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from adadpigu.audit.canaries import CanaryLoss, WithBlock
 from adadpigu.audit.outside import gradient_of
 from adadpigu.audit.subject import held
-from adadpigu.core.bounding import Query
+from adadpigu.core.bounding import MappedSum, Query
 from adadpigu.core.gradients import Loss
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import ModelError
@@ -120,7 +120,9 @@ class Edge:
 
     def aim(self, queries: Sequence[Query]) -> None:
         """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block."""
-        if (query := gradient_of(queries)) is not None:
+        if any(isinstance(query, MappedSum) for query in queries):  # whatever its map is: as loud as may be
+            self._loss.signal = torch.full((_COORDINATES,), _LOUD * max(query.clip_norm for query in queries))
+        elif (query := gradient_of(queries)) is not None:
             active = _of_block(query.active, True).bool()
             places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]
             chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)

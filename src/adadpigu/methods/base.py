@@ -208,6 +208,8 @@ class Method(ABC):
     private: ClassVar[bool] = True
     needs_public: ClassVar[bool] = False
     """whether it learns from gradients of public records"""
+    needs_second_moment: ClassVar[bool] = False
+    """whether it goes by the mean square of its directions that the run's optimiser keeps"""
     off: ClassVar[Mapping[str, object]] = {}
     """what the word `off` stands for, by option"""
 
