@@ -52,7 +52,8 @@ def prepare_small(
     **options: Any,
 ) -> Preparation:
     """A short run; `sigma` None calibrates the noise to `epsilon`."""
-    chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8, "reserve": 1} | options
+    chosen: dict[str, Any] = {"batch_size": 40, "steps": 8, "lr": 0.5, "evaluate_every": 8, "reserve": 1}
+    chosen |= fit_optimiser(method) | options
     return prepare(
         net(),
         data or small_digits(),
@@ -63,6 +64,11 @@ def prepare_small(
         seed=seed,
         front=front,
     )
+
+
+def fit_optimiser(method: Method) -> dict[str, Any]:
+    """What else a run of this method needs by default: an optimiser with a second moment, where it goes by that."""
+    return {"optimizer": "rmsprop", "lr": 0.01} if method.needs_second_moment else {}
 
 
 def run_small(

@@ -65,9 +65,9 @@ def inf_times_zero() -> Iterator[None]:
 def micro_batch_as_one() -> Iterator[None]:
     genuine = MicroBatches._bound
 
-    def bound(self: MicroBatches, records: Records, queries: Any, bounders: Any) -> None:
+    def bound(self: MicroBatches, records: Records, queries: Any, bounders: Any, coins: Any) -> None:
         if not self.clipped_by_engine(queries):
-            genuine(self, records, queries, bounders)
+            genuine(self, records, queries, bounders, coins)
             return
         each = unseal(self._engine.per_sample_gradients(records))
         whole = GradientBatch(each.gradients.sum(dim=0, keepdim=True), each.losses.sum(dim=0, keepdim=True))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from adadpigu.core.bounding import Bounder, MappedSum
 from adadpigu.core.gradients import GradientEngine, choose_engine
 from adadpigu.core.sensitive import Presence, Records, unseal
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, PrivacyLineError
 from trials import small_digits, small_net
 
 C = 0.3
@@ -97,3 +97,31 @@ def test_beside_other_queries_it_is_the_same_sum() -> None:
 def test_a_bound_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"clip_norm=0.0 of 'x'"):
         MappedSum(name="x", of=lambda rows: rows, clip_norm=0.0)
+
+
+def by_coin(rows: Tensor, coins: Tensor) -> Tensor:
+    return rows * coins[:, None]
+
+
+def test_a_coin_goes_with_its_record_through_slices_and_past_rows_that_are_no_records() -> None:
+    inputs, targets = small_digits().train.take(torch.arange(24))
+    chosen, query = engine("ghost"), MappedSum(name="x", of=by_coin, clip_norm=C, coin=True)
+    coins = torch.rand(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    one_by_one = [
+        chosen.mapped_sums(Records((inputs[i : i + 1], targets[i : i + 1])), [query], [coins[i : i + 1]])[0]
+        for i in range(24)
+    ]
+    here = torch.arange(24) % 3 > 0
+    wanted = torch.stack([unseal(total) for total, there in zip(one_by_one, here, strict=True) if there]).sum(0)
+    records = Records((inputs, targets), present=Presence(here))
+    torch.testing.assert_close(unseal(chosen.mapped_sums(records, [query], [coins])[0]), wanted, atol=1e-6, rtol=0)
+    bounder = Bounder(query, 910)
+    bounder.add(chosen.per_sample_gradients(records), coins)
+    torch.testing.assert_close(unseal(bounder.result()), wanted, atol=1e-6, rtol=0)
+
+
+def test_a_query_that_takes_coins_is_not_answered_without() -> None:
+    inputs, targets = small_digits().train.take(torch.arange(4))
+    query = MappedSum(name="x", of=by_coin, clip_norm=C, coin=True)
+    with pytest.raises(PrivacyLineError, match="'x' takes a coin for each record"):
+        engine("ghost").mapped_sums(Records((inputs, targets)), [query])

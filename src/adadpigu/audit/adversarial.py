@@ -119,13 +119,10 @@ class Edge:
         return torch.zeros_like(records.inputs[0]), torch.full_like(records.targets[0], data.classes or 1)
 
     def aim(self, queries: Sequence[Query]) -> None:
-        """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block.
-
-        A map of gradients has neither: it is shown a C e_1, C the largest bound.
-        """
-        if bounds := [query.clip_norm for query in queries if isinstance(query, MappedSum)]:
-            self._loss.signal = _LOUD * max(bounds) * F.one_hot(torch.tensor(0), _COORDINATES).float()
-        if (query := gradient_of(queries)) is not None:
+        """g = α + (√β + μ) ⊙ a C (e_i + e_j), i the first active and j the first frozen coordinate of the block."""
+        if any(isinstance(query, MappedSum) for query in queries):  # whatever its map is: as loud as may be
+            self._loss.signal = torch.full((_COORDINATES,), _LOUD * max(query.clip_norm for query in queries))
+        elif (query := gradient_of(queries)) is not None:
             active = _of_block(query.active, True).bool()
             places = active.logical_not().nonzero().flatten()[:1], active.nonzero().flatten()[:1]
             chosen = torch.cat(places) if all(map(len, places)) else torch.arange(2)

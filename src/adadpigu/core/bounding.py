@@ -148,11 +148,15 @@ class MappedSum:
 
     Projections, carriers of low rank, bounds by block: whatever `of` makes of a row, its norm is at most `clip_norm`
     in the sum. `learned` names the tensors that `of` goes by, functions of releases or of public records.
+
+    With `coin` the map is random: it also takes one uniform number in [0, 1) for each record, [b] in float64, which no
+    other record and no micro-batch has a part in. It is a record's own and never shown, and counts as no noise.
     """
 
     name: str
-    of: Callable[[Tensor], Tensor]
+    of: Callable[..., Tensor]
     clip_norm: float
+    coin: bool = False
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     stability: float | None = None
     share: float = 1.0
@@ -170,9 +174,12 @@ class MappedSum:
         """As of a `GradientSum`."""
         return self.clip_norm * self.per_owner
 
-    def rows(self, gradients: Tensor) -> Tensor:
+    def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
-        return self.of(gradients.double() if gradients.device.type == "cpu" else gradients).to(torch.float64, copy=True)
+        wide = gradients.double() if gradients.device.type == "cpu" else gradients
+        if self.coin and coins is None:
+            raise PrivacyLineError(f"{self.name!r} takes a coin for each record, and got none")
+        return self.of(*((wide, coins) if self.coin else (wide,))).to(torch.float64, copy=True)
 
 
 Query = GradientSum | RecordSum | MappedSum
@@ -241,11 +248,13 @@ class Bounder:
         self._total: Tensor | None = None
         self._dtype = torch.float32
 
-    def add(self, gradients: PerSampleGradients) -> None:
+    def add(self, gradients: PerSampleGradients, coins: Tensor | None = None) -> None:
         """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
-        rows = unseal(gradients, PerSampleGradients).records_only().gradients
+        batch = unseal(gradients, PerSampleGradients)
+        rows = batch.records_only().gradients
         if isinstance(self._query, MappedSum):
-            total = clipped_total(self._query.rows(rows), self._query.clip_norm, self._query.stability)
+            coins = coins if coins is None or batch.present is None else coins[batch.present]
+            total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
         else:
             assert isinstance(self._query, GradientSum)
             z = Standardiser(self._query, self._size, device=rows.device).widened(rows)

@@ -223,6 +223,8 @@ class Method(ABC):
     """whether ĝ is made of releases by way of `Batches.denoise`, so that a run may ask for it"""
     needs_public: ClassVar[bool] = False
     """whether it learns from gradients of public records"""
+    needs_second_moment: ClassVar[bool] = False
+    """whether it goes by the mean square of its directions that the run's optimiser keeps"""
     off: ClassVar[Mapping[str, object]] = {}
     """what the word `off` stands for, by option"""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,6 +105,7 @@ class MicroBatches:
         self._processes = processes
         self.population: Population = prepared.data.train  # where drawn records are read, or a draw that was read
         self._view = prepared.view
+        self._records = len(self.population)
         self._model, self._engine = prepared.model, prepared.engine
         self._randomness = randomness
         self._at_once, self._limit = prepared.options.physical_batch_size, prepared.options.memory_limit
@@ -237,7 +238,9 @@ class MicroBatches:
         asked = tuple(replace(query, active=None) if isinstance(query, GradientSum) else query for query in queries)
 
         def work(records: Records) -> None:
-            self._bound(records, asked, [Bounder(query, self._engine.layout.size) for query in asked])
+            bounders = [Bounder(query, self._engine.layout.size) for query in asked]
+            blank = torch.zeros(len(unseal(records)[1]), dtype=torch.float64, device=self._view.device)
+            self._bound(records, asked, bounders, [blank for _ in asked])
 
         if isinstance(size, str):  # auto
             return rounded(self._rehearsal.largest(work, self._limit, min(most, self._most_drawn)))
@@ -250,6 +253,7 @@ class MicroBatches:
     def _process(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[Bounder]:
         """Gathers and bounds a draw in micro-batches of `size` rows; an empty one is one empty micro-batch."""
         bounders = [Bounder(query, self._engine.layout.size) for query in queries]
+        coins = [self._toss(query) for query in queries]
         parts = torch.split(unseal(drawn), size)
         here: list[Presence | None] = [None] * len(parts)
         if present is not None:
@@ -258,10 +262,26 @@ class MicroBatches:
             for part, presence in zip(parts, here, strict=True):
                 rows = min(size, -(-len(part) // BLOCK) * BLOCK) if self._alike else size
                 records = padded(gather(self.population, Drawn(part), presence), rows)
-                self._bound(self._view(records), queries, bounders)
+                own = [None if c is None else _of_rows(c, part, rows) for c in coins]
+                self._bound(self._view(records), queries, bounders, own)
         return bounders
 
-    def _bound(self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder]) -> None:
+    def _toss(self, query: Query) -> Tensor | None:
+        """A coin for every record there is, in their order: what one gets depends on no other record, and on no batch.
+
+        In a draw the global generator is the run's privacy generator (`isolated`); a replay freezes it row by row.
+        """
+        if not isinstance(query, MappedSum) or not query.coin:
+            return None
+        return torch.rand(self._records, dtype=torch.float64, device=self._view.device)
+
+    def _bound(
+        self,
+        records: Records,
+        queries: tuple[Query, ...],
+        bounders: list[Bounder],
+        coins: Sequence[Tensor | None],
+    ) -> None:
         """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
         if self.clipped_by_engine(queries):
             assert isinstance(queries[0], GradientSum)
@@ -269,7 +289,7 @@ class MicroBatches:
             return
         mapped = [query for query in queries if isinstance(query, MappedSum)]
         if len(mapped) == len(queries) and self._diagnostics is None:
-            for bounder, total in zip(bounders, self._engine.mapped_sums(records, mapped), strict=True):
+            for bounder, total in zip(bounders, self._engine.mapped_sums(records, mapped, coins), strict=True):
                 bounder.add_clipped(total)
             return
         needed = frozenset[str]().union(*(query.needs for query in queries))
@@ -279,10 +299,10 @@ class MicroBatches:
         losses = None
         if "loss" in needed:
             losses = self._engine.per_record_losses(records) if gradients is None else losses_of(gradients)
-        for query, bounder in zip(queries, bounders, strict=True):
+        for query, bounder, coin in zip(queries, bounders, coins, strict=True):
             if isinstance(query, GradientSum | MappedSum):
                 assert gradients is not None
-                bounder.add(gradients)
+                bounder.add(gradients, coin)
             else:
                 at = self._losses_at(records, query)
                 bounder.add_records(records, gradients=gradients, losses=losses, losses_at=at)
@@ -328,6 +348,12 @@ def _kind(query: Query) -> object:
     if isinstance(query, GradientSum):
         return query.name, query.top_k < 1, query.center is None, query.scale is None
     return query.name, query.needs, len(query.losses_at)
+
+
+def _of_rows(coins: Tensor, positions: Tensor, rows: int) -> Tensor:
+    """The coins of the records at these positions, and zero for the rows that follow, which are no records."""
+    own = coins[positions.to(coins.device)]
+    return F.pad(own, (0, rows - len(own))) if len(own) else own
 
 
 def _smaller(size: int) -> int:

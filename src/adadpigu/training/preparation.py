@@ -184,6 +184,12 @@ def prepare(
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
+    kept = optimiser.second_moment is not None or not method.needs_second_moment
+    require(
+        kept,
+        f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales; "
+        "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad",
+    )
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     claim = epsilons(plan.event(), delta)

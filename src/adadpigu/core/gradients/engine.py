@@ -96,18 +96,25 @@ class GradientEngine(ABC):
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
 
-    def mapped_sums(self, records: Records, queries: Sequence[MappedSum]) -> list[BoundedSum]:
-        """Σ clip(of(g_i)) of one micro-batch, for each query; whole gradients are there a slice at a time."""
+    def mapped_sums(
+        self, records: Records, queries: Sequence[MappedSum], coins: Sequence[Tensor | None] = ()
+    ) -> list[BoundedSum]:
+        """Σ clip(of(g_i)) of one micro-batch, for each query; whole gradients are there a slice at a time.
+
+        `coins` has for each query that takes any one a row, [b].
+        """
+        coins = coins or [None] * len(queries)
         inputs, targets = unseal(records, Records)
         dtype = self._kind()[0]
         present = None if records.present is None else unseal(records.present)
-        totals = [query.rows(self.buffer(0)).sum(0) for query in queries]
+        none = torch.zeros(0, dtype=torch.float64, device=self._kind()[1])
+        totals = [query.rows(self.buffer(0), none).sum(0) for query in queries]
         if len(targets) > 0:
             with nullcontext() if self._watched else self.watched(), torch.enable_grad():
                 for part, rows in self.row_slices(inputs, targets, records.copies):
                     here = None if present is None else present[part]
-                    for total, query in zip(totals, queries, strict=True):
-                        z = Standardised(query.rows(rows.detach()))
+                    for total, query, coin in zip(totals, queries, coins, strict=True):
+                        z = Standardised(query.rows(rows.detach(), None if coin is None else coin[part]))
                         total += z.total(record_factors([z.squares()], query, here, length=len(total)))
         pairs = zip(totals, queries, strict=True)
         return [BoundedSum(total, query, size=len(total), dtype=dtype) for total, query in pairs]
