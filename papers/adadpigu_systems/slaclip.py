@@ -26,7 +26,7 @@ from adadpigu.methods.quantile import LARGEST_CLIP, LEAST_CLIP, Rate, check_star
 @register
 @dataclass(frozen=True, kw_only=True)
 class SlaClip(Method):
-    """SlaClip (jax_privacy#317, 2026): a bound that adapts at no cost in noise. Abstract and design notes read, no paper.
+    """SlaClip (jax_privacy#317, 2026): a bound that adapts at no cost in noise. Abstract and notes read, no paper.
 
     Released are the gradient and K further coordinates of one clipped vector, charged as one event (q, σ) a step.
     Proof that a record's (z̄, s) has norm at most C: let n = ‖z̄‖ ≤ C. The K terms [·]₀¹ add up to K(1 − n/C), since

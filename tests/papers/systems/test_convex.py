@@ -60,8 +60,8 @@ def test_the_loss_is_as_steep_and_as_curved_as_the_proofs_say(classes: int) -> N
             scores = w.view(classes, 3) @ phi
             return scores.logsumexp(0) - scores[label]
 
-        slope = torch.func.grad(loss)(start)
-        curve = torch.func.hessian(loss)(start)
+        slope = torch.autograd.functional.jacobian(loss, start)  # type: ignore[no-untyped-call]
+        curve = torch.autograd.functional.hessian(loss, start)  # type: ignore[no-untyped-call]
         eigenvalues = torch.linalg.eigvalsh(curve)
         assert slope.norm() <= LIPSCHITZ + 1e-12
         assert eigenvalues.min() >= -1e-12
@@ -72,8 +72,8 @@ def test_the_loss_is_as_steep_and_as_curved_as_the_proofs_say(classes: int) -> N
 
 def test_features_are_clipped_record_by_record_to_a_public_norm() -> None:
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("inf"), 0.0], [float("nan"), 1.0]])
-    wanted = np.array([[0.6, 0.8], [0.3, 0.4], [0, 0], [0, 0]])
-    np.testing.assert_allclose(bounded_features(x, 1.0, False), wanted, rtol=1e-6)
+    expected = np.array([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_allclose(bounded_features(x, 1.0, False), expected, rtol=1e-6)
     with_one = bounded_features(x, 1.0, True)
     assert np.linalg.norm(with_one, axis=1).max() <= 1 + 1e-12
     assert (with_one[2:] == 0).all()
