@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adadpigu.methods import all_methods
+from adadpigu.methods import own_methods
 
 VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "adaclip": {"quick to learn": {"mean_decay": 0.5, "variance_decay": 0.5, "clip_norm": 0.7}},
@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, dict[str, object]]] = {
     "quantile": {"quick to learn": {"clip_rate": 2.0, "count_noise": 1.0, "quantile": 0.9}},
     "random-freeze": {"constant": {"rise": "constant"}, "cosine": {"rise": "cosine", "rise_by": 0.5}},
 }
-OWN = [name for name, method in all_methods().items() if method.__module__.startswith("adadpigu.")]
+OWN = list(own_methods())
 """the package's own methods; those that papers/ plugs in meet the same harness in tests/papers/systems"""
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     f"{name}: {label}" if label else name: (name, options)

@@ -2,7 +2,7 @@
 
 Short: white-box, replay, noise, sampler and accountant, on every method that claims privacy, with its defaults; and
 some of them on what the defaults do not have. Long: the same with more observations, and one-run, many-runs and
-membership. A method that registers is in both.
+membership. A method of the package is in both; one that others plug in is audited by name (`--method`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from adadpigu.audit import AUDITS
 from adadpigu.audit.result import AuditResult, Progress
 from adadpigu.audit.subject import subject_of
 from adadpigu.config import merge, read_preset
-from adadpigu.methods import all_methods
+from adadpigu.methods import own_methods
 
 _BASE = "digits-adadpigu"  # the preset whose data, model and rates the subjects share
 _SHORT: dict[str, dict[str, object]] = {
@@ -65,7 +65,7 @@ _VARIANTS: tuple[tuple[str, str, tuple[str, ...], dict[str, object], float], ...
 def entries(*, full: bool = False) -> Iterator[Entry]:
     """The audits to run, method by method, then variant by variant."""
     sizes = dict[str, dict[str, object]].fromkeys(AUDITS, {}) if full else _SHORT
-    for method in (name for name, method in all_methods().items() if method.private):
+    for method in (name for name, method in own_methods().items() if method.private):
         for audit, options in sizes.items():
             long = full and audit in ("white-box", "one-run")
             facts, rate = ({"steps": 3000}, 0.02) if long else ({}, 0.05)

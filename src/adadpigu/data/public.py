@@ -28,7 +28,7 @@ class PublicRecords:
     """Records [m, ...] and their labels [m], declared public.
 
     >>> PublicRecords(inputs=torch.zeros(2, 3), targets=torch.tensor([0, 1]), origin="made up").declared
-    'public records: 2, made up (sha256 bd3dbd6a)'
+    'public records: 2, made up (sha256 ad6ac0f5)'
     """
 
     inputs: Tensor

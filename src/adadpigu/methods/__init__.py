@@ -37,6 +37,7 @@ __all__ = [
     "RandomFreeze",
     "all_methods",
     "make_method",
+    "own_methods",
 ]
 
 
@@ -44,6 +45,11 @@ def all_methods() -> dict[str, type[Method]]:
     """Every method by name, those in files nobody imported yet and those of other packages included."""
     _import_all()
     return registered()
+
+
+def own_methods() -> dict[str, type[Method]]:
+    """The package's own methods by name."""
+    return {name: method for name, method in all_methods().items() if method.__module__.startswith("adadpigu.")}
 
 
 @cache
