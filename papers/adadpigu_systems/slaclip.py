@@ -20,7 +20,7 @@ from adadpigu.core.bounding import MappedSum
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.state import State, as_tensor
 from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage, register
-from adadpigu.methods.quantile import LARGEST_CLIP, LEAST_CLIP, Rate, check_start
+from adadpigu.methods.quantile import LARGEST_QUANTILE_CLIP, SMALLEST_QUANTILE_CLIP, Rate, check_start
 
 
 @register
@@ -94,7 +94,7 @@ class _State(MethodState):
         """Moves C by the released share of records within the first bin."""
         within = float(require_release(share).value)
         wanted = math.log(self.clip_norm) - self._options.clip_rate * (within - self._options.quantile)
-        self.clip_norm = math.exp(min(max(wanted, math.log(LEAST_CLIP)), math.log(LARGEST_CLIP)))
+        self.clip_norm = math.exp(min(max(wanted, math.log(SMALLEST_QUANTILE_CLIP)), math.log(LARGEST_QUANTILE_CLIP)))
 
     def state(self) -> State:
         return {"clip_norm": as_tensor(self.clip_norm)}

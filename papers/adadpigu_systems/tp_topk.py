@@ -11,7 +11,7 @@ from typing import ClassVar
 from adadpigu.methods.adadpigu import Masked, Restrict
 from adadpigu.methods.base import register
 from adadpigu.methods.importance import Score
-from adadpigu.methods.statistics import Schedule
+from adadpigu.methods.mask import Schedule
 
 
 @register

@@ -106,7 +106,7 @@ def test_the_bound_finds_a_known_quantile(start: float) -> None:
     with Ledger(ready.plan) as ledger:
         session = Session(Begun(prepared=ready, ledger=ledger), randomness=ReproducibleRandomness(0))
         session.run()
-    state: Any = session._method_state
+    state: Any = session.learned.method_state
     assert state.clip_norm == pytest.approx(1 / 0.95, rel=0.1)
 
 
