@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from float64_world import LR, SIGMA, B, N, Recorded, clipped_sum, gradients, losses, record
 from safetensors.torch import save_file
 
 from adadpigu.errors import InputError
@@ -28,6 +27,7 @@ from adadpigu.methods import (
 from adadpigu.methods.adaclip import least_noise_scale
 from adadpigu.methods.random_freeze import Rise
 from adadpigu.training import train_prepared
+from float64_world import LR, SIGMA, B, N, Recorded, clipped_sum, gradients, losses, record
 from trials import prepare_small, run_small, small_net, weights
 
 START = weights(small_net()).double().numpy()
