@@ -45,6 +45,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "clipping": {"clipping": "automatic"},
     "clip_stability": {"clip_stability": 0.5},
     "denoise": {"denoise": "soft"},
+    "public": {"public": "processes:20", "method": "pcdp-sgd", "method_options": {"rank": 6}},
     "copies": {"copies": 2, "flip": True},
     "shift": {"shift": 3},
     "shift_step": {"shift_step": 2, "shift": 2},

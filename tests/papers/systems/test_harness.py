@@ -32,6 +32,7 @@ SMALL: dict[str, dict[str, object]] = {
     "dpdr": {"until": 1.0},
     "gep": {"rank": 6, "groups": 2, "basis_every": 2},
     "gradient-encoding": {"renew_every": 4},
+    "gradient-encoding-public": {"rank": 6, "basis_every": 2},
     "pcdp-sgd": {"rank": 6, "basis_every": 2},
     "powersgd": {"rank": 2, "start_after": 0.0},
     "projected-dpsgd": {"rank": 6, "basis_every": 2},
