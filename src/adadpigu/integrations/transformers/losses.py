@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.probing import removing
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import count_rows
 from adadpigu.errors import ModelError, require
@@ -91,12 +92,8 @@ def _positions_by_record(model: nn.Module, records: int) -> Iterator[None]:
         return None
 
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)] if records > 1 else []
-    handles = [table.register_forward_pre_hook(widen) for table in tables]
-    try:
+    with removing([table.register_forward_pre_hook(widen) for table in tables]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class OwnLoss:
