@@ -318,12 +318,9 @@ def _table_facts(path: Path, found: Mapping[str, Any]) -> TableFacts:
     ignore = (*found["ignore"], *([] if owner is None else [owner]))
     # a section that says nothing is what is left of a template: for the label and ignored columns it is no second role
     tables = {n: t for n, t in found["columns"].items() if t != {} or n not in (label, *ignore)}
-    empty = [name for name, table in tables.items() if table == {}]
-    require(
-        not empty,
-        f"{path}: neither range nor categories for {', '.join(f'columns.{name}' for name in empty)}; allowed: one of "
-        "them, or the name under ignore where it is no feature",
-    )
+    empty = ", ".join(f"columns.{name}" for name, table in tables.items() if table == {})
+    remedy = "one of them, or the name under ignore where it is no feature"
+    require(not empty, f"{path}: neither range nor categories for {empty}; allowed: {remedy}")
     roles = (label, *ignore)
     twice = [name for name in roles if name in tables or roles.count(name) > 1]
     require(not twice, f"{path}: two roles for column {twice[:1]}; allowed: one of label, columns, owner and ignore")

@@ -66,11 +66,8 @@ def template(path: Path) -> str:
         separator = csv_separator(path)
         names = csv_header(path, separator)
         place = next((place for place, name in enumerate(names, start=1) if _looks_like_value(name)), 0)
-        require(
-            not place,
-            f"{path}: column {place} is named {names[place - 1]!r}, a number or date, so that the first line may be a "
-            "record; allowed: a first line that is the header, with the columns' names",
-        )
+        fault = f"{path}: column {place} is named {names[place - 1]!r}, a number or date, as in a record"
+        require(not place, f"{fault}; allowed: a first line that is the header, with the columns' names")
         warning = _NAMES.format(taken="The first line of the file was taken as its header")
         return warning + preamble + _table(path, dict.fromkeys(names, ""), separator)
     more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""

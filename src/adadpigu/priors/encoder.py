@@ -32,10 +32,9 @@ class EncoderShape:
     blocks: tuple[int, ...] = (1, 2, 2)
 
     def __post_init__(self) -> None:
-        require(
-            len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1,
-            f"widths={self.widths}, blocks={self.blocks}; allowed: as many of one as of the other, each 1 at least",
-        )
+        fits = len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1
+        given = f"widths={self.widths}, blocks={self.blocks}"
+        require(fits, f"{given}; allowed: as many of one as of the other, each 1 at least")
 
     def units(self) -> tuple[tuple[str, int, int, int, int], ...]:
         """Every convolution: name, channels in and out, kernel, stride."""

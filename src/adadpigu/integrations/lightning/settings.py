@@ -96,8 +96,6 @@ def check_monitors(trainer: Any, logged: Iterable[str]) -> None:
     watching = [(type(each).__name__, getattr(each, "monitor", None)) for each in trainer.callbacks]
     watching += [(type(each.scheduler).__name__, each.monitor) for each in trainer.lr_scheduler_configs]
     for owner, monitor in watching:
-        require(
-            monitor not in unknown,
-            f"{owner}(monitor={monitor!r}): training_step logs it, which would be an un-noised value of private "
-            "records; allowed: a metric of validation_step, on records that are not private",
-        )
+        fault = f"{owner}(monitor={monitor!r}): training_step logs it, an un-noised value of private records"
+        remedy = "a metric of validation_step, on records that are not private"
+        require(monitor not in unknown, f"{fault}; allowed: {remedy}")

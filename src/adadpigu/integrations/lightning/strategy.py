@@ -172,9 +172,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         if self._accumulated > 1:
             self._settings.setdefault("physical_batch_size", loader.batch_size // self._accumulated)
         steps = trainer.estimated_stepping_batches
-        require(
-            math.isfinite(steps), "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: one of them"
-        )
+        endless = "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: one of them"
+        require(math.isfinite(steps), endless)
         self._loop = PrivateLoop(
             layers,
             self.optimizers[0],

@@ -235,11 +235,8 @@ def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed
     """A fresh model: by name, or from the user's function; a seed fixes its public start."""
     if model is None or isinstance(model, str):
         return make_model("mlp" if model is None else model, shape=(features,), classes=outputs, seed=seed)
-    require(
-        not isinstance(model, nn.Module),
-        f"model={type(model).__name__}; allowed: a name, or a function of (features, outputs) that makes a fresh "
-        "module, since every fit starts anew",
-    )
+    maker = "a function of (features, outputs) that makes a fresh module, since every fit starts anew"
+    require(not isinstance(model, nn.Module), f"model={type(model).__name__}; allowed: a name, or {maker}")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

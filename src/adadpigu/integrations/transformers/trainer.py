@@ -164,17 +164,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` goes on with the run in `output_dir`, as its ledger allows."""
-        require(
-            not isinstance(resume_from_checkpoint, str),
-            f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says; "
-            f"allowed: True, with output_dir={self.args.output_dir!r}",
-        )
-        folder = Path(self.args.output_dir) / RUN_FOLDER
-        require(
-            resume_from_checkpoint or not (folder.is_dir() and any(folder.iterdir())),
-            f"output_dir={self.args.output_dir!r} holds a private run already; allowed: another output_dir, or "
-            "train(resume_from_checkpoint=True) to go on with that run",
-        )
+        folder, out = Path(self.args.output_dir) / RUN_FOLDER, f"output_dir={self.args.output_dir!r}"
+        fault = f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says"
+        require(not isinstance(resume_from_checkpoint, str), f"{fault}; allowed: True, with {out}")
+        there = folder.is_dir() and any(folder.iterdir())
+        remedy = "another output_dir, or train(resume_from_checkpoint=True) to go on with that run"
+        require(resume_from_checkpoint or not there, f"{out} holds a private run already; allowed: {remedy}")
         self.args = private_settings(self.args, self._private, by_rules=self._loss is not None)  # they may have changed
         self._resuming, self._run, self._batches = bool(resume_from_checkpoint), None, None
         return super().train(None, *args, **kwargs)  # type: ignore[no-any-return, unused-ignore]
