@@ -239,6 +239,5 @@ def _divergence(found: float, expected: float) -> float:
 
 
 def _first(bad: Tensor) -> int | None:
-    """The first record with a bad value."""
     rows = bad.reshape(len(bad), -1).any(dim=1).nonzero() if len(bad) else bad.nonzero()
     return int(rows[0]) if len(rows) else None

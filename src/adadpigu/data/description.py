@@ -46,7 +46,6 @@ class CategoricalColumn:
 
     @property
     def width(self) -> int:
-        """How many inputs it makes."""
         return len(self.categories) + self.other
 
 
@@ -181,8 +180,6 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of a description."""
-
     allowed: str
     read: Callable[[Any], Any]  # from a value of the file to the one that is used; None where it is not allowed
     default: object = _REQUIRED

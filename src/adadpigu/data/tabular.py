@@ -36,8 +36,6 @@ _MISSING = ("NAType", "NaTType")  # what pandas puts into an empty cell, besides
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table."""
-
     cells: Mapping[str, Sequence[Any] | NDArray[Any]]  # by column
     where: Callable[[int], str]  # what to call a row in a refusal
     if_missing: str = "`missing` in the description"

@@ -60,7 +60,6 @@ class StandardisedConv2d(nn.Conv2d):
 
 @rule(StandardisedConv2d)
 def standardised_conv2d(module: StandardisedConv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = gain (ŵ ⋆ x) + b."""
     if into.wants("bias"):
         into.add("bias", dy.sum((2, 3)))
     if not into.wants("weight") and not into.wants("gain"):

@@ -37,8 +37,6 @@ class _Block(nn.Module):
 
 
 class _Mean(nn.Module):
-    """The mean over all positions of each channel."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 

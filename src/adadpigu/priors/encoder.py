@@ -155,5 +155,4 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
 
 
 def packaged_weights() -> Weights:
-    """The weights that come with the package."""
     return read_weights(PACKAGED, SHA256)

@@ -39,7 +39,6 @@ def declared_columns(
 
 
 def numeric_column(name: str, pair: Any, *, argument: str) -> NumericColumn:
-    """A number within a public range."""
     try:
         low, high = map(float, pair)
     except (TypeError, ValueError):

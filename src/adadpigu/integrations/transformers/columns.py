@@ -119,7 +119,6 @@ class Columns:
             row[column] = F.pad(values, (0, length - values.shape[-1]), value=self._fills[column])
 
     def _joined(self, rows: list[dict[str, Tensor]], name: str) -> dict[str, Tensor]:
-        """All rows as one batch."""
         kinds = [describe_tree(row) for row in rows]
         odd = next((number for number, kind in enumerate(kinds) if kind != kinds[0]), 0)
         fault = f"{name}: record {odd} has the columns {kinds[odd] or 'none'}, record 0 {kinds[0] or 'none'}"
