@@ -128,10 +128,9 @@ class Description:
 
     @property
     def public(self) -> tuple[str, ...]:
-        names = listed([repr(name) for name in self.classes])
         return (
             f"{self.records:,} records (declared)",
-            f"{len(self.classes)} classes (declared): {names}",
+            f"{len(self.classes)} classes (declared): {listed([*map(repr, self.classes)])}",
             *(f"{fact} (declared)" for fact in self.facts.public()),
         )
 
@@ -202,8 +201,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(_is(v, str, int) for v in value):
         return None
     names = tuple(map(str, value))
-    plain = all(name and name == name.strip() for name in names) and len(set(names)) == len(names)
-    return names if plain else None
+    return names if all(name and name == name.strip() for name in names) and len({*names}) == len(names) else None
 
 
 def _classes(value: Any) -> tuple[str, ...] | None:

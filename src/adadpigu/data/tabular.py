@@ -247,8 +247,7 @@ def _parquet_rows(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterato
 
 
 def _row_name(path: Path, start: int, lines: Sequence[int] | None, row: int) -> str:
-    line = "" if lines is None else f" (line {lines[row]})"
-    return f"{path}: row {start + row + 1}{line}"
+    return f"{path}: row {start + row + 1}" + ("" if lines is None else f" (line {lines[row]})")
 
 
 def _parquet(path: Path) -> Any:

@@ -94,8 +94,8 @@ def _table(path: Path, columns: Mapping[str, str], separator: str) -> str:
     test = _quoted(f"{path.stem}-test{path.suffix}")
     lines = [_TABLE.format(test=test, separator="" if separator == "," else f"separator = {_quoted(separator)}\n")]
     for name, kind in columns.items():
-        told = f"  # {_comment(kind)}" if kind else ""
-        lines += [f"[columns.{_key(name)}]{told}", *_choices(kind), ""]
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+        lines += [f"[columns.{key}]" + (f"  # {_comment(kind)}" if kind else ""), *_choices(kind), ""]
     return "\n".join(lines)
 
 
@@ -107,10 +107,6 @@ def _choices(kind: str) -> Sequence[str]:
     if re.match(r"float|double|halffloat|decimal", kind):
         return (number,)
     return number, name
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:

@@ -60,7 +60,6 @@ rate; the length of X is private, so it is never read for that)
         cells, labels = self._read(X, y)
         check_classification_targets(labels)
         classes = declared_classes(self.classes)
-        shown = listed([repr(label) for label in classes.tolist()])
         rows = Rows({"y": labels}, "y: record {}".format)
         places = positions(rows, "y", [*map(text_of, classes.tolist())], what="label")
         self._learn(
@@ -68,7 +67,7 @@ rate; the length of X is private, so it is never read for that)
             torch.from_numpy(places),
             outputs=len(classes),
             loss=weighted_loss(self.class_weight, classes),
-            public=(f"{len(classes)} classes: {shown}",),
+            public=(f"{len(classes)} classes: {listed([*map(repr, classes.tolist())])}",),
         )
         self.classes_ = classes
         return self
