@@ -3,11 +3,9 @@
     for data, target in loader:                    charged, then drawn by Poisson
         loss = criterion(model(data), target)      values of the batch, for the script's eyes
         loss.backward()                            ∇ℓ_i record by record: clipped, summed, noised into p.grad
-        optimizer.step()
 
-The gradients are those of the drawn records and of the criterion that `make_private` was given. What the script
-computes itself never reaches `p.grad`; where it would be another loss, it is refused. What it sees is un-noised, and
-the statement says so.
+Gradients are those of the drawn records and of the criterion that `make_private` was given: what the script computes
+itself never reaches `p.grad`, and another loss is refused. What it sees is un-noised, and the statement says so.
 """
 
 from __future__ import annotations
