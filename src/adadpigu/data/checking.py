@@ -179,10 +179,8 @@ def check_records(population: Population, classes: int | None, ignored: int | No
         record = _first(outside if ignored is None else outside & (targets != ignored))
         if record is not None:
             label = targets[record][outside[record]].flatten()[0].item()
-            raise InputError(
-                f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
-                f"model's {classes} outputs"
-            )
+            allowed = f"0 to {classes - 1}, one for each of the model's {classes} outputs"
+            raise InputError(f"{name}: record {start + record} has label {label}; allowed: {allowed}")
     return np.array(found, np.int64)
 
 

@@ -145,10 +145,8 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
 
 def unfit_items(name: str, error: TypeError) -> InputError:
     """For a data set whose items torch cannot put into a batch."""
-    return InputError(
-        f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
-        "tuples, lists and dicts of them"
-    )
+    fault = f"{name}: items cannot be put into a batch: {first_line(error)}"
+    return InputError(f"{fault}; allowed: tensors, arrays and numbers, and tuples, lists and dicts of them")
 
 
 def _uneven_part(items: list[Any]) -> str:

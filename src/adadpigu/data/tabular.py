@@ -150,9 +150,8 @@ def _owner_names(path: Path, facts: TableFacts, column: str) -> list[str]:
         chunk = [text_of(cell) for cell in cells]
         row = next((row for row, name in enumerate(chunk) if name in NO_NAME), None)
         if row is not None:
-            raise InputError(
-                f"{rows.where(row)}, column {column!r}: the owner is missing; allowed: a name or a number in each row"
-            )
+            fault = f"{rows.where(row)}, column {column!r}: the owner is missing"
+            raise InputError(f"{fault}; allowed: a name or a number in each row")
         names += chunk
         [owner_name(cell) for cell in cells if isinstance(cell, float)]  # refuses what is not exact
     return names

@@ -67,10 +67,8 @@ def _refusal(loader: object) -> str | None:
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return "a batch_sampler of your own decides who comes together; allowed: batch_size"
     if not _is_shuffle(loader.sampler) and type(loader.sampler) is not SequentialSampler:
-        return (
-            f"sampler={type(loader.sampler).__name__} chooses records, but only Poisson draws are accounted; allowed: "
-            "none of your own (weights and classes must not decide who is drawn)"
-        )
+        fault = f"sampler={type(loader.sampler).__name__} chooses records, but only Poisson draws are accounted"
+        return f"{fault}; allowed: none of your own (weights and classes must not decide who is drawn)"
     return None
 
 

@@ -120,9 +120,8 @@ class PrivacyEngine:
 
     def save_checkpoint(self, **_: Any) -> None:
         """Refused: a checkpoint without its ledger would make charges that were made disappear."""
-        raise InputError(
-            "save_checkpoint keeps no ledger; allowed: torch.save(model.state_dict()), or a run folder (out)"
-        )
+        remedy = "torch.save(model.state_dict()), or a run folder (out)"
+        raise InputError(f"save_checkpoint keeps no ledger; allowed: {remedy}")
 
     load_checkpoint = save_checkpoint
 

@@ -96,9 +96,8 @@ class Columns:
         try:
             made = self._collate([record])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(
-                f"{where} cannot be collated: {first_line(error)}; allowed: a dict of numbers (is it tokenised?)"
-            ) from None
+            fault = f"{where} cannot be collated: {first_line(error)}"
+            raise InputError(f"{fault}; allowed: a dict of numbers (is it tokenised?)") from None
         row = {column: values for column, values in made.items() if isinstance(values, Tensor)}
         if IDS in row and self.max_length is not None:
             self._pad(row, self.max_length, where)

@@ -121,7 +121,6 @@ class OwnLoss:
             model.eval()
             compares = compares_records(lambda rows: self._of_batch(model, dict(rows)), example)
         if compares:
-            raise ModelError(
-                "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses; allowed: a "
-                "loss of each record by itself, such as reduction='none' and then .mean()"
-            )
+            fault = "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses"
+            remedy = "a loss of each record by itself, such as reduction='none' and then .mean()"
+            raise ModelError(f"{fault}; allowed: {remedy}")

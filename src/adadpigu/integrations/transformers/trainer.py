@@ -105,9 +105,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
-        check_options(
-            "PrivateTrainer", options, ELSEWHERE, _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
-        )
+        named = _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
+        check_options("PrivateTrainer", options, ELSEWHERE, named)
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
@@ -226,9 +225,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One release; the number it returns stands for a loss that nobody knows."""
         if not isinstance(inputs, PrivateBatch):
-            raise PrivacyLineError(
-                f"training_step was given a {type(inputs).__name__}: records that were not drawn and charged"
-            )
+            given = type(inputs).__name__
+            raise PrivacyLineError(f"training_step was given a {given}: records that were not drawn and charged")
         self.model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
