@@ -71,7 +71,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 
 def check_known(kind: str, name: object, known: Iterable[str]) -> None:
-    """Refuses a name nobody registered."""
     names = tuple(known)
     if name not in names:
         raise unknown(kind, str(name), names)

@@ -6,10 +6,9 @@ word. It stands outside the privacy line: what is stored is the caller's decisio
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -39,14 +38,20 @@ def read_tensors(path: Path, what: str) -> dict[str, Tensor]:
 
 
 def read_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and its metadata."""
-    from safetensors import safe_open
+    """The tensors of a file, and its metadata; whatever is wrong with it becomes one line that names it."""
+    from safetensors import SafetensorError, safe_open
 
-    with _refusing(path, what), safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        packed = next((n for n, v in tensors.items() if list(v.shape) != file.get_slice(n).get_shape()), None)
-        require(packed is None, f"tensor {str(packed)[:80]!r} packs two numbers into a byte; allowed: whole bytes")
-        metadata = file.metadata() or {}
+    try:
+        regular = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for ever
+        require(regular, "it is no regular file; allowed: FILE.safetensors")
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            packed = next((n for n, v in tensors.items() if list(v.shape) != file.get_slice(n).get_shape()), None)
+            require(packed is None, f"tensor {str(packed)[:80]!r} packs two numbers into a byte; allowed: whole bytes")
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise InputError(f"{what}={str(path)!r} cannot be read as safetensors: {reason}") from None
     odd = next((name for name in tensors if not name.isprintable()), None)
     require(odd is None, f"{what}={str(path)!r} names a tensor {str(odd)[:80]!r}; allowed: printable names")
     return tensors, metadata
@@ -59,17 +64,3 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     content = save(dict(tensors), None if metadata is None else dict(metadata))
     with writing(path), replacing(path, mode=0o600) as file:
         file.write(content)
-
-
-@contextlib.contextmanager
-def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Turns whatever the library finds wrong with a file into one line that names it."""
-    from safetensors import SafetensorError
-
-    try:
-        regular = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for ever
-        require(regular, "it is no regular file; allowed: FILE.safetensors")
-        yield
-    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
-        raise InputError(f"{what}={str(path)!r} cannot be read as safetensors: {reason}") from None

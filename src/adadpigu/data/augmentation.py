@@ -32,11 +32,8 @@ class Augmentation:
             require(getattr(self, name) >= least, f"{name}={getattr(self, name)} is not at least {least}")
         multiple = self.shift % self.shift_step == 0
         require(multiple, f"shift={self.shift} is not a multiple of shift_step={self.shift_step}")
-        require(
-            self.copies == 1 or self,
-            f"copies={self.copies} with shift=0 and flip=False: the copies of a record would be equal; allowed: one "
-            "copy, or a shift or flip",
-        )
+        fault = f"copies={self.copies} with shift=0 and flip=False: the copies of a record would be equal"
+        require(self.copies == 1 or self, f"{fault}; allowed: one copy, or a shift or flip")
 
     def __bool__(self) -> bool:
         return self.shift > 0 or self.flip

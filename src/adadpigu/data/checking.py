@@ -34,11 +34,8 @@ def refuse_shared_records(train: object, other: object, name: str) -> None:
     """Refuses a data set to be evaluated on that holds a record of the training set."""
     trained, found = places_of(train), places_of(other)
     shared = any(np.isin(where, trained[holder][0]).any() for holder, (where, _) in found.items() if holder in trained)
-    require(
-        not shared,
-        f"{name}: there are training records among its records, and scores on them are exact; allowed: others, such as "
-        "the other part of a random split",
-    )
+    fault = f"{name}: there are training records among its records, and scores on them are exact"
+    require(not shared, f"{fault}; allowed: others, such as the other part of a random split")
 
 
 def refuse_repeated(dataset: object, name: str) -> None:
@@ -182,10 +179,8 @@ def check_records(population: Population, classes: int | None, ignored: int | No
         record = _first(outside if ignored is None else outside & (targets != ignored))
         if record is not None:
             label = targets[record][outside[record]].flatten()[0].item()
-            raise InputError(
-                f"{name}: record {start + record} has label {label}; allowed: 0 to {classes - 1}, one for each of the "
-                f"model's {classes} outputs"
-            )
+            allowed = f"0 to {classes - 1}, one for each of the model's {classes} outputs"
+            raise InputError(f"{name}: record {start + record} has label {label}; allowed: {allowed}")
     return np.array(found, np.int64)
 
 
@@ -221,12 +216,11 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     copied = len(np.intersect1d(rows[counts == 1], other))
     unlikely = count * _divergence(fresh / max(1, count), once) > -math.log(_ALARM)
     few = fresh <= _FRESH * once * count and copied >= (1 - _FRESH) * once * count
-    copies = (fresh < count and unlikely and few) or _is_the_same(trained, other, counts)
-    require(
-        not copies,
-        f"{name}: these are the training records, about half of them or more, and scores on them would be exact; "
-        "allowed: others, or none, and those scored after training",
-    )
+    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())  # log-probability of this very order
+    same = chance < math.log(_ALARM) and np.array_equal(trained, other)
+    fault = f"{name}: these are the training records, about half of them or more, and scores on them would be exact"
+    copies = same or (fresh < count and unlikely and few)
+    require(not copies, f"{fault}; allowed: others, or none, and those scored after training")
     if 2 * fresh < count:
         warnings.warn(
             f"{name}: most of these records have the values of training records, as blank rows and those of a table of "
@@ -242,13 +236,6 @@ def _divergence(found: float, expected: float) -> float:
     return 0.0 if found >= expected else float(rel_entr(found, expected) + rel_entr(1 - found, 1 - expected))
 
 
-def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
-    """Whether the others are the training records in their order, and not by chance."""
-    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
-    return chance < math.log(_ALARM) and np.array_equal(trained, other)
-
-
 def _first(bad: Tensor) -> int | None:
-    """The first record with a bad value."""
     rows = bad.reshape(len(bad), -1).any(dim=1).nonzero() if len(bad) else bad.nonzero()
     return int(rows[0]) if len(rows) else None

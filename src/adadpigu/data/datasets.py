@@ -145,10 +145,8 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
 
 def unfit_items(name: str, error: TypeError) -> InputError:
     """For a data set whose items torch cannot put into a batch."""
-    return InputError(
-        f"{name}: items cannot be put into a batch: {first_line(error)}; allowed: tensors, arrays and numbers, and "
-        "tuples, lists and dicts of them"
-    )
+    fault = f"{name}: items cannot be put into a batch: {first_line(error)}"
+    return InputError(f"{fault}; allowed: tensors, arrays and numbers, and tuples, lists and dicts of them")
 
 
 def _uneven_part(items: list[Any]) -> str:
@@ -247,16 +245,18 @@ def declare(
     record, and `owner_cap` says publicly how many records of one are trained on.
     """
     if owners is not None or owner_cap is not None:
+        if owners is None or owner_cap is None:
+            given = "not given" if owners is None else "given"
+            raise InputError(f"owner_cap={owner_cap} and owners {given}; allowed: both")
         data = declare(source, records=records, test=test, name=name)
-        return _with_owners(data, owners, owner_cap)
+        public = (*data.public, Owners.declared(owner_cap))
+        return replace(data, owners=Owners.of(owners, cap=owner_cap), public=public)
     measured = None if test is None else _population(test, "test")
     if isinstance(source, DataSet):
         check_agrees(source.name, records=(records, source.records))
-        require(
-            measured is None or source.test is None,
-            f"test: {source.name!r} has test records of its own; allowed: no others, or these after "
-            "dataclasses.replace(data, test=None)",
-        )
+        fault = f"test: {source.name!r} has test records of its own"
+        remedy = "no others, or these after dataclasses.replace(data, test=None)"
+        require(measured is None or source.test is None, f"{fault}; allowed: {remedy}")
         return _with_test(source, source.test if measured is None else measured)
     if records is None:
         raise InputError(
@@ -266,14 +266,6 @@ def declare(
     train = _population(source, name)
     require(len(train), f"{name}: there is no record; allowed: at least 1")
     return _with_test(DataSet(name=name, train=train, records=records), measured)
-
-
-def _with_owners(data: DataSet, owners: Iterable[Hashable] | Tensor | None, cap: int | None) -> DataSet:
-    given = owners is not None and cap is not None
-    require(given, f"owner_cap={cap} and owners {'given' if owners is not None else 'not given'}; allowed: both")
-    assert owners is not None
-    assert cap is not None
-    return replace(data, owners=Owners.of(owners, cap=cap), public=(*data.public, Owners.declared(cap)))
 
 
 def check_agrees(name: str, **facts: tuple[int | None, int]) -> None:
@@ -295,9 +287,8 @@ def training_split(data: DataSet, held_out: int, seed: int = 0) -> DataSet:
     """
     if not isinstance(data.train, TensorRecords):
         raise InputError(f"{data.name}: records of a {type(data.train).__name__} cannot be split; allowed: two tensors")
-    require(
-        data.owners is None, f"{data.name}: records with owners cannot be split; allowed: two data sets of your own"
-    )
+    single = data.owners is None
+    require(single, f"{data.name}: records with owners cannot be split; allowed: two data sets of your own")
     require(0 < held_out < data.records, f"held_out={held_out} of {data.name!r}; allowed: 1 to {data.records - 1}")
     require(0 <= seed < 2**32, f"seed={seed} is not from 0 to {2**32 - 1}")
     kept = _lots(data.train, seed) >= held_out / data.records

@@ -46,7 +46,6 @@ class CategoricalColumn:
 
     @property
     def width(self) -> int:
-        """How many inputs it makes."""
         return len(self.categories) + self.other
 
 
@@ -129,10 +128,9 @@ class Description:
 
     @property
     def public(self) -> tuple[str, ...]:
-        names = listed([repr(name) for name in self.classes])
         return (
             f"{self.records:,} records (declared)",
-            f"{len(self.classes)} classes (declared): {names}",
+            f"{len(self.classes)} classes (declared): {listed([*map(repr, self.classes)])}",
             *(f"{fact} (declared)" for fact in self.facts.public()),
         )
 
@@ -181,8 +179,6 @@ _REQUIRED = object()
 
 @dataclass(frozen=True)
 class _Key:
-    """A key of a description."""
-
     allowed: str
     read: Callable[[Any], Any]  # from a value of the file to the one that is used; None where it is not allowed
     default: object = _REQUIRED
@@ -205,8 +201,7 @@ def _names(value: Any) -> tuple[str, ...] | None:
     if not isinstance(value, list) or not all(_is(v, str, int) for v in value):
         return None
     names = tuple(map(str, value))
-    plain = all(name and name == name.strip() for name in names) and len(set(names)) == len(names)
-    return names if plain else None
+    return names if all(name and name == name.strip() for name in names) and len({*names}) == len(names) else None
 
 
 def _classes(value: Any) -> tuple[str, ...] | None:
@@ -318,12 +313,9 @@ def _table_facts(path: Path, found: Mapping[str, Any]) -> TableFacts:
     ignore = (*found["ignore"], *([] if owner is None else [owner]))
     # a section that says nothing is what is left of a template: for the label and ignored columns it is no second role
     tables = {n: t for n, t in found["columns"].items() if t != {} or n not in (label, *ignore)}
-    empty = [name for name, table in tables.items() if table == {}]
-    require(
-        not empty,
-        f"{path}: neither range nor categories for {', '.join(f'columns.{name}' for name in empty)}; allowed: one of "
-        "them, or the name under ignore where it is no feature",
-    )
+    empty = ", ".join(f"columns.{name}" for name, table in tables.items() if table == {})
+    remedy = "one of them, or the name under ignore where it is no feature"
+    require(not empty, f"{path}: neither range nor categories for {empty}; allowed: {remedy}")
     roles = (label, *ignore)
     twice = [name for name in roles if name in tables or roles.count(name) > 1]
     require(not twice, f"{path}: two roles for column {twice[:1]}; allowed: one of label, columns, owner and ignore")

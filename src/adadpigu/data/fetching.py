@@ -128,7 +128,10 @@ def ensure(published: Published, *, folder: Path | None = None, watcher: FetchPr
             return Fetched(held.pieces, "cache")
         if held.state == "damaged":
             watcher.say(f"{published.name}: the cached copy is damaged ({held.fault}), so it is fetched again")
-        _sweep(place)
+        for left in place.glob(f"{_SCRATCH}*"):  # of a fetch that was killed: whoever holds the lock is alone here
+            shutil.rmtree(left, ignore_errors=True)
+        for left in place.glob(".*.part"):
+            left.unlink(missing_ok=True)
         _refuse_full(place, published.size)
         found = _first(published, folder, held.fault, watcher)
         for name, payload in found.pieces.items():
@@ -174,16 +177,5 @@ def _sources(
 
 def _refuse_full(place: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
-    require(
-        free >= needed,
-        f"no space is left to write {str(place)!r}: {free / 1e6:.0f} MB are free, at least {needed / 1e6:.0f} MB "
-        "are needed; free some, or set ADADPIGU_DATA to a folder elsewhere",
-    )
-
-
-def _sweep(place: Path) -> None:
-    """Removes what a fetch that was killed has left. Whoever holds the lock is alone here."""
-    for left in place.glob(f"{_SCRATCH}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in place.glob(".*.part"):
-        left.unlink(missing_ok=True)
+    fault = f"no space is left to write {str(place)!r}: {free / 1e6:.0f} MB are free, {needed / 1e6:.0f} MB are needed"
+    require(free >= needed, f"{fault}; free some, or set ADADPIGU_DATA to a folder elsewhere")

@@ -9,7 +9,6 @@ with both mixes records. Where not all that items read can be followed, the stat
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sized
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from adadpigu.core.randomness import seed_cpu_rng
+from adadpigu.core.randomness import preserve_rng_state, seed_cpu_rng
 from adadpigu.errors import InputError
 
 _PROBED = 32  # items that are made again, spread over the data set
@@ -124,14 +123,9 @@ def _other(values: Any) -> Any:
 
 def _item(dataset: Any, place: int) -> list[Any]:
     """The parts of an item, made with the same chance every time."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with preserve_rng_state(torch.device("cpu")):
         seed_cpu_rng(place)
-        try:
-            return tree_leaves(dataset[place])
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        return tree_leaves(dataset[place])
 
 
 def _equal(one: list[Any], other: list[Any]) -> bool:

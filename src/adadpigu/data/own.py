@@ -54,11 +54,8 @@ def read_folder(
     found = {entry.name for entry in _entries(folder) if entry.resolve() not in {path.resolve() for path in beside}}
     lost, odd = sorted({*classes} - found), sorted(found - {*classes, *facts.ignore})
     require(not lost, f"folder={str(folder)!r} has no sub-folder {listed([*map(repr, lost)])} for a class")
-    require(
-        not odd,
-        f"folder={str(folder)!r}: {listed([*map(repr, odd)])} belongs to no class; allowed: {listed(classes)}, or the "
-        "name under ignore",
-    )
+    fault = f"folder={str(folder)!r}: {listed([*map(repr, odd)])} belongs to no class"
+    require(not odd, f"{fault}; allowed: {listed(classes)}, or the name under ignore")
     files = [(label, file) for label, name in enumerate(classes) for file in _entries(folder / name)]
     labels = [label for label, _ in files]
     present = sorted({classes[label] for label in labels})
@@ -90,11 +87,8 @@ def _pixels(file: Path, facts: ImageFacts) -> NDArray[np.uint8]:
     wanted = (facts.height, facts.width, _MODES[facts.channels], 1)
     with reading(file, "image", f"one of {', '.join(FORMATS)}"), Image.open(file, formats=FORMATS) as image:
         found = (image.height, image.width, image.mode, getattr(image, "n_frames", 1))
-        require(
-            found == wanted,
-            f"image={str(file)!r} has (height, width, mode, frames) = {found}; allowed: {wanted}, as declared (resize "
-            "or convert it beforehand)",
-        )
+        fault = f"image={str(file)!r} has (height, width, mode, frames) = {found}"
+        require(found == wanted, f"{fault}; allowed: {wanted}, as declared (resize or convert it beforehand)")
         return np.asarray(image, dtype=np.uint8).reshape(facts.height, facts.width, facts.channels)
 
 
@@ -124,8 +118,7 @@ def own_dataset(
     declared = find_description(path, description)
     if declared is None:
         return npz_dataset(path, records=records, classes=classes)
-    agreed = {"records": (records, declared.records), "classes": (classes, len(declared.classes))}
-    check_agrees(str(declared.path), **agreed)
+    check_agrees(str(declared.path), records=(records, declared.records), classes=(classes, len(declared.classes)))
     facts = declared.facts
     if isinstance(facts, ArrayFacts):
         _check_kind(path, declared, "dataset")

@@ -86,12 +86,9 @@ def read_public(asked: str, record: Tensor, classes: int | None, private: str) -
     if kind == PROCESSES:
         known = number.isdecimal() and int(number) > 0
         require(known, f"public={asked!r}; allowed: {PROCESSES}:COUNT, e.g. {PROCESSES}:2000, or an .npz file")
-        images = takes_images(record) and classes is not None
-        require(
-            images,
-            f"public={asked!r}: the records are no images of classes; allowed: a public .npz file with x and y",
-        )
-        assert classes is not None
+        if classes is None or not takes_images(record):
+            fault = f"public={asked!r}: the records are no images of classes"
+            raise InputError(f"{fault}; allowed: a public .npz file with x and y")
         return process_records(int(number), record, classes, 0)
     path = Path(asked)
     require(path.suffix == ".npz" and path.is_file(), f"public={asked!r} is no .npz file; allowed: one with x and y")

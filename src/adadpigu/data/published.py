@@ -58,8 +58,6 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A data set that somebody publishes."""
-
     name: str
     title: str
     shape: tuple[int, ...]
@@ -224,7 +222,6 @@ ALIASES = {"fashion": "fashion-mnist"}
 
 
 def find_published(name: str) -> Published:
-    """A published data set by its name or alias."""
     name = ALIASES.get(name, name)
     check_known("dataset", name, PUBLISHED)
     return PUBLISHED[name]

@@ -36,8 +36,6 @@ _MISSING = ("NAType", "NaTType")  # what pandas puts into an empty cell, besides
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a table."""
-
     cells: Mapping[str, Sequence[Any] | NDArray[Any]]  # by column
     where: Callable[[int], str]  # what to call a row in a refusal
     if_missing: str = "`missing` in the description"
@@ -152,9 +150,8 @@ def _owner_names(path: Path, facts: TableFacts, column: str) -> list[str]:
         chunk = [text_of(cell) for cell in cells]
         row = next((row for row, name in enumerate(chunk) if name in NO_NAME), None)
         if row is not None:
-            raise InputError(
-                f"{rows.where(row)}, column {column!r}: the owner is missing; allowed: a name or a number in each row"
-            )
+            fault = f"{rows.where(row)}, column {column!r}: the owner is missing"
+            raise InputError(f"{fault}; allowed: a name or a number in each row")
         names += chunk
         [owner_name(cell) for cell in cells if isinstance(cell, float)]  # refuses what is not exact
     return names
@@ -249,8 +246,7 @@ def _parquet_rows(path: Path, facts: TableFacts, used: Sequence[str]) -> Iterato
 
 
 def _row_name(path: Path, start: int, lines: Sequence[int] | None, row: int) -> str:
-    line = "" if lines is None else f" (line {lines[row]})"
-    return f"{path}: row {start + row + 1}{line}"
+    return f"{path}: row {start + row + 1}" + ("" if lines is None else f" (line {lines[row]})")
 
 
 def _parquet(path: Path) -> Any:

@@ -66,11 +66,8 @@ def template(path: Path) -> str:
         separator = csv_separator(path)
         names = csv_header(path, separator)
         place = next((place for place, name in enumerate(names, start=1) if _looks_like_value(name)), 0)
-        require(
-            not place,
-            f"{path}: column {place} is named {names[place - 1]!r}, a number or date, so that the first line may be a "
-            "record; allowed: a first line that is the header, with the columns' names",
-        )
+        fault = f"{path}: column {place} is named {names[place - 1]!r}, a number or date, as in a record"
+        require(not place, f"{fault}; allowed: a first line that is the header, with the columns' names")
         warning = _NAMES.format(taken="The first line of the file was taken as its header")
         return warning + preamble + _table(path, dict.fromkeys(names, ""), separator)
     more = " (.npz needs --records and --classes only)" if kind == ".npz" else ""
@@ -97,8 +94,8 @@ def _table(path: Path, columns: Mapping[str, str], separator: str) -> str:
     test = _quoted(f"{path.stem}-test{path.suffix}")
     lines = [_TABLE.format(test=test, separator="" if separator == "," else f"separator = {_quoted(separator)}\n")]
     for name, kind in columns.items():
-        told = f"  # {_comment(kind)}" if kind else ""
-        lines += [f"[columns.{_key(name)}]{told}", *_choices(kind), ""]
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+        lines += [f"[columns.{key}]" + (f"  # {_comment(kind)}" if kind else ""), *_choices(kind), ""]
     return "\n".join(lines)
 
 
@@ -110,10 +107,6 @@ def _choices(kind: str) -> Sequence[str]:
     if re.match(r"float|double|halffloat|decimal", kind):
         return (number,)
     return number, name
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:

@@ -72,5 +72,4 @@ class Prior(nn.Module):
         check_inputs("prior", x, self.shape)
         if not len(x):
             return self.direction.new_empty(0, *self.features)
-        seen = self.parts(x.to(self.direction.dtype))
-        return F.avg_pool2d(F.conv2d(seen, self.direction, self.origin), 2)
+        return F.avg_pool2d(F.conv2d(self.parts(x.to(self.direction.dtype)), self.direction, self.origin), 2)

@@ -77,11 +77,8 @@ def check_images(kind: str, shape: Sequence[int], planes: int | str, step: int) 
     """Refuses records that are not images of so many planes (any number, for a word) and of sides that fit."""
     fits = len(shape) == 3 and (shape[0] >= 1 if isinstance(planes, str) else shape[0] == planes)
     fits = fits and all(_SMALLEST <= side <= _LARGEST and side % step == 0 for side in shape[1:])
-    require(
-        fits,
-        f"{kind}: records of shape {tuple(shape)}; allowed: ({planes}, height, width) with height and width multiples "
-        f"of {step} from {_SMALLEST} to {_LARGEST}",
-    )
+    sides = f"height and width multiples of {step} from {_SMALLEST} to {_LARGEST}"
+    require(fits, f"{kind}: records of shape {tuple(shape)}; allowed: ({planes}, height, width) with {sides}")
 
 
 def check_inputs(kind: str, x: Tensor, shape: tuple[int, ...]) -> None:

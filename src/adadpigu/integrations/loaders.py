@@ -61,17 +61,14 @@ def _refusal(loader: object) -> str | None:
         return f"a {type(loader).__name__} makes its own batches; allowed: a DataLoader"
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        kind = type(dataset).__name__
-        return f"{kind} has no length or no positions to draw from; allowed: a map-style Dataset"
+        return f"{type(dataset).__name__} has no length or no positions to draw from; allowed: a map-style Dataset"
     if not len(dataset):
         return "there is no record; allowed: at least 1"
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return "a batch_sampler of your own decides who comes together; allowed: batch_size"
     if not _is_shuffle(loader.sampler) and type(loader.sampler) is not SequentialSampler:
-        return (
-            f"sampler={type(loader.sampler).__name__} chooses records, but only Poisson draws are accounted; allowed: "
-            "none of your own (weights and classes must not decide who is drawn)"
-        )
+        fault = f"sampler={type(loader.sampler).__name__} chooses records, but only Poisson draws are accounted"
+        return f"{fault}; allowed: none of your own (weights and classes must not decide who is drawn)"
     return None
 
 
@@ -133,10 +130,7 @@ class CollatedRecords:
         batch = self._batch(items)
         pair = self.whole or (isinstance(batch, tuple) and len(batch) == 2)
         rows = [isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == len(items) for leaf in tree_leaves(batch)]
-        require(
-            pair and rows and all(rows),
-            f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}",
-        )
+        require(pair and rows and all(rows), f"collate_fn: a batch is not a pair, or has not a row a record; {PAIRS}")
         return select(batch, slice(1))
 
     def _batch(self, items: list[Any]) -> Tree:
@@ -148,11 +142,9 @@ class CollatedRecords:
         alone, together = self._rows(places), self._batch([self.origin[place] for place in places])
         for one, other in zip(tree_leaves(alone), tree_leaves(together), strict=True):
             shared = tuple(slice(0, min(sizes)) for sizes in zip(one.shape, other.shape, strict=False))
-            require(
-                one.ndim == other.ndim and torch.equal(one[shared], other[shared]),
-                "collate_fn makes another record of a record when others stand beside it; allowed: stacking, or "
-                "padding at the end of the first dimension",
-            )
+            alike = one.ndim == other.ndim and torch.equal(one[shared], other[shared])
+            fault = "collate_fn makes another record of a record when others stand beside it"
+            require(alike, f"{fault}; allowed: stacking, or padding at the end of the first dimension")
 
 
 def _without_texts(batch: Any) -> Any:

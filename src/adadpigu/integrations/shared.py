@@ -100,11 +100,8 @@ class EpochBatches:
         return self._each
 
     def __iter__(self) -> Iterator[PrivateBatch]:
-        require(
-            self._given < len(self.loop),
-            f"the plan of {len(self.loop)} steps is used up, and it was made for the epochs and steps that were asked "
-            "for when training began; allowed: leave them",
-        )
+        fault = f"the plan of {len(self.loop)} steps is used up, and it was made for the epochs and steps asked for"
+        require(self._given < len(self.loop), f"{fault} when training began; allowed: leave them")
         end, self._behind = min(self._given + self._each - self._behind, len(self.loop)), 0
         while self._given < end and (batch := next(self._batches, None)) is not None:
             self._given, self.batch = self._given + 1, batch

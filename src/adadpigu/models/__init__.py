@@ -102,10 +102,9 @@ def from_code(what: str, name: str) -> Callable[[], nn.Module]:
         except Exception as error:
             told = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InputError(f"{what}={name!r} raised {told}") from error
-        require(
-            isinstance(made, nn.Module),
-            f"{what}={name!r} gives a {type(made).__name__}; allowed: a function that returns an nn.Module",
-        )
-        return made  # type: ignore[no-any-return]
+        if not isinstance(made, nn.Module):
+            fault = f"{what}={name!r} gives a {type(made).__name__}"
+            raise InputError(f"{fault}; allowed: a function that returns an nn.Module")
+        return made
 
     return build

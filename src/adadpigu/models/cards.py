@@ -50,10 +50,8 @@ def parse_activation(text: str) -> Activation:
     except ValueError:
         usable = False
     if kind != "tempered" or not usable:
-        raise InputError(
-            f"activation={text!r}; allowed: tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET with scale and "
-            "temperature above 0"
-        )
+        allowed = "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET with scale and temperature above 0"
+        raise InputError(f"activation={text!r}; allowed: {allowed}")
     return lambda: TemperedSigmoid(scale, temperature, offset)
 
 

@@ -1,14 +1,10 @@
 """A convolution with standardised weights: every filter has mean 0 and norm 1, whatever the parameters are.
 
-ŵ_o = (w_o − mean w_o) / √(Σ(w_o − mean w_o)² + ε), y = gain_o (ŵ_o ⋆ x) + b_o. It looks at weights only, never at
-records, so nothing mixes and nothing is charged.
+ŵ_o = (w_o − mean w_o) / r_o with r_o = √(Σ(w_o − mean w_o)² + ε), and y = gain_o (ŵ_o ⋆ x) + b_o. Weights are looked
+at, records are not, so nothing mixes and nothing is charged. Its layer rule is sensitive and keeps nothing: one product
+a record, plus filters that all records share times t_o = Σ_p dy_op (ŵ_o ⋆ x)_p, which is ∂ℓ/∂gain_o:
 
-Its layer rule works on sensitive tensors and keeps nothing. With ŵ = c/r, c the centred filter and r its norm, a
-gradient G_o = Σ_p dy_op patch_p of gain·ŵ becomes
-
-    ∂ℓ/∂w_o = (gain_o/r_o) (Σ_p dy_op (patch_p − mean patch_p) − t_o ŵ_o),   t_o = ⟨G_o, ŵ_o⟩ = Σ_p dy_op (ŵ_o ⋆ x)_p,
-
-so it stays one product a record, plus t times filters that all records share. ∂ℓ/∂gain_o is t_o.
+    ∂ℓ/∂w_o = (gain_o/r_o) (Σ_p dy_op (patch_p − mean patch_p) − t_o ŵ_o)
 """
 
 from __future__ import annotations
@@ -60,7 +56,6 @@ class StandardisedConv2d(nn.Conv2d):
 
 @rule(StandardisedConv2d)
 def standardised_conv2d(module: StandardisedConv2d, x: Tensor, dy: Tensor, into: Destination) -> None:
-    """y = gain (ŵ ⋆ x) + b."""
     if into.wants("bias"):
         into.add("bias", dy.sum((2, 3)))
     if not into.wants("weight") and not into.wants("gain"):

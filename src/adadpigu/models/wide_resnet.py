@@ -37,8 +37,6 @@ class _Block(nn.Module):
 
 
 class _Mean(nn.Module):
-    """The mean over all positions of each channel."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 
@@ -54,8 +52,7 @@ def wide_resnet(depth: int, widening: int) -> Net:
                 outputs = 16 * 2**stage * widening
                 layers.append(_Block(width, outputs, 2 if stage and not block else 1, activation))
                 width = outputs
-        end = nn.GroupNorm(_GROUPS, width), activation(), _Mean(), nn.Linear(width, classes)
-        return nn.Sequential(*layers, *end)
+        return nn.Sequential(*layers, nn.GroupNorm(_GROUPS, width), activation(), _Mean(), nn.Linear(width, classes))
 
     return net
 

@@ -32,10 +32,9 @@ class EncoderShape:
     blocks: tuple[int, ...] = (1, 2, 2)
 
     def __post_init__(self) -> None:
-        require(
-            len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1,
-            f"widths={self.widths}, blocks={self.blocks}; allowed: as many of one as of the other, each 1 at least",
-        )
+        fits = len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1
+        given = f"widths={self.widths}, blocks={self.blocks}"
+        require(fits, f"{given}; allowed: as many of one as of the other, each 1 at least")
 
     def units(self) -> tuple[tuple[str, int, int, int, int], ...]:
         """Every convolution: name, channels in and out, kernel, stride."""
@@ -156,5 +155,4 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
 
 
 def packaged_weights() -> Weights:
-    """The weights that come with the package."""
     return read_weights(PACKAGED, SHA256)

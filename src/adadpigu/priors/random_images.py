@@ -145,8 +145,7 @@ def _slope(count: int, side: int, rng: torch.Generator) -> Tensor:
 
 def _mixed(planes: Tensor, rng: torch.Generator) -> Tensor:
     """Three planes as colours that are much alike, as those of light on things are."""
-    count = len(planes)
-    mixing = 0.35 * normal((count, 3, 3), rng)
+    mixing = 0.35 * normal((len(planes), 3, 3), rng)
     mixing[:, :, 0] += 1
     return torch.einsum("nij,njhw->nihw", mixing, planes)
 

@@ -86,10 +86,8 @@ class ModuleLosses:
             found = self._module.training_step(self._transfer(batch, 0), *rest)
         loss = found.get("loss") if isinstance(found, Mapping) else found
         if not isinstance(loss, Tensor):
-            raise ModelError(
-                f"{self._name}.training_step gives a {type(loss).__name__}; allowed: its loss, or a dict that has it "
-                "as 'loss'"
-            )
+            fault = f"{self._name}.training_step gives a {type(loss).__name__}"
+            raise ModelError(f"{fault}; allowed: its loss, or a dict that has it as 'loss'")
         return loss.sum()
 
     @contextlib.contextmanager
@@ -117,10 +115,9 @@ class ModuleLosses:
             self._kept.update(dict.fromkeys(sorted(changed)))
         for name, tensor, version in versions:
             if tensor._version != version:
-                raise ModelError(
-                    f"{self._name}: its loss changes the tensor {name!r} in place, which would carry data around the "
-                    "noise; allowed: tensors that stay as they are"
-                )
+                fault = f"{self._name}: its loss changes the tensor {name!r} in place"
+                remedy = "tensors that stay as they are"
+                raise ModelError(f"{fault}, which would carry data around the noise; allowed: {remedy}")
 
     def warn_of_withheld(self) -> None:
         """Names what the user will miss."""

@@ -74,17 +74,13 @@ def take_over_precision(strategy: Any, options: dict[str, Any], *, by_rules: boo
 def check_module(module: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:
     """Refuses optimisation by hand and a hook that would need the batch; warns of hooks that are not called."""
     if not module.automatic_optimization:
-        raise ModelError(
-            f"{type(module).__name__}: automatic_optimization=False optimises by hand; allowed: True, or "
-            "adadpigu.PrivateLoop for a loop of your own"
-        )
+        fault = f"{type(module).__name__}: automatic_optimization=False optimises by hand"
+        raise ModelError(f"{fault}; allowed: True, or adadpigu.PrivateLoop for a loop of your own")
     for owner in (module, datamodule):
         name = type(owner).__name__
         if owner is not None and is_overridden("on_before_batch_transfer", owner):
-            raise ModelError(
-                f"{name}.on_before_batch_transfer: batches are not seen before they are drawn; allowed: "
-                "on_after_batch_transfer, which gets one record at a time"
-            )
+            fault = f"{name}.on_before_batch_transfer: batches are not seen before they are drawn"
+            raise ModelError(f"{fault}; allowed: on_after_batch_transfer, which gets one record at a time")
         for hook in ("backward", "transfer_batch_to_device"):
             if hasattr(owner, hook) and is_overridden(hook, owner):
                 warn_of_no_effect(f"{name}.{hook}", "gradients are computed record by record")
@@ -96,8 +92,6 @@ def check_monitors(trainer: Any, logged: Iterable[str]) -> None:
     watching = [(type(each).__name__, getattr(each, "monitor", None)) for each in trainer.callbacks]
     watching += [(type(each.scheduler).__name__, each.monitor) for each in trainer.lr_scheduler_configs]
     for owner, monitor in watching:
-        require(
-            monitor not in unknown,
-            f"{owner}(monitor={monitor!r}): training_step logs it, which would be an un-noised value of private "
-            "records; allowed: a metric of validation_step, on records that are not private",
-        )
+        fault = f"{owner}(monitor={monitor!r}): training_step logs it, an un-noised value of private records"
+        remedy = "a metric of validation_step, on records that are not private"
+        require(monitor not in unknown, f"{fault}; allowed: {remedy}")

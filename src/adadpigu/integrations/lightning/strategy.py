@@ -141,10 +141,8 @@ class PrivateStrategy(SingleDeviceStrategy):
             check_module(self._module, self._trainer.datamodule)
         super().setup(trainer)
         if self._fitting and (len(self.optimizers) != 1 or not self.optimizers[0].param_groups):
-            raise InputError(
-                f"configure_optimizers gives {len(self.optimizers)} optimizers with parameters; allowed: one (with "
-                "several parameter groups, if need be)"
-            )
+            fault = f"configure_optimizers gives {len(self.optimizers)} optimizers with parameters"
+            raise InputError(f"{fault}; allowed: one (with several parameter groups, if need be)")
 
     def process_dataloader(self, dataloader: object) -> object:
         trainer = self._trainer
@@ -172,9 +170,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         if self._accumulated > 1:
             self._settings.setdefault("physical_batch_size", loader.batch_size // self._accumulated)
         steps = trainer.estimated_stepping_batches
-        require(
-            math.isfinite(steps), "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: one of them"
-        )
+        endless = "max_epochs=-1, max_steps=-1: a run without end has no plan; allowed: one of them"
+        require(math.isfinite(steps), endless)
         self._loop = PrivateLoop(
             layers,
             self.optimizers[0],
@@ -227,10 +224,9 @@ class PrivateStrategy(SingleDeviceStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         if self._fitting:
-            raise InputError(
-                f"ckpt_path={str(checkpoint_path)!r}: a checkpoint of Lightning's holds no ledger, so what its weights "
-                "have cost is not known; allowed: a new fit, or adadpigu.PrivateLoop, which resumes"
-            )
+            fault = "a checkpoint of Lightning's holds no ledger, so what its weights have cost is not known"
+            remedy = "a new fit, or adadpigu.PrivateLoop, which resumes"
+            raise InputError(f"ckpt_path={str(checkpoint_path)!r}: {fault}; allowed: {remedy}")
         return super().load_checkpoint(checkpoint_path, weights_only)
 
     def on_exception(self, exception: BaseException) -> None:

@@ -12,12 +12,4 @@ from adadpigu.integrations.opacus.layers import DPGRU, DPLSTM, DPRNN
 from adadpigu.integrations.opacus.loader import BatchMemoryManager
 from adadpigu.integrations.opacus.validators import ModuleValidator
 
-__all__ = [
-    "DPGRU",
-    "DPLSTM",
-    "DPRNN",
-    "BatchMemoryManager",
-    "ModuleValidator",
-    "PrivacyEngine",
-    "get_noise_multiplier",
-]
+__all__ = ["DPGRU", "DPLSTM", "DPRNN", "BatchMemoryManager", "ModuleValidator", "PrivacyEngine", "get_noise_multiplier"]

@@ -106,10 +106,8 @@ class PrivacyEngine:
 
     def report(self, delta: float | None = None) -> PrivacyReport:
         """The report of what was done: of the planned run, or of all passes together (at 1e-5, or another δ)."""
-        require(
-            self._loader is not None and self._loader.loops()[0].ended,
-            "report: no run has ended; allowed: after the last batch of a pass or of the plan, or after finish()",
-        )
+        ended = self._loader is not None and self._loader.loops()[0].ended
+        require(ended, "report: no run has ended; allowed: after the last batch of a pass or plan, or after finish()")
         return self.accountant.report(delta)
 
     def statement(self, delta: float | None = None) -> str:
@@ -122,9 +120,8 @@ class PrivacyEngine:
 
     def save_checkpoint(self, **_: Any) -> None:
         """Refused: a checkpoint without its ledger would make charges that were made disappear."""
-        raise InputError(
-            "save_checkpoint keeps no ledger; allowed: torch.save(model.state_dict()), or a run folder (out)"
-        )
+        remedy = "torch.save(model.state_dict()), or a run folder (out)"
+        raise InputError(f"save_checkpoint keeps no ledger; allowed: {remedy}")
 
     load_checkpoint = save_checkpoint
 
@@ -145,10 +142,8 @@ class PrivacyEngine:
         criterion: Loss | None,
         **further: Any,
     ) -> Private:
-        require(
-            self._loader is None,
-            "this PrivacyEngine has made a model private already; allowed: another engine for another",
-        )
+        fresh = self._loader is None
+        require(fresh, "this PrivacyEngine has made a model private already; allowed: another engine for another")
         if criterion is None:
             raise InputError(
                 "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "

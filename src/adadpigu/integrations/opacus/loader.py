@@ -78,16 +78,10 @@ class PrivateDataLoader:
     def __iter__(self) -> Iterator[Any]:
         """The batches of one pass, which ends the one before."""
         self._leave()
-        require(
-            not self.loop.failed,
-            "the private run has ended by an error, and nothing more is released; what is claimed for it stands in "
-            "statement(); allowed: another PrivacyEngine, whose epsilon adds up",
-        )
-        require(
-            not self.loop.ended,
-            f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for; allowed: "
-            "more epochs in make_private_with_epsilon",
-        )
+        fault = "the private run has ended by an error, and nothing more is released; its claim stands in statement()"
+        require(not self.loop.failed, f"{fault}; allowed: another PrivacyEngine, whose epsilon adds up")
+        fault = f"the {self.prepared.plan.steps} planned steps are done: their epsilon is what was asked for"
+        require(not self.loop.ended, f"{fault}; allowed: more epochs in make_private_with_epsilon")
         if self._drawn is not None and self._drawn.drop():
             warnings.warn("a batch was drawn and not used; it is charged all the same", stacklevel=2)
         if self._batches is None:
@@ -119,11 +113,9 @@ class PrivateDataLoader:
     def _check_fixed(self) -> None:
         for name, value in self._fixed.items():
             given = getattr(self._optimizer, name, value)
-            require(
-                given == value,
-                f"optimizer.{name}={given!r}: the plan was made and charged for {value}; allowed: leave it, or "
-                f"{name}={given!r} in make_private of another PrivacyEngine, whose epsilon adds up",
-            )
+            fault = f"optimizer.{name}={given!r}: the plan was made and charged for {value}"
+            remedy = f"leave it, or {name}={given!r} in make_private of another PrivacyEngine, whose epsilon adds up"
+            require(given == value, f"{fault}; allowed: {remedy}")
 
     def _leave(self) -> None:
         """Ends a pass that somebody still holds and goes on with no more, such as a traceback."""

@@ -3,11 +3,9 @@
     for data, target in loader:                    charged, then drawn by Poisson
         loss = criterion(model(data), target)      values of the batch, for the script's eyes
         loss.backward()                            ∇ℓ_i record by record: clipped, summed, noised into p.grad
-        optimizer.step()
 
-The gradients are those of the drawn records and of the criterion that `make_private` was given. What the script
-computes itself never reaches `p.grad`; where it would be another loss, it is refused. What it sees is un-noised, and
-the statement says so.
+Gradients are those of the drawn records and of the criterion that `make_private` was given: what the script computes
+itself never reaches `p.grad`, and another loss is refused. What it sees is un-noised, and the statement says so.
 """
 
 from __future__ import annotations
@@ -64,11 +62,9 @@ class ScriptBatch:
                 "is, or .to(device); put what changes it into the Dataset, the collate_fn or the model's forward, and "
                 "look at other records under torch.no_grad()"
             )
-        require(
-            all(leaf is None or (isinstance(leaf, Tensor) and not leaf.any()) for leaf in tree_leaves(states)),
-            "the model was called with more than its inputs, such as a state of an earlier batch, which would bring "
-            "other records into this one; allowed: None or zeros",
-        )
+        blank = all(leaf is None or (isinstance(leaf, Tensor) and not leaf.any()) for leaf in tree_leaves(states))
+        fault = "the model was called with more than its inputs, such as a state of an earlier batch"
+        require(blank, f"{fault}, which would bring other records into this one; allowed: None or zeros")
         with torch.no_grad(), refuse_changes(module):
             # a Poisson batch may be empty, which not every model can take
             made = call(module, self._inputs) if count_rows(self._inputs) else no_rows(module, self._inputs)
@@ -81,11 +77,9 @@ class ScriptBatch:
         leaves = [id(leaf) for leaf in tree_leaves(outputs)]
         if not any(leaves == [id(leaf) for leaf in made][: len(leaves)] for made in self._made):
             return value
-        require(
-            _alike(map_tensors(torch.flatten, targets), map_tensors(torch.flatten, self._drawn[1])),
-            "the criterion was called with other targets than the batch of the private loader; "
-            f"{_DECLARE}, or targets that the Dataset makes",
-        )
+        drawn = _alike(map_tensors(torch.flatten, targets), map_tensors(torch.flatten, self._drawn[1]))
+        fault = "the criterion was called with other targets than the batch of the private loader"
+        require(drawn, f"{fault}; {_DECLARE}, or targets that the Dataset makes")
         return PrivateLoss.of(value, self._release)
 
 

@@ -39,7 +39,6 @@ def declared_columns(
 
 
 def numeric_column(name: str, pair: Any, *, argument: str) -> NumericColumn:
-    """A number within a public range."""
     try:
         low, high = map(float, pair)
     except (TypeError, ValueError):
@@ -78,9 +77,7 @@ def _by_name(argument: str, given: Mapping[Any, Any], names: Sequence[str]) -> d
         name = dict(enumerate(names)).get(key, str(key))
         if name not in names:
             raise InputError(f"{argument}: {unknown('column', name, [*names, f'0 to {len(names) - 1}'])}")
-        require(
-            name not in found, f"{argument}: column {name!r} is there twice, by name and by position; allowed: once"
-        )
+        require(name not in found, f"{argument}: column {name!r} is there twice, by name and position; allowed: once")
         found[name] = value
     return found
 

@@ -152,15 +152,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         kind = None if self.categories is None else object  # categories stay as they are
         return validate_data(self, X, *y, dtype=kind, ensure_all_finite=False, **how)
 
-    def _declared(self) -> tuple[Column, ...]:
-        """The public description of the columns."""
-        names = getattr(self, "feature_names_in_", [f"x{place}" for place in range(self.n_features_in_)])
-        other = self.unknown == "other"
-        return declared_columns([*map(str, names)], bounds=self.bounds, categories=self.categories, other=other)
-
     def _learn(self, cells: Any, targets: Tensor, *, outputs: int, loss: Loss, public: tuple[str, ...]) -> Self:
         """Trains a fresh model on the records, and keeps the run."""
-        columns, count = self._declared(), int(self.records or 0)
+        names = getattr(self, "feature_names_in_", [f"x{place}" for place in range(self.n_features_in_)])
+        other, count = self.unknown == "other", int(self.records or 0)
+        columns = declared_columns([*map(str, names)], bounds=self.bounds, categories=self.categories, other=other)
         options = self._training(count)
         inputs = torch.from_numpy(encoded(cells, columns))
         if is_standardised(cells):
@@ -235,11 +231,8 @@ def made_model(model: ModelMaker | str | None, features: int, outputs: int, seed
     """A fresh model: by name, or from the user's function; a seed fixes its public start."""
     if model is None or isinstance(model, str):
         return make_model("mlp" if model is None else model, shape=(features,), classes=outputs, seed=seed)
-    require(
-        not isinstance(model, nn.Module),
-        f"model={type(model).__name__}; allowed: a name, or a function of (features, outputs) that makes a fresh "
-        "module, since every fit starts anew",
-    )
+    maker = "a function of (features, outputs) that makes a fresh module, since every fit starts anew"
+    require(not isinstance(model, nn.Module), f"model={type(model).__name__}; allowed: a name, or {maker}")
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)

@@ -60,7 +60,6 @@ rate; the length of X is private, so it is never read for that)
         cells, labels = self._read(X, y)
         check_classification_targets(labels)
         classes = declared_classes(self.classes)
-        shown = listed([repr(label) for label in classes.tolist()])
         rows = Rows({"y": labels}, "y: record {}".format)
         places = positions(rows, "y", [*map(text_of, classes.tolist())], what="label")
         self._learn(
@@ -68,7 +67,7 @@ rate; the length of X is private, so it is never read for that)
             torch.from_numpy(places),
             outputs=len(classes),
             loss=weighted_loss(self.class_weight, classes),
-            public=(f"{len(classes)} classes: {shown}",),
+            public=(f"{len(classes)} classes: {listed([*map(repr, classes.tolist())])}",),
         )
         self.classes_ = classes
         return self
@@ -127,10 +126,8 @@ def declared_classes(classes: Any) -> NDArray[Any]:
     alike = len({isinstance(label, str) for label in labels}) == 1
     fits = alike and not any(label is None or label != label for label in labels)
     found = np.unique(np.asarray(labels)) if fits else np.zeros(0)
-    require(
-        1 < len(found) == len(labels),
-        f"classes={shorten(classes)}; allowed: a list of at least 2 labels, each once, numbers alone or text alone",
-    )
+    allowed = "a list of at least 2 labels, each once, numbers alone or text alone"
+    require(1 < len(found) == len(labels), f"classes={shorten(classes)}; allowed: {allowed}")
     return found
 
 
@@ -143,11 +140,9 @@ def weighted_loss(weights: Any, classes: NDArray[Any]) -> Loss:
     fits = isinstance(weights, Mapping) and all(
         isinstance(w, int | float | np.number) and 0 <= w < np.inf for w in weights.values()
     )
-    require(
-        fits,
-        f"class_weight={shorten(weights)}; allowed: public weights of at least 0 by class, e.g. class_weight={example} "
-        "('balanced' would count the classes of private records)",
-    )
+    allowed = f"public weights of at least 0 by class, e.g. class_weight={example}"
+    why = "('balanced' would count the classes of private records)"
+    require(fits, f"class_weight={shorten(weights)}; allowed: {allowed} {why}")
     for label in weights.keys() - {*labels}:
         raise InputError(f"class_weight: {unknown('class', str(label), map(str, labels))}")
     return nn.CrossEntropyLoss(weight=torch.tensor([float(weights.get(label, 1)) for label in labels]))

@@ -96,9 +96,8 @@ class Columns:
         try:
             made = self._collate([record])
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(
-                f"{where} cannot be collated: {first_line(error)}; allowed: a dict of numbers (is it tokenised?)"
-            ) from None
+            fault = f"{where} cannot be collated: {first_line(error)}"
+            raise InputError(f"{fault}; allowed: a dict of numbers (is it tokenised?)") from None
         row = {column: values for column, values in made.items() if isinstance(values, Tensor)}
         if IDS in row and self.max_length is not None:
             self._pad(row, self.max_length, where)
@@ -113,22 +112,17 @@ class Columns:
             row.setdefault(LABELS, ids.masked_fill(mask == 0, IGNORED))
         for column in sorted(row.keys() & self._fills.keys(), key=lambda column: (column != IDS, column)):
             values = row[column]
-            require(
-                values.dim() > 1 and not values.is_floating_point() and 1 <= values.shape[-1] <= length,
-                f"{where}: its {column} are {describe_tree(values)}; allowed: 1 to {length} whole numbers "
-                f"(max_length={length}: have the tokeniser truncate)",
-            )
+            fits = values.dim() > 1 and not values.is_floating_point() and 1 <= values.shape[-1] <= length
+            allowed = f"1 to {length} whole numbers (max_length={length}: have the tokeniser truncate)"
+            require(fits, f"{where}: its {column} are {describe_tree(values)}; allowed: {allowed}")
             row[column] = F.pad(values, (0, length - values.shape[-1]), value=self._fills[column])
 
     def _joined(self, rows: list[dict[str, Tensor]], name: str) -> dict[str, Tensor]:
-        """All rows as one batch."""
         kinds = [describe_tree(row) for row in rows]
         odd = next((number for number, kind in enumerate(kinds) if kind != kinds[0]), 0)
-        require(
-            not odd and rows[0].keys() - {LABELS},
-            f"{name}: record {odd} has the columns {kinds[odd] or 'none'}, record 0 {kinds[0] or 'none'}; allowed: "
-            "the same columns of numbers in every record, such as input_ids (tokenise it first)",
-        )
+        fault = f"{name}: record {odd} has the columns {kinds[odd] or 'none'}, record 0 {kinds[0] or 'none'}"
+        allowed = "the same columns of numbers in every record, such as input_ids (tokenise it first)"
+        require(not odd and rows[0].keys() - {LABELS}, f"{fault}; allowed: {allowed}")
         return {column: torch.cat([row[column] for row in rows]) for column in rows[0]}
 
 

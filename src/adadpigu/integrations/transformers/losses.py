@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from adadpigu.core.gradients import Loss
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.probing import removing
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import count_rows
 from adadpigu.errors import ModelError, require
@@ -91,12 +92,8 @@ def _positions_by_record(model: nn.Module, records: int) -> Iterator[None]:
         return None
 
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)] if records > 1 else []
-    handles = [table.register_forward_pre_hook(widen) for table in tables]
-    try:
+    with removing([table.register_forward_pre_hook(widen) for table in tables]):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class OwnLoss:
@@ -124,7 +121,6 @@ class OwnLoss:
             model.eval()
             compares = compares_records(lambda rows: self._of_batch(model, dict(rows)), example)
         if compares:
-            raise ModelError(
-                "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses; allowed: a "
-                "loss of each record by itself, such as reduction='none' and then .mean()"
-            )
+            fault = "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses"
+            remedy = "a loss of each record by itself, such as reduction='none' and then .mean()"
+            raise ModelError(f"{fault}; allowed: {remedy}")

@@ -95,11 +95,9 @@ def check_accelerator(accelerator: Any) -> None:
     accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
     for name, allowed in (("mixed_precision", "no"), ("distributed_type", "NO")):
         value = _plain(getattr(accelerator, name))
-        require(
-            value == allowed,
-            f"accelerate: {name}={value!r} changes model or batches; allowed: {allowed!r} (it reads "
-            f"ACCELERATE_{name.upper()}, or was started by accelerate launch), and TrainingArguments in its place",
-        )
+        fault = f"accelerate: {name}={value!r} changes model or batches"
+        where = f"it reads ACCELERATE_{name.upper()}, or was started by accelerate launch"
+        require(value == allowed, f"{fault}; allowed: {allowed!r} ({where}), and TrainingArguments in its place")
 
 
 def _plain(value: Any) -> Any:

@@ -105,9 +105,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         self._loss = None if own else loss or usual_loss(bare, bare.config, args.label_smoothing_factor)
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
-        check_options(
-            "PrivateTrainer", options, ELSEWHERE, _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
-        )
+        named = _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
+        check_options("PrivateTrainer", options, ELSEWHERE, named)
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
@@ -164,17 +163,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` goes on with the run in `output_dir`, as its ledger allows."""
-        require(
-            not isinstance(resume_from_checkpoint, str),
-            f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says; "
-            f"allowed: True, with output_dir={self.args.output_dir!r}",
-        )
-        folder = Path(self.args.output_dir) / RUN_FOLDER
-        require(
-            resume_from_checkpoint or not (folder.is_dir() and any(folder.iterdir())),
-            f"output_dir={self.args.output_dir!r} holds a private run already; allowed: another output_dir, or "
-            "train(resume_from_checkpoint=True) to go on with that run",
-        )
+        folder, out = Path(self.args.output_dir) / RUN_FOLDER, f"output_dir={self.args.output_dir!r}"
+        fault = f"resume_from_checkpoint={resume_from_checkpoint!r}: a run goes on from where its ledger says"
+        require(not isinstance(resume_from_checkpoint, str), f"{fault}; allowed: True, with {out}")
+        there = folder.is_dir() and any(folder.iterdir())
+        remedy = "another output_dir, or train(resume_from_checkpoint=True) to go on with that run"
+        require(resume_from_checkpoint or not there, f"{out} holds a private run already; allowed: {remedy}")
         self.args = private_settings(self.args, self._private, by_rules=self._loss is not None)  # they may have changed
         self._resuming, self._run, self._batches = bool(resume_from_checkpoint), None, None
         return super().train(None, *args, **kwargs)  # type: ignore[no-any-return, unused-ignore]
@@ -231,9 +225,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One release; the number it returns stands for a loss that nobody knows."""
         if not isinstance(inputs, PrivateBatch):
-            raise PrivacyLineError(
-                f"training_step was given a {type(inputs).__name__}: records that were not drawn and charged"
-            )
+            given = type(inputs).__name__
+            raise PrivacyLineError(f"training_step was given a {given}: records that were not drawn and charged")
         self.model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
