@@ -53,7 +53,6 @@ TABLE_3 = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "sigma", "steps", "classic", "improved", "tight"), GOLDEN)
 def test_every_golden_row_is_met(
     rate: float, sigma: float, steps: int, classic: float, improved: float, tight: float
@@ -75,7 +74,6 @@ def test_one_gaussian_is_exact(sigma: float, exact: float) -> None:
     assert epsilon(draw_event(1.0, [sigma]), DELTA) == pytest.approx(exact, abs=1e-8)
 
 
-@pytest.mark.slow
 def test_two_releases_of_one_draw_cost_more_than_two_draws_would() -> None:
     together = dp.SelfComposedDpEvent(draw_event(0.02, [1.0, 1.0]), 1000)
     apart = dp.SelfComposedDpEvent(draw_event(0.02, [1.0]), 2000)

@@ -36,7 +36,6 @@ def three_stages(sigma: float, *, fixed: float = 20.0) -> Plan:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "steps", "target", "delta"),
     [
@@ -121,13 +120,11 @@ def test_affordable_steps_are_the_last_that_fit(rate: float, sigma: float, targe
     assert epsilon(plan_for(rate, steps + 1)(sigma).event(), DELTA) > target
 
 
-@pytest.mark.slow
 def test_no_step_is_affordable_without_noise_or_with_too_little() -> None:
     assert affordable_prefix(plan_for(0.1, 10**6)(0.0), epsilon=1.0, delta=DELTA) == 0
     assert affordable_prefix(plan_for(0.1, 10**6)(0.5), epsilon=0.1, delta=DELTA) == 0
 
 
-@pytest.mark.slow
 def test_an_affordable_prefix_ends_inside_a_stage_or_with_the_plan() -> None:
     plan = three_stages(3.0)
     whole = epsilon(plan.event(), DELTA)

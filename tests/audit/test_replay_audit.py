@@ -123,7 +123,6 @@ def test_a_run_is_audited_as_its_config_has_it(settings: dict[str, Any]) -> None
     assert found.epsilon_lower == pytest.approx(found.epsilon_claimed, rel=1e-3)
 
 
-@pytest.mark.slow
 def test_a_last_digit_that_depends_on_who_else_is_drawn_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the first record's input has another last digit in draws of an odd number."""
     genuine = View.__call__

@@ -32,7 +32,6 @@ anything = hnp.arrays(
 )
 
 
-@pytest.mark.slow
 @given(rows=anything, clip=st.floats(1e-6, 1e6), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_no_record_contributes_more_than_the_clip_norm(rows: np.ndarray, clip: float, dtype: torch.dtype) -> None:
@@ -138,7 +137,6 @@ def test_only_an_engines_output_is_taken() -> None:
         Bounder(GradientSum(clip_norm=1.0), 3).add(torch.ones(2, 3))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @given(rows=anything, clip=st.floats(1e-6, 1e6), stability=st.floats(1e-9, 1e3))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_automatic_clipping_keeps_the_bound_and_scales_every_record(

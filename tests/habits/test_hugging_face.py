@@ -95,7 +95,6 @@ def plainly(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Tensor]:
     return {dropout: trained(tmp_path_factory.mktemp("plain"), dropout) for dropout in (True, False)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -117,7 +116,6 @@ def test_a_setting_about_memory_or_speed_trains_to_the_same_weights(
     assert torch.allclose(found, plainly[dropout], rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [{"neftune_noise_alpha": 5.0}, {"label_smoothing_factor": 0.1}, {"lr_scheduler_type": "cosine", "warmup_steps": 1}],
@@ -166,7 +164,6 @@ def test_class_weights_multiply_the_loss_of_each_record(way: str, tmp_path: Path
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_compute_loss_of_ones_own_trains_one_record_at_a_time(tmp_path: Path) -> None:
     """Slower, which is said; what it logs is withheld, and the statement names it."""
     private = trainer(tmp_path, made(AutoModelForSequenceClassification), kind=_Own, settings={"logging_steps": 1})
@@ -192,7 +189,6 @@ class _Broken(PrivateTrainer):
         return model(**inputs).loss * inputs["importance"]
 
 
-@pytest.mark.slow
 def test_a_loss_over_the_whole_batch_is_refused_and_an_error_keeps_its_type(tmp_path: Path) -> None:
     with pytest.raises(ad.ModelError, match="compute_loss: the loss of a batch is neither the mean nor the sum"):
         trainer(tmp_path, made(AutoModelForSequenceClassification), kind=_Contrast).train()
@@ -200,7 +196,6 @@ def test_a_loss_over_the_whole_batch_is_refused_and_an_error_keeps_its_type(tmp_
         trainer(tmp_path, made(AutoModelForSequenceClassification), kind=_Broken).train()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_a_record_whose_labels_are_all_ignored_contributes_zero(own: bool, tmp_path: Path) -> None:
     data = texts(labels=lambda i, ids: [-100 if i == 2 else i % 3] * len(ids))
@@ -225,7 +220,6 @@ def token_mean(outputs: Any, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs.logits.view(-1, 3), labels.view(-1))
 
 
-@pytest.mark.slow
 def test_a_model_of_another_task_trains_by_its_own_loss(tmp_path: Path) -> None:
     data = texts(start_positions=lambda *_: 0, end_positions=lambda *_: 1)
     model = made(AutoModelForQuestionAnswering, BertConfig.from_dict({**BERT.to_dict(), "num_labels": 2}))
@@ -236,7 +230,6 @@ def test_a_model_of_another_task_trains_by_its_own_loss(tmp_path: Path) -> None:
     assert private.run.steps_done == 2
 
 
-@pytest.mark.slow
 def test_images_train_without_tokens(tmp_path: Path) -> None:
     config = ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4
@@ -253,7 +246,6 @@ def tokeniser() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)), pad_token="0", mask_token="1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("collator", [DataCollatorWithPadding, DataCollatorForLanguageModeling, None])
 def test_padding_collators_and_causal_language_models(collator: Any, tmp_path: Path) -> None:
     """Evaluation has a loss; steps are seen by callbacks; the collator's batches are padded to one length."""
@@ -282,7 +274,6 @@ def test_padding_collators_and_causal_language_models(collator: Any, tmp_path: P
 T5 = T5Config(vocab_size=WORDS, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("collated", [False, True])
 def test_summaries_of_several_lengths_are_padded_and_padding_counts_for_nothing(collated: bool, tmp_path: Path) -> None:
     """The loss of each record is that of the model on this record alone, unpadded."""

@@ -79,7 +79,6 @@ def two_inputs(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch["left"], batch["right"]), batch["label"], reduction="none")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "ghost", "functional", "loop"])
 def test_two_inputs_in_a_dict_batch(engine: str) -> None:
     torch.manual_seed(0)
@@ -121,7 +120,6 @@ def test_a_vae_on_records_of_one_tensor(engine: str) -> None:
     assert_gradients(ready, vae_losses, x)
 
 
-@pytest.mark.slow
 def test_a_vae_that_draws_at_random() -> None:
     def losses(model: Any, x: Tensor) -> Tensor:
         mean, logvar = model.encode(x)
@@ -197,7 +195,6 @@ def trained_on(source: Any, **how: Any) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "habit",
     ["numpy", "numpy float64", "int32 labels", "uint8 labels", "list of pairs", "Dataset", "lists", "data frame"],
@@ -254,7 +251,6 @@ def test_a_loop_of_ones_own_takes_dict_records_and_ends_at_the_weights_of_train(
         assert torch.equal(one, other)
 
 
-@pytest.mark.slow
 def test_pairs_given_to_losses_keep_their_accuracy() -> None:
     data = small_digits()
 

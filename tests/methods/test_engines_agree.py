@@ -25,7 +25,6 @@ def deep_net() -> nn.Module:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "all the frame allows"])
 def test_the_engine_changes_no_method(case: str, tmp_path: Path) -> None:
     """Same coins, same noise: whichever engine bounds the gradients, the weights agree to rounding.

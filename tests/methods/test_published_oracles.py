@@ -183,7 +183,6 @@ def masks_of(recorded: Recorded) -> list[np.ndarray]:
 RATES: dict[Rise, list[float]] = {"linear": [0.0, 0.4, 0.8], "constant": [0.8, 0.8, 0.8]}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rise", RATES)
 def test_random_freeze_draws_a_mask_an_epoch_and_freezes_more_and_more(rise: Rise) -> None:
     """N/B = 4.8 steps make an epoch: steps 0 to 4, 5 to 9, 10 to 14."""

@@ -111,7 +111,6 @@ OPEN = "no closing record"
 """looks like a run that was killed before its end: no alarm, but nothing is claimed"""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_edited_folder_is_told_by_the_file_that_differs(

@@ -71,7 +71,6 @@ def loop_for(net: nn.Module, optimizer: torch.optim.Optimizer, **changes: object
     return PrivateLoop(net, optimizer, data(), **{**settings, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_an_own_loop_ends_at_the_weights_of_the_packages_loop(name: str) -> None:
     ours, theirs = model(), model()

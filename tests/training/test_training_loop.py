@@ -18,7 +18,6 @@ from adadpigu.training import Facts, Metrics, Run, train_prepared
 from trials import SHORT, arrays, other_arrays, prepare_small, run_small, small_net, weights
 
 
-@pytest.mark.slow
 def test_physical_batch_size_changes_nothing_but_memory() -> None:
     method = AdaDPIGU(importance_steps=2, top_k=0.5)
     whole = run_small(method)

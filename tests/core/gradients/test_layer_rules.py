@@ -81,7 +81,6 @@ def convolutions(draw: st.DrawFn, dimensions: int) -> tuple[dict[str, Any], tupl
     return options, several(5, 8)
 
 
-@pytest.mark.slow
 @settings(thorough, max_examples=100)
 @given(batches, convolutions(2), reductions, dtypes, seeds)
 def test_conv2d_gradients_equal_the_oracle(
@@ -91,7 +90,6 @@ def test_conv2d_gradients_equal_the_oracle(
     check_engines(nn.Conv2d(**options), (b, options["in_channels"], *size), reduction, dtype, seed)
 
 
-@pytest.mark.slow
 @settings(thorough, max_examples=80)
 @given(batches, convolutions(1) | convolutions(3), reductions, dtypes, seeds)
 def test_gradients_of_other_convolutions_equal_the_oracle(
