@@ -4,8 +4,6 @@ All that is shown is public: settings, ε, scores on test records, and counts of
 many records were drawn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -252,7 +250,7 @@ class Progress:
         self._task = TaskID(0)
         self._fields: dict[str, Any] = {"epsilon": "", "accuracy": ""}
 
-    def begin(self, facts: Facts) -> None:
+    def begin(self, facts: "Facts") -> None:
         self._target = facts.epsilon
         self._introduce(facts)
         if can_redraw(self._console):
@@ -267,7 +265,7 @@ class Progress:
             self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
             self._bar.start()
 
-    def _introduce(self, facts: Facts) -> None:
+    def _introduce(self, facts: "Facts") -> None:
         """What is trained, how, and under which budget."""
         private = facts.epsilon is not None and facts.secret
         budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
@@ -285,7 +283,7 @@ class Progress:
             for warning in facts.warnings:
                 print_warning(warning, self._console)
 
-    def update(self, metrics: Metrics) -> None:
+    def update(self, metrics: "Metrics") -> None:
         if metrics.epsilon is not None:
             self._fields["epsilon"] = f"ε {rounded_up(metrics.epsilon)} of {rounded_up(self._target or 0.0)}"
         if metrics.test_accuracy is not None:
@@ -296,6 +294,6 @@ class Progress:
             words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
             print_line("  " + "  ".join(words), self._console)
 
-    def end(self, run: Run) -> None:
+    def end(self, run: "Run") -> None:
         if self._bar is not None:
             self._bar.stop()

@@ -4,8 +4,6 @@ Rényi accounting over whole orders brackets σ in milliseconds, a coarse privac
 tight one has the last word, so that a search costs two or three tight evaluations. Everything here is public.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Callable

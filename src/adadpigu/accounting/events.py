@@ -5,8 +5,6 @@ from one batch cost what a single Gaussian with (Σ σᵢ⁻²)^−½ costs, sam
 independent draws and under-report. Everything here is public: rates, multipliers and counts, no record.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +45,7 @@ def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     return float(least / math.sqrt(math.fsum((least / value) ** 2 for value in noise_multipliers)))
 
 
-def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> DpEvent:
+def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> "DpEvent":
     """The one event of one Poisson draw, covering every release made from it.
 
     >>> event_to_json(draw_event(0.01, [1.1]))
@@ -64,7 +62,7 @@ def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> DpEven
     return dp.PoissonSampledDpEvent(float(sample_rate), dp.GaussianDpEvent(noise_multiplier))
 
 
-def compose(charges: Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]) -> DpEvent:
+def compose(charges: "Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]") -> "DpEvent":
     """All of these events together, each with its count, as one composed event."""
     import dp_accounting as dp
 
@@ -72,7 +70,7 @@ def compose(charges: Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]) -> D
     return dp.ComposedDpEvent([dp.SelfComposedDpEvent(event, count) for event, count in pairs if count > 0])
 
 
-def leaves(event: DpEvent) -> Counter[DpEvent]:
+def leaves(event: "DpEvent") -> "Counter[DpEvent]":
     """How often each single mechanism occurs in a (nested) composition."""
     import dp_accounting as dp
 
@@ -89,7 +87,7 @@ def leaves(event: DpEvent) -> Counter[DpEvent]:
     return found
 
 
-def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
+def sampled_gaussian(event: "DpEvent") -> tuple[float, float]:
     """(sample rate q, noise multiplier σ) of a single mechanism; σ = 0 for one that is not private."""
     import dp_accounting as dp
 
@@ -104,7 +102,7 @@ def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
     )
 
 
-def event_to_json(event: DpEvent) -> dict[str, object]:
+def event_to_json(event: "DpEvent") -> dict[str, object]:
     """A single mechanism as plain JSON; an event that this package does not use is refused by name."""
     import dp_accounting as dp
 
@@ -117,7 +115,7 @@ def event_to_json(event: DpEvent) -> dict[str, object]:
     return {"event": "PoissonSampled", "sample_rate": rate, "of": gaussian} if sampled else gaussian
 
 
-def event_from_json(data: Mapping[str, Any]) -> DpEvent:
+def event_from_json(data: Mapping[str, Any]) -> "DpEvent":
     """The inverse of `event_to_json`.
 
     >>> event_from_json(event_to_json(draw_event(0.01, [1.1]))) == draw_event(0.01, [1.1])
@@ -164,7 +162,7 @@ class Spending:
         unsampled = ((1.0, self.gaussian_multiplier, 1),) if self.precision else ()
         return (*unsampled, *self.sampled)
 
-    def split(self, sigma: float) -> tuple[Spending, Spending]:
+    def split(self, sigma: float) -> "tuple[Spending, Spending]":
         """The sampled draws with less noise than that, and all else."""
         below = tuple(part for part in self.sampled if part[1] < sigma)
         rest = tuple(part for part in self.sampled if part[1] >= sigma)
@@ -175,7 +173,7 @@ class Spending:
         return -math.expm1(math.fsum(count * math.log1p(-q) for q, _, count in self.sampled))
 
 
-def spending_of(event: DpEvent) -> Spending:
+def spending_of(event: "DpEvent") -> Spending:
     """The normal form of an event.
 
     >>> from adadpigu.accounting import draw_event

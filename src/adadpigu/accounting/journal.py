@@ -15,8 +15,6 @@ Not visible to anybody who has the two files alone: both rewritten together, bot
 continued apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,8 +6,6 @@ A reservation charges several steps at once; `settle` gives back those at its en
 record counts as the largest reservation that the header allows, since a flipped bit at the end looks the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -104,7 +102,7 @@ class LedgerRecord:
     def _at_start(self, key: str) -> list[str]:
         return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
 
-    def spent(self) -> Counter[DpEvent]:
+    def spent(self) -> "Counter[DpEvent]":
         """How often each event was charged."""
         found: Counter[DpEvent] = Counter()
         draws: Mapping[str, Any] = {}
@@ -118,7 +116,7 @@ class LedgerRecord:
             found.update(self.unfinished(found))
         return found
 
-    def unfinished(self, spent: Counter[DpEvent]) -> Counter[DpEvent]:
+    def unfinished(self, spent: "Counter[DpEvent]") -> "Counter[DpEvent]":
         """The most that a record which was never finished can have charged, beside what was spent before it."""
         found: Counter[DpEvent] = Counter()
         for draws in {stage.draws for stage in self.plan.stages if stage.steps}:
@@ -127,7 +125,7 @@ class LedgerRecord:
         left = self.plan.charges() - spent
         return Counter({event: min(count, left[event]) for event, count in found.items() if left[event] > 0})
 
-    def events(self) -> DpEvent:
+    def events(self) -> "DpEvent":
         """Everything charged, composed: what an accountant replays."""
         return dp_events.compose(self.spent())
 

@@ -4,8 +4,6 @@ A plan is public. It is what is calibrated, charged and claimed. Every step of a
 one Poisson sample with one noise multiplier σ (combined over the releases made from that draw).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +53,7 @@ class PlannedDraw:
         events.check_sample_rate(self.sample_rate)
         events.check_noise_multiplier(self.noise_multiplier)
 
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         return events.draw_event(self.sample_rate, [self.noise_multiplier])
 
 
@@ -101,7 +99,7 @@ class Plan:
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
-    def charges(self) -> Counter[DpEvent]:
+    def charges(self) -> "Counter[DpEvent]":
         """How many of each event the whole plan holds. Steps with equal draws are one kind, whatever their stage."""
         kinds: Counter[tuple[PlannedDraw, ...]] = Counter()
         for stage in self.stages:
@@ -112,10 +110,10 @@ class Plan:
                 found[draw.event()] += steps + min(steps, self.spare)
         return found
 
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         return events.compose(self.charges())
 
-    def prefix(self, steps: int) -> Plan:
+    def prefix(self, steps: int) -> "Plan":
         """The plan of the first so many steps, across stages, none of them repeated."""
         check("steps", steps, 0 <= steps <= self.steps, f"must lie in [0, {self.steps}], the steps of the plan")
         kept, left = [], steps
@@ -130,7 +128,7 @@ class Plan:
         return {"stages": stages, **({"spare": self.spare} if self.spare else {})}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         try:
             drawn = [(stage, tuple(PlannedDraw(**draw) for draw in stage["draws"])) for stage in data["stages"]]
             stages = tuple(PlannedStage(**{**stage, "draws": draws}) for stage, draws in drawn)

@@ -7,8 +7,6 @@ valid. ε, δ and α are fixed when the file is created. A run reserves the cost
 and gives back at its end what it never charged. A run that crashes keeps its reservation.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
@@ -139,7 +137,7 @@ class SharedLedger:
             other = f"ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
             check(key, repr(here), here == there, other)
 
-    def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
+    def reserve(self, event: "DpEvent", ledger: "Ledger", method: str) -> None:
         """Reserves what a run's whole plan costs; a run that goes on has to be there, with this ledger."""
         with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
@@ -148,7 +146,7 @@ class SharedLedger:
     def total(self) -> SharedTotal:
         return read_shared(self._path).total()
 
-    def _refuse_foreign(self, record: SharedRecord, ledger: Ledger) -> None:
+    def _refuse_foreign(self, record: SharedRecord, ledger: "Ledger") -> None:
         """A run's ledger is never behind what the shared one knows of it: a copy or an older one would be."""
         known = record.runs.get(self._run)
         if known is None:
@@ -163,11 +161,11 @@ class SharedLedger:
     def _line(self, cost: float, head: tuple[int, str], method: str, state: str) -> dict[str, object]:
         return {"run": self._run, "rdp": cost, "method": method, "state": state, "head": list(head), "time": now()}
 
-    def check(self, event: DpEvent) -> None:
+    def check(self, event: "DpEvent") -> None:
         """Refuses what `reserve` would refuse now; writes nothing."""
         self._cost(read_shared(self._path), event)
 
-    def _cost(self, record: SharedRecord, event: DpEvent) -> float:
+    def _cost(self, record: SharedRecord, event: "DpEvent") -> float:
         cost = rdp_at(event, record.order)
         others = math.fsum(float(line["rdp"]) for run, line in record.runs.items() if run != self._run)
         if not others + cost <= rdp_limit(record.budget, record.order):
@@ -178,7 +176,7 @@ class SharedLedger:
             )
         return cost
 
-    def settle(self, ledger: Ledger, method: str) -> None:
+    def settle(self, ledger: "Ledger", method: str) -> None:
         """Gives back what the plan held and was never charged, by a ledger that is closed."""
         with self._writing() as (journal, record):
             journal.append(self._line(rdp_at(ledger.events(), record.order), ledger.head, method, "settled"))
@@ -202,7 +200,7 @@ class SharedLedger:
             yield journal, record
 
 
-def rdp_at(event: DpEvent, order: float) -> float:
+def rdp_at(event: "DpEvent", order: float) -> float:
     """ρ(α) of an event; infinite for one without noise."""
     spending = spending_of(event)
     return rdp_values(spending, (order,))[0] if spending.private else math.inf

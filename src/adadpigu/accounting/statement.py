@@ -4,8 +4,6 @@ The claim is the ε of the *whole plan*, also for a run that was stopped: when t
 Every field is public. `wording` renders it for people.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -92,7 +90,7 @@ class PrivacyReport:
         """All steps that were ever charged, those that were repeated after a crash counted again."""
         return sum(session.steps for session in self.sessions)
 
-    def event(self) -> DpEvent:
+    def event(self) -> "DpEvent":
         """The planned events as one composition, for any accountant to replay."""
         return compose((event_from_json(group.event), group.count) for group in self.events)
 
@@ -107,7 +105,7 @@ class PrivacyReport:
         return {"format": FORMAT, **strict_json(fields | derived)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
+    def from_json(cls, data: Mapping[str, object]) -> "PrivacyReport":
         """The inverse of `to_json`; null in a number becomes infinity again."""
         if data.get("format") != FORMAT:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
@@ -129,7 +127,7 @@ class PrivacyReport:
 def privacy_report(
     *,
     plan: Plan,
-    spent: DpEvent,
+    spent: "DpEvent",
     delta: float,
     records: int,
     expected_batch_size: float,
@@ -213,5 +211,5 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
 def _record(kind: type[T], data: Mapping[str, object]) -> T:
     """A dataclass from its fields, null standing for infinity where only a number is allowed."""
     annotations = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    infinite = [key for key, value in data.items() if value is None and annotations.get(key) == "float"]
+    infinite = [key for key, value in data.items() if value is None and annotations.get(key) in (float, "float")]
     return kind(**{**data, **dict.fromkeys(infinite, math.inf)})

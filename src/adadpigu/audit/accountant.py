@@ -5,8 +5,6 @@
 charged, and what it says that costs. Of a finished run the charges on its ledger are counted too. Deterministic.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

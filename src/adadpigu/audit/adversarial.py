@@ -4,8 +4,6 @@ Checks of input refuse most of them; an audit looks behind those checks (`Unchec
 whatever gets through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

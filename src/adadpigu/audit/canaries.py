@@ -9,8 +9,6 @@ over several. Where records have owners, a canary is one with as many such recor
 of the run is replaced but the canaries' own inclusion coins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast

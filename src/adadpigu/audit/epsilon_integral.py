@@ -8,8 +8,6 @@ where x is from the mixture for a record that is removed; for one that is added 
 The integrand is analytic, so that the trapezoid rule errs by little.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -80,7 +78,7 @@ class _Line:
     rougher: Numbers
 
     @classmethod
-    def of(cls, draws: Sequence[Draw], delta: float, finer: float, *, removed: bool) -> _Line:
+    def of(cls, draws: Sequence[Draw], delta: float, finer: float, *, removed: bool) -> "_Line":
         moments = np.array([_log_moment(draws, c + np.zeros(1, complex), removed=removed)[0].real for c in _ORDERS])
         c = float(_ORDERS[np.nanargmin((moments - math.log(delta)) / _ORDERS)])
         around = np.array([0.999 * c, c, 1.001 * c], dtype=np.complex128)

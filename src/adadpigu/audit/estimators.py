@@ -5,8 +5,6 @@ counts right guesses about coin-flipped canaries of one run. Thresholds and numb
 advance, or chosen on other scores than those that are counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,13 +43,13 @@ class Errors:
     within: int
 
     @classmethod
-    def of(cls, within: Scores, without: Scores, threshold: float) -> Errors:
+    def of(cls, within: Scores, without: Scores, threshold: float) -> "Errors":
         """Of saying "in" above a threshold. A score that is not finite is an error in either world."""
         alarms, hits = (without > threshold) | ~np.isfinite(without), (within > threshold) & np.isfinite(within)
         return cls(false_alarms=int(alarms.sum()), without=len(without), misses=int((~hits).sum()), within=len(within))
 
     @classmethod
-    def without_errors(cls, observations: int) -> Errors:
+    def without_errors(cls, observations: int) -> "Errors":
         """Of an attacker who was never wrong on so many observations a world."""
         return cls(false_alarms=0, without=observations, misses=0, within=observations)
 
@@ -70,7 +68,7 @@ class Trial:
     right: int
 
     @classmethod
-    def without_errors(cls, canaries: int, guesses: int) -> Trial:
+    def without_errors(cls, canaries: int, guesses: int) -> "Trial":
         """Of an attacker who was never wrong."""
         return cls(canaries=canaries, guesses=guesses, right=guesses)
 
@@ -204,7 +202,7 @@ def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
     return level
 
 
-def claim_curve(event: DpEvent) -> Curve:
+def claim_curve(event: "DpEvent") -> Curve:
     """The curve of the claim itself: `profile_curve` of 2,000 points of its privacy profile.
 
     The accountant's coarse grid is pessimistic: what refutes this curve refutes the exact one too.

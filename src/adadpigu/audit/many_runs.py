@@ -5,8 +5,6 @@ runs, which are not counted, choose the score and the threshold. How often that 
 below. Nothing is assumed of sampler, clip, noise and mask; the price is that n runs show about ln(n) − 2 at most.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ Pairs of models are trained on random halves of the records. Each is attacked wi
 The ROC is a figure for people. The coins of one target are independent, so guesses about them bound ε. Sensitive.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -213,7 +211,7 @@ class Roc:
     others: NDArray[np.int64]
 
     @classmethod
-    def of(cls, within: Scores, without: Scores) -> Roc:
+    def of(cls, within: Scores, without: Scores) -> "Roc":
         scores = np.concatenate([within, without])
         order = np.argsort(-scores, kind="stable")
         ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # equal scores are on one side

@@ -5,8 +5,6 @@ also on each tensor and coordinate, and independent from one coordinate, tensor,
 and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -124,7 +122,7 @@ def _plain(captured: CapturedNoise) -> Iterator[str]:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
-def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
+def _shape_checks(kinds: "Sequence[_Kind]", z: Numbers) -> Iterator[Check]:
     """Whether the numbers are N(0, 1), one by one."""
     from scipy.stats import norm
 
@@ -152,7 +150,7 @@ class _Repeats:
     variances: Numbers
 
     @classmethod
-    def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
+    def among(cls, parts: Sequence[Part], *, signed: bool = True) -> "_Repeats":
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
         z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
         return cls(*p_values.repeats(z if signed else p_values.sizes(z, due), due))

@@ -7,8 +7,6 @@ Those that are in are Poisson-sampled with q in every step. With x_t = ⟨e_j, r
 The auditor guesses "in" for the highest scores and "out" for the lowest. How many are right bounds ε from below.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

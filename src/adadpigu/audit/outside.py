@@ -6,8 +6,6 @@ step by plain SGD where they can, so that after every step the weights have to b
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that is learned from noise of earlier steps is settled before a number is drawn.
 fairly, does not grow on average, so its inverse is a p-value, whenever one stops (Ville 1939; Howard et al. 2021).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,7 +33,7 @@ class Check(NamedTuple):
     p: float
     finding: str
 
-    def of(self, what: str) -> Check:
+    def of(self, what: str) -> "Check":
         return Check(f"{what}: {self.name}", self.p, f"{what}: {self.finding}")
 
 

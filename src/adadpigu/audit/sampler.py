@@ -4,8 +4,6 @@ The subject's own training loop runs on public records or stand-ins (`watching`)
 the law of Poisson sampling (`p_values`): record i is in draw t with probability q, whatever else is in any draw.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ They are made from what is declared alone: a description, or the copies of the p
 No file or folder of the data itself is opened, so that an audit of the mechanism works where the data is not.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ random numbers in the shape that the description declares. What a finished run c
 a stranger's: privacy.json, ledger and config are checked against each other, and nothing in it is run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings
@@ -112,7 +110,7 @@ class Subject:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
         return epsilon(self.event(found), self.delta)
 
-    def event(self, found: Found) -> DpEvent:
+    def event(self, found: Found) -> "DpEvent":
         """The whole plan as an event, with its draws as an audit has found them."""
         stages = []
         for stage in self.plan.stages:

@@ -5,8 +5,6 @@ path. What an integration would check or read of the user's code beforehand is n
 is read: own data is stood in for by random numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ gathering or the micro-batches do. That is the sensitive side: public records or
 steps are recorded and replayed as in training, since the numbers are counted on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,7 +45,7 @@ class ObservedSampler(PoissonSampler):
     asked: Callable[[], object] = lambda: None
     tossed: Callable[[], object] = lambda: None
 
-    def event(self, noise_multipliers: list[float]) -> DpEvent:
+    def event(self, noise_multipliers: list[float]) -> "DpEvent":
         self.asked()
         return self.own.event(noise_multipliers)
 

@@ -6,8 +6,6 @@ worlds apart with error rates that bound μ = 1/σ from below; σ̂ = 1/μ goes 
 A frozen coordinate of the block has to be exactly 0 in every release and must not move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`adadpigu methods`, `models` and `presets`: what there is, one line each."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

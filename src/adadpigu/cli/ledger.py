@@ -1,7 +1,5 @@
 """`adadpigu ledger`: what was spent, and whether the record is whole; and the ledger that several runs share."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

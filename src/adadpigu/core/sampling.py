@@ -4,8 +4,6 @@
 records of theirs. Which records were drawn, how many, and whose they are is sensitive.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -49,7 +47,7 @@ class Coins(Sensitive[Tensor]):
         """The positions of those that were taken; a device waits for their number."""
         return Drawn(unseal(self).nonzero().flatten())
 
-    def shared_by(self, processes: Processes) -> Coins:
+    def shared_by(self, processes: Processes) -> "Coins":
         """The first process's coins, as each of several sees them: for the records that live there."""
         return Coins(processes.share_coins(unseal(self)))
 
@@ -68,7 +66,7 @@ class Sampler(Protocol):
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         """Which records one draw takes."""
 
-    def event(self, noise_multipliers: list[float]) -> DpEvent:
+    def event(self, noise_multipliers: list[float]) -> "DpEvent":
         """What one draw costs, whatever number of noisy sums is released from it."""
 
 
@@ -92,7 +90,7 @@ class PoissonSampler:
         check_range("sample_rate", self.sample_rate, "in (0, 1]")
 
     @classmethod
-    def expecting(cls, *, batch_size: int, records: int) -> PoissonSampler:
+    def expecting(cls, *, batch_size: int, records: int) -> "PoissonSampler":
         """The sampler whose draws hold `batch_size` records on average."""
         if not 1 <= batch_size <= records:
             raise InputError(f"batch_size={batch_size} is not between 1 and the declared record count {records}")
@@ -102,7 +100,7 @@ class PoissonSampler:
         """Tosses one coin a record, on the generator's device. A draw of no records is legal."""
         return Coins(randomness.uniform(len(population)) < self.sample_rate)
 
-    def event(self, noise_multipliers: list[float]) -> DpEvent:
+    def event(self, noise_multipliers: list[float]) -> "DpEvent":
         """What one draw costs, whatever number of noisy sums is released from it."""
         return _event(self.sample_rate, tuple(noise_multipliers))
 
@@ -127,7 +125,7 @@ class Owners(Sensitive[Tensor]):
         self._content, self.cap = numbers, cap
 
     @classmethod
-    def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> Owners:
+    def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> "Owners":
         """From one name or number a record."""
         check_range("owner_cap", cap, "at least 1")
         held_as: Any = names.to_numpy() if hasattr(names, "to_numpy") else names  # a column's type counts
@@ -141,7 +139,7 @@ class Owners(Sensitive[Tensor]):
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
 
-    def followed_by(self, sizes: Iterable[int]) -> Owners:
+    def followed_by(self, sizes: Iterable[int]) -> "Owners":
         """These, and behind them others, each of so many records.
 
         >>> unseal(Owners.of(["ann", "ann"], cap=2).followed_by([1, 3])).tolist()
@@ -163,7 +161,7 @@ class Owners(Sensitive[Tensor]):
         held = len(self._content)
         require(held == records, f"owners: {held} of them for {records} records; allowed: one owner a record")
 
-    def to(self, device: torch.device) -> Owners:
+    def to(self, device: torch.device) -> "Owners":
         return Owners(self._content.to(device), self.cap)
 
 
@@ -189,7 +187,7 @@ class OwnerSampler:
         numbers = unseal(self.owners).to(coins.device)
         return Coins(coins[numbers] & (numbers >= 0))
 
-    def event(self, noise_multipliers: list[float]) -> DpEvent:
+    def event(self, noise_multipliers: list[float]) -> "DpEvent":
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 

@@ -5,8 +5,6 @@ said to be. Names of data sets, models and layers are whatever users call them, 
 image, table cell, heading or HTML can come out of one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

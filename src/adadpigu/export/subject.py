@@ -4,8 +4,6 @@ A folder may be a stranger's: it is read by `runs.reading`, and refused where it
 together (`runs.verifying`). So is a model whose weights are not the run's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Training has paid for its releases by the time a library fails, so a logger that
 warning by name, and the run goes on to its model and its statement. The run folder keeps everything regardless.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings

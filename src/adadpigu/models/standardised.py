@@ -11,8 +11,6 @@ gradient G_o = Σ_p dy_op patch_p of gain·ŵ becomes
 so it stays one product a record, plus t times filters that all records share. ∂ℓ/∂gain_o is t_o.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

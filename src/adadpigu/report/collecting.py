@@ -5,8 +5,6 @@ tables of ours; a file of another kind may hold records, and is shown only where
 shown is told in one line and costs the others nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

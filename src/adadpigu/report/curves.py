@@ -4,8 +4,6 @@ All of them are public: functions of releases, of the plan and of test records. 
 may end amid a line, which is then left for the next look.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 A row is a run where it tells a method and an accuracy.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ from the ledger's record, or from a `privacy.json` that is bound to it (`runs.ve
 Diagnostics are never read.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence

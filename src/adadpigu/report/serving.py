@@ -7,8 +7,6 @@ Read-only, and no other file is served. The token keeps other users of the machi
 the Host header is checked, so that a name which somebody else's server turns to 127.0.0.1 gets nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

@@ -4,8 +4,6 @@ TOML, JSON and safetensors; nothing is unpickled, and no code is imported unless
 is checked before anything is allocated for it: a model is built as shapes alone first, and must be the stored one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

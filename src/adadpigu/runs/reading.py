@@ -4,8 +4,6 @@ refused, nothing is unpickled or imported, and each value is checked once, by ty
 A refusal names the file and the key; the value itself may be anything, so it is not repeated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

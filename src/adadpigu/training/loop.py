@@ -6,8 +6,6 @@
 Weights are functions of releases, so they are public at every moment, and so is a checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 import warnings
@@ -241,7 +239,7 @@ class Session:
         if self._checkpoints is not None:
             self._save_if_due()
 
-    def _end_before(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> End | None:
+    def _end_before(self, stage: Stage, events: "Mapping[str, DpEvent]", *, left: int) -> End | None:
         """Reserves budget for the next step; or returns why there is none: a stop, or a crash that used it up."""
         if self._agreed_to_stop():
             return "interrupted"

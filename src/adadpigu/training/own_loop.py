@@ -7,8 +7,6 @@
 `p.grad` holds releases and nothing else, which the user may clip, scale or zero; `guarding` sees to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -63,7 +61,7 @@ class WithheldLoss:
 class PrivateBatch:
     """One Poisson batch of records that nobody sees, or a part of one. `backward` may be called once."""
 
-    def __init__(self, loop: PrivateLoop, step: Step, *, last_part: bool = True) -> None:
+    def __init__(self, loop: "PrivateLoop", step: Step, *, last_part: bool = True) -> None:
         self._loop, self._session = loop, loop._session
         self.step, self._last_part = step, last_part
         self._update = contextlib.ExitStack()
@@ -256,7 +254,7 @@ class PrivateLoop:
         return self._session.done
 
     @property
-    def spent(self) -> DpEvent:
+    def spent(self) -> "DpEvent":
         """All that was charged so far, for any accountant."""
         return self._session.ledger.events()
 

@@ -10,8 +10,6 @@ computes itself never reaches `p.grad`; where it would be another loss, it is re
 the statement says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,7 +96,7 @@ class PrivateLoss(Tensor):
     _written: int  # its version when it was computed
 
     @staticmethod
-    def of(value: Tensor, release: Callable[[], object]) -> PrivateLoss:
+    def of(value: Tensor, release: Callable[[], object]) -> "PrivateLoss":
         loss = value.as_subclass(PrivateLoss)
         loss._release, loss._written = release, loss._version
         return loss

@@ -1,7 +1,5 @@
 """What a script asks of `privacy_engine.accountant`: ε of what was charged, and its history. Public numbers only."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
@@ -106,7 +104,7 @@ class Accountant:
     def _begun(self) -> list[PrivateLoop]:
         return [loop for loop in self.loops() if loop.ended or not spending_of(loop.spent).free]
 
-    def _spent(self) -> DpEvent:
+    def _spent(self) -> "DpEvent":
         return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self.loops())
 
 
