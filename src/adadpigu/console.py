@@ -12,7 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,9 +22,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adadpigu.accounting.wording import rounded_up
-
-if TYPE_CHECKING:
-    from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.runs.run import Facts, Metrics, Run
 
 _BETWEEN_LINES = 10.0  # seconds between two lines where nothing can move
 _WIDE = 100  # columns from which there is room for more than what matters most
@@ -250,7 +248,7 @@ class Progress:
         self._task = TaskID(0)
         self._fields: dict[str, Any] = {"epsilon": "", "accuracy": ""}
 
-    def begin(self, facts: "Facts") -> None:
+    def begin(self, facts: Facts) -> None:
         self._target = facts.epsilon
         self._introduce(facts)
         if can_redraw(self._console):
@@ -265,7 +263,7 @@ class Progress:
             self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
             self._bar.start()
 
-    def _introduce(self, facts: "Facts") -> None:
+    def _introduce(self, facts: Facts) -> None:
         """What is trained, how, and under which budget."""
         private = facts.epsilon is not None and facts.secret
         budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
@@ -283,7 +281,7 @@ class Progress:
             for warning in facts.warnings:
                 print_warning(warning, self._console)
 
-    def update(self, metrics: "Metrics") -> None:
+    def update(self, metrics: Metrics) -> None:
         if metrics.epsilon is not None:
             self._fields["epsilon"] = f"ε {rounded_up(metrics.epsilon)} of {rounded_up(self._target or 0.0)}"
         if metrics.test_accuracy is not None:
@@ -294,6 +292,6 @@ class Progress:
             words = [f"step {metrics.step}/{metrics.steps}", metrics.stage, *filter(None, self._fields.values())]
             print_line("  " + "  ".join(words), self._console)
 
-    def end(self, run: "Run") -> None:
+    def end(self, run: Run) -> None:
         if self._bar is not None:
             self._bar.stop()

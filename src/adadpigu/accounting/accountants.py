@@ -8,15 +8,11 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from adadpigu.accounting.events import Spending, spending_of
+from adadpigu.accounting.events import DpEvent, Spending, spending_of
 from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.accounting.pld import coarse_interval, pld_epsilon, tight_interval
 from adadpigu.errors import check_known
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 ORDERS: tuple[float, ...] = (
@@ -29,7 +25,7 @@ WHOLE_ORDERS: tuple[float, ...] = tuple(order for order in ORDERS if order.is_in
 """The orders whose RDP is a finite sum: exact, fast, never left out. Enough for a bracket."""
 
 
-def epsilon(event: "DpEvent", delta: float, accountant: str = "pld") -> float:
+def epsilon(event: DpEvent, delta: float, accountant: str = "pld") -> float:
     """ε such that the event is (ε, δ)-differentially private under add/remove-one.
 
     | accountant | what it is |
@@ -53,12 +49,12 @@ def epsilon(event: "DpEvent", delta: float, accountant: str = "pld") -> float:
     return improved if accountant == "rdp" else classic
 
 
-def epsilons(event: "DpEvent", delta: float) -> dict[str, float]:
+def epsilons(event: DpEvent, delta: float) -> dict[str, float]:
     """ε under every accountant, by name."""
     return {accountant: epsilon(event, delta, accountant) for accountant in ACCOUNTANTS}
 
 
-def quick_epsilon(event: "DpEvent", delta: float) -> float:
+def quick_epsilon(event: DpEvent, delta: float) -> float:
     """PLD ε on a coarse, still pessimistic grid (about 0.1 % high): for searching, never for a claim."""
     spending = spending_of(event)
     return pld_epsilon(spending, delta, coarse_interval(spending))

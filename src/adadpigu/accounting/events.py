@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from adadpigu.errors import InputError, check, first_line
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from dp_accounting import DpEvent as DpEvent
+else:
+    DpEvent = Any  # the real one takes over a second to import
 
 RELATION = "add or remove one"  # the unit of privacy: by so much do neighbouring data sets differ
 SAMPLER = "Poisson"  # the law of every draw
@@ -45,7 +47,7 @@ def combined_noise_multiplier(noise_multipliers: Sequence[float]) -> float:
     return float(least / math.sqrt(math.fsum((least / value) ** 2 for value in noise_multipliers)))
 
 
-def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> "DpEvent":
+def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> DpEvent:
     """The one event of one Poisson draw, covering every release made from it.
 
     >>> event_to_json(draw_event(0.01, [1.1]))
@@ -62,7 +64,7 @@ def draw_event(sample_rate: float, noise_multipliers: Sequence[float]) -> "DpEve
     return dp.PoissonSampledDpEvent(float(sample_rate), dp.GaussianDpEvent(noise_multiplier))
 
 
-def compose(charges: "Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]") -> "DpEvent":
+def compose(charges: Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]) -> DpEvent:
     """All of these events together, each with its count, as one composed event."""
     import dp_accounting as dp
 
@@ -70,7 +72,7 @@ def compose(charges: "Mapping[DpEvent, int] | Iterable[tuple[DpEvent, int]]") ->
     return dp.ComposedDpEvent([dp.SelfComposedDpEvent(event, count) for event, count in pairs if count > 0])
 
 
-def leaves(event: "DpEvent") -> "Counter[DpEvent]":
+def leaves(event: DpEvent) -> Counter[DpEvent]:
     """How often each single mechanism occurs in a (nested) composition."""
     import dp_accounting as dp
 
@@ -87,7 +89,7 @@ def leaves(event: "DpEvent") -> "Counter[DpEvent]":
     return found
 
 
-def sampled_gaussian(event: "DpEvent") -> tuple[float, float]:
+def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
     """(sample rate q, noise multiplier σ) of a single mechanism; σ = 0 for one that is not private."""
     import dp_accounting as dp
 
@@ -102,7 +104,7 @@ def sampled_gaussian(event: "DpEvent") -> tuple[float, float]:
     )
 
 
-def event_to_json(event: "DpEvent") -> dict[str, object]:
+def event_to_json(event: DpEvent) -> dict[str, object]:
     """A single mechanism as plain JSON; an event that this package does not use is refused by name."""
     import dp_accounting as dp
 
@@ -115,7 +117,7 @@ def event_to_json(event: "DpEvent") -> dict[str, object]:
     return {"event": "PoissonSampled", "sample_rate": rate, "of": gaussian} if sampled else gaussian
 
 
-def event_from_json(data: Mapping[str, Any]) -> "DpEvent":
+def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     """The inverse of `event_to_json`.
 
     >>> event_from_json(event_to_json(draw_event(0.01, [1.1]))) == draw_event(0.01, [1.1])
@@ -173,7 +175,7 @@ class Spending:
         return -math.expm1(math.fsum(count * math.log1p(-q) for q, _, count in self.sampled))
 
 
-def spending_of(event: "DpEvent") -> Spending:
+def spending_of(event: DpEvent) -> Spending:
     """The normal form of an event.
 
     >>> from adadpigu.accounting import draw_event

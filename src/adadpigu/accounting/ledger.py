@@ -13,10 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.journal import Journal, now, strict_json
 from adadpigu.accounting.ledger_reading import (
     FORMAT,
@@ -28,9 +29,6 @@ from adadpigu.accounting.ledger_reading import (
 )
 from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.errors import BudgetError, LedgerError, check
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _SLACK = 1e-9
 
@@ -147,11 +145,11 @@ class Ledger:
         """The processes that have worked on the run; this one as if it ended now."""
         return self.record.sessions()
 
-    def events(self) -> "DpEvent":
+    def events(self) -> DpEvent:
         return dp_events.compose(self._charged)
 
     def charge(
-        self, event: "DpEvent", *, stage: str, step: int, draw: str, releases: Sequence[Mapping[str, object]] = ()
+        self, event: DpEvent, *, stage: str, step: int, draw: str, releases: Sequence[Mapping[str, object]] = ()
     ) -> None:
         """Takes one draw out of the plan and writes it down; returns only when it is on disk.
 
@@ -181,7 +179,7 @@ class Ledger:
             place = {"charge": self.count - 1, "stage": stage, "step": step, "draw": draw}
             self._write({**place, "event": _event_to_json(planned), "releases": list(releases)})
 
-    def cover(self, stage: str, step: int, draws: "Mapping[str, DpEvent]", *, left: int) -> None:
+    def cover(self, stage: str, step: int, draws: Mapping[str, DpEvent], *, left: int) -> None:
         """Called before each step, with what it will draw; `left` such steps the stage has, this one included.
 
         Raises a `BudgetError` unless the plan still holds all draws together. Where several steps are charged at once,
@@ -284,7 +282,7 @@ class Ledger:
                 raise LedgerError("the ledger belongs to another process: a fork may charge nothing")
             yield
 
-    def _match(self, event: "DpEvent", remaining: "Mapping[DpEvent, int]") -> "DpEvent":
+    def _match(self, event: DpEvent, remaining: Mapping[DpEvent, int]) -> DpEvent:
         """The planned event this one is charged as: itself, or else the cheapest planned one that costs no less."""
         if remaining.get(event, 0) > 0:
             return event
@@ -307,14 +305,14 @@ class Ledger:
             raise
 
 
-def _covered(event: "DpEvent", planned: "DpEvent") -> bool:
+def _covered(event: DpEvent, planned: DpEvent) -> bool:
     """Whether an event costs no more than a planned one."""
     rate, sigma = dp_events.sampled_gaussian(event)
     planned_rate, planned_sigma = dp_events.sampled_gaussian(planned)
     return (planned_rate == rate or planned_sigma == 0) and sigma >= planned_sigma * (1 - _SLACK)
 
 
-def _check_covers(event: "DpEvent", releases: Sequence[Mapping[str, object]]) -> None:
+def _check_covers(event: DpEvent, releases: Sequence[Mapping[str, object]]) -> None:
     """Refuse an event that claims more noise than the releases listed under it have together."""
     if not releases:
         return
@@ -324,7 +322,7 @@ def _check_covers(event: "DpEvent", releases: Sequence[Mapping[str, object]]) ->
 
 
 @functools.lru_cache(maxsize=64)
-def _claimed(event: "DpEvent", multipliers: tuple[float, ...]) -> tuple[float, float]:
+def _claimed(event: DpEvent, multipliers: tuple[float, ...]) -> tuple[float, float]:
     """The noise multiplier of an event, and that of these releases together."""
     return dp_events.sampled_gaussian(event)[1], dp_events.combined_noise_multiplier(multipliers)
 

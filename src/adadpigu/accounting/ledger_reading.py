@@ -11,16 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.journal import Chain, read_journal
 from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.errors import LedgerError, check
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-ledger-3"
 OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
@@ -102,7 +100,7 @@ class LedgerRecord:
     def _at_start(self, key: str) -> list[str]:
         return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
 
-    def spent(self) -> "Counter[DpEvent]":
+    def spent(self) -> Counter[DpEvent]:
         """How often each event was charged."""
         found: Counter[DpEvent] = Counter()
         draws: Mapping[str, Any] = {}
@@ -116,7 +114,7 @@ class LedgerRecord:
             found.update(self.unfinished(found))
         return found
 
-    def unfinished(self, spent: "Counter[DpEvent]") -> "Counter[DpEvent]":
+    def unfinished(self, spent: Counter[DpEvent]) -> Counter[DpEvent]:
         """The most that a record which was never finished can have charged, beside what was spent before it."""
         found: Counter[DpEvent] = Counter()
         for draws in {stage.draws for stage in self.plan.stages if stage.steps}:
@@ -125,7 +123,7 @@ class LedgerRecord:
         left = self.plan.charges() - spent
         return Counter({event: min(count, left[event]) for event, count in found.items() if left[event] > 0})
 
-    def events(self) -> "DpEvent":
+    def events(self) -> DpEvent:
         """Everything charged, composed: what an accountant replays."""
         return dp_events.compose(self.spent())
 

@@ -8,13 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adadpigu.accounting import events
+from adadpigu.accounting.events import DpEvent
 from adadpigu.errors import InputError, check, require
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 def check_epsilon(value: float) -> None:
@@ -53,7 +51,7 @@ class PlannedDraw:
         events.check_sample_rate(self.sample_rate)
         events.check_noise_multiplier(self.noise_multiplier)
 
-    def event(self) -> "DpEvent":
+    def event(self) -> DpEvent:
         return events.draw_event(self.sample_rate, [self.noise_multiplier])
 
 
@@ -99,7 +97,7 @@ class Plan:
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
 
-    def charges(self) -> "Counter[DpEvent]":
+    def charges(self) -> Counter[DpEvent]:
         """How many of each event the whole plan holds. Steps with equal draws are one kind, whatever their stage."""
         kinds: Counter[tuple[PlannedDraw, ...]] = Counter()
         for stage in self.stages:
@@ -110,7 +108,7 @@ class Plan:
                 found[draw.event()] += steps + min(steps, self.spare)
         return found
 
-    def event(self) -> "DpEvent":
+    def event(self) -> DpEvent:
         return events.compose(self.charges())
 
     def prefix(self, steps: int) -> "Plan":

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting.accountants import WHOLE_ORDERS, rdp_values
 from adadpigu.accounting.closed_forms import rdp_to_epsilon_improved
-from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.events import DpEvent, spending_of
 from adadpigu.accounting.journal import Chain, Journal, now, read_journal
 from adadpigu.accounting.plan import Budget
 from adadpigu.errors import BudgetError, InputError, LedgerError, LedgerInUseError, check
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
     from adadpigu.accounting.ledger import Ledger
 
 FORMAT = "adadpigu-shared-ledger-1"
@@ -137,7 +135,7 @@ class SharedLedger:
             other = f"ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
             check(key, repr(here), here == there, other)
 
-    def reserve(self, event: "DpEvent", ledger: "Ledger", method: str) -> None:
+    def reserve(self, event: DpEvent, ledger: "Ledger", method: str) -> None:
         """Reserves what a run's whole plan costs; a run that goes on has to be there, with this ledger."""
         with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
@@ -161,11 +159,11 @@ class SharedLedger:
     def _line(self, cost: float, head: tuple[int, str], method: str, state: str) -> dict[str, object]:
         return {"run": self._run, "rdp": cost, "method": method, "state": state, "head": list(head), "time": now()}
 
-    def check(self, event: "DpEvent") -> None:
+    def check(self, event: DpEvent) -> None:
         """Refuses what `reserve` would refuse now; writes nothing."""
         self._cost(read_shared(self._path), event)
 
-    def _cost(self, record: SharedRecord, event: "DpEvent") -> float:
+    def _cost(self, record: SharedRecord, event: DpEvent) -> float:
         cost = rdp_at(event, record.order)
         others = math.fsum(float(line["rdp"]) for run, line in record.runs.items() if run != self._run)
         if not others + cost <= rdp_limit(record.budget, record.order):
@@ -200,7 +198,7 @@ class SharedLedger:
             yield journal, record
 
 
-def rdp_at(event: "DpEvent", order: float) -> float:
+def rdp_at(event: DpEvent, order: float) -> float:
     """ρ(α) of an event; infinite for one without noise."""
     spending = spending_of(event)
     return rdp_values(spending, (order,))[0] if spending.private else math.inf

@@ -11,19 +11,16 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from adadpigu.accounting import accountants
-from adadpigu.accounting.events import RELATION, SAMPLER, compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.events import RELATION, SAMPLER, DpEvent, compose, event_from_json, event_to_json, leaves
 from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
 from adadpigu.errors import InputError
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-privacy-1"
 _DERIVED = ("format", "relation", "sampler", "steps_charged")  # in the JSON beside the fields
@@ -90,7 +87,7 @@ class PrivacyReport:
         """All steps that were ever charged, those that were repeated after a crash counted again."""
         return sum(session.steps for session in self.sessions)
 
-    def event(self) -> "DpEvent":
+    def event(self) -> DpEvent:
         """The planned events as one composition, for any accountant to replay."""
         return compose((event_from_json(group.event), group.count) for group in self.events)
 
@@ -127,7 +124,7 @@ class PrivacyReport:
 def privacy_report(
     *,
     plan: Plan,
-    spent: "DpEvent",
+    spent: DpEvent,
     delta: float,
     records: int,
     expected_batch_size: float,

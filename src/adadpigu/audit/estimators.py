@@ -9,17 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adadpigu.accounting.closed_forms import gaussian_epsilon
-from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.events import DpEvent, spending_of
 from adadpigu.accounting.pld import coarse_interval, pld_epsilon, privacy_profile
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Scores = NDArray[np.float64]
 Curve = Callable[[float], float]
@@ -202,7 +198,7 @@ def profile_curve(epsilons: Sequence[float], deltas: Sequence[float]) -> Curve:
     return level
 
 
-def claim_curve(event: "DpEvent") -> Curve:
+def claim_curve(event: DpEvent) -> Curve:
     """The curve of the claim itself: `profile_curve` of 2,000 points of its privacy profile.
 
     The accountant's coarse grid is pessimistic: what refutes this curve refutes the exact one too.

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon, library_versions, read_ledger
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.accounting.plan import check_delta
 from adadpigu.audit.result import AuditResult
@@ -37,9 +38,6 @@ from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.resuming import ledger_settings
 from adadpigu.training.train import train_prepared
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 """adds an auditor's part to a model, its records to the data, and says what their loss is"""
@@ -110,7 +108,7 @@ class Subject:
         """ε of the whole plan at the claim's δ, with its draws as an audit has found them."""
         return epsilon(self.event(found), self.delta)
 
-    def event(self, found: Found) -> "DpEvent":
+    def event(self, found: Found) -> DpEvent:
         """The whole plan as an event, with its draws as an audit has found them."""
         stages = []
         for stage in self.plan.stages:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adadpigu.accounting import PlannedDraw
+from adadpigu.accounting.events import DpEvent
 from adadpigu.audit.outside import RunObserver
 from adadpigu.audit.p_values import Counts
 from adadpigu.audit.result import Progress
@@ -30,9 +31,6 @@ from adadpigu.runs.run import Metrics
 from adadpigu.training.micro_batches import View
 from adadpigu.training.preparation import Preparation
 
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
 _LABELS = 2**32  # a record's target is its label plus so many times its number, which counts from 1: 0 is no record
 _OWNERS = 16  # with several records, where records have owners
 
@@ -45,7 +43,7 @@ class ObservedSampler(PoissonSampler):
     asked: Callable[[], object] = lambda: None
     tossed: Callable[[], object] = lambda: None
 
-    def event(self, noise_multipliers: list[float]) -> "DpEvent":
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
         self.asked()
         return self.own.event(noise_multipliers)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import numpy as np
@@ -17,15 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.accounting.events import draw_event
+from adadpigu.accounting.events import DpEvent, draw_event
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sensitive import Presence, Records, Sensitive, unseal
 from adadpigu.core.trees import Tree, count_rows
 from adadpigu.errors import InputError, PrivacyLineError, check_range, require
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 class Population(Protocol):
@@ -66,7 +63,7 @@ class Sampler(Protocol):
     def toss(self, population: Population, randomness: Randomness) -> Coins:
         """Which records one draw takes."""
 
-    def event(self, noise_multipliers: list[float]) -> "DpEvent":
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
 
 
@@ -100,7 +97,7 @@ class PoissonSampler:
         """Tosses one coin a record, on the generator's device. A draw of no records is legal."""
         return Coins(randomness.uniform(len(population)) < self.sample_rate)
 
-    def event(self, noise_multipliers: list[float]) -> "DpEvent":
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
         """What one draw costs, whatever number of noisy sums is released from it."""
         return _event(self.sample_rate, tuple(noise_multipliers))
 
@@ -187,7 +184,7 @@ class OwnerSampler:
         numbers = unseal(self.owners).to(coins.device)
         return Coins(coins[numbers] & (numbers >= 0))
 
-    def event(self, noise_multipliers: list[float]) -> "DpEvent":
+    def event(self, noise_multipliers: list[float]) -> DpEvent:
         return _event(self.sample_rate, tuple(noise_multipliers))
 
 

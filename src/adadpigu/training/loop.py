@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting.events import DpEvent
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.fixed_batch import GraphCapture
 from adadpigu.core.gradients.norms import train_mode
@@ -39,9 +40,6 @@ from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.threads import using
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints, where no number of steps was given
 
@@ -239,7 +237,7 @@ class Session:
         if self._checkpoints is not None:
             self._save_if_due()
 
-    def _end_before(self, stage: Stage, events: "Mapping[str, DpEvent]", *, left: int) -> End | None:
+    def _end_before(self, stage: Stage, events: Mapping[str, DpEvent], *, left: int) -> End | None:
         """Reserves budget for the next step; or returns why there is none: a stop, or a crash that used it up."""
         if self._agreed_to_stop():
             return "interrupted"

@@ -11,12 +11,13 @@ import contextlib
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.accounting.events import DpEvent
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.gradients.norms import keep_norms_frozen
@@ -33,9 +34,6 @@ from adadpigu.training.preparation import Preparation
 from adadpigu.training.step import Step
 from adadpigu.training.threads import using
 from adadpigu.training.train import device_of, prepared_for, session
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 State = Literal["drawn", "part", "released", "used", "failed"]
 _OWN_CODE = "what the training code around this run does with private records besides it: the loop was the user's own"
@@ -254,7 +252,7 @@ class PrivateLoop:
         return self._session.done
 
     @property
-    def spent(self) -> "DpEvent":
+    def spent(self) -> DpEvent:
         """All that was charged so far, for any accountant."""
         return self._session.ledger.events()
 

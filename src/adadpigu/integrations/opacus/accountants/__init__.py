@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from adadpigu.accounting import (
     Budget,
@@ -16,13 +15,10 @@ from adadpigu.accounting import (
     event_to_json,
     plan_for,
 )
-from adadpigu.accounting.events import compose, leaves, spending_of
+from adadpigu.accounting.events import DpEvent, compose, leaves, spending_of
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import TRAINED_BEFORE
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _OURS = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
 
@@ -104,7 +100,7 @@ class Accountant:
     def _begun(self) -> list[PrivateLoop]:
         return [loop for loop in self.loops() if loop.ended or not spending_of(loop.spent).free]
 
-    def _spent(self) -> "DpEvent":
+    def _spent(self) -> DpEvent:
         return compose((loop.planned if loop.ended else loop.spent, 1) for loop in self.loops())
 
 
