@@ -96,7 +96,6 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether a line can be drawn over: on a terminal that knows how."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -264,7 +263,6 @@ class Progress:
             self._bar.start()
 
     def _introduce(self, facts: Facts) -> None:
-        """What is trained, how, and under which budget."""
         private = facts.epsilon is not None and facts.secret
         budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
         print_prose(

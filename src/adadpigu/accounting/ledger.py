@@ -119,7 +119,6 @@ class Ledger:
 
     @property
     def released(self) -> tuple[ReleaseSummary, ...]:
-        """What was released so far, by name."""
         return tuple(self._released.values())
 
     @property

@@ -94,14 +94,12 @@ class LedgerRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What these processes were warned of."""
         return tuple(dict.fromkeys(self._at_start("warnings")))
 
     def _at_start(self, key: str) -> list[str]:
         return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
 
     def spent(self) -> Counter[DpEvent]:
-        """How often each event was charged."""
         found: Counter[DpEvent] = Counter()
         draws: Mapping[str, Any] = {}
         for line in self.lines:

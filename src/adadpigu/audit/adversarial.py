@@ -149,7 +149,6 @@ class Steep:
 
 
 def _of_block(values: Tensor | None, otherwise: float) -> Tensor:
-    """The block's part of a [d] vector."""
     if values is None:
         return torch.full((_COORDINATES,), otherwise)
     return values[-_COORDINATES:].cpu().to(torch.float32)

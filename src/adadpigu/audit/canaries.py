@@ -60,7 +60,6 @@ class CanaryLoss:
         self.signal = torch.zeros(max(1, count) * spread)  # what a canary adds to α on each of them
 
     def to(self, device: torch.device) -> None:
-        """Has them where the run is."""
         self.center, self.place, self.signal = (t.to(device) for t in (self.center, self.place, self.signal))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:

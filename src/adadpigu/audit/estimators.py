@@ -65,7 +65,6 @@ class Trial:
 
     @classmethod
     def without_errors(cls, canaries: int, guesses: int) -> "Trial":
-        """Of an attacker who was never wrong."""
         return cls(canaries=canaries, guesses=guesses, right=guesses)
 
 

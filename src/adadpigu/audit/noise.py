@@ -165,7 +165,6 @@ class _Repeats:
 
 
 def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
-    """Whether the numbers were drawn afresh."""
     yield lags.check("repeats", "")
     yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
     yield _equal_check(captured.whole)

@@ -106,7 +106,6 @@ def _plain(watched: DrawnRecords) -> Iterator[str]:
 
 
 def _checks(taken: Taken) -> Iterator[Check]:
-    """All that is tested of the draws of one kind."""
     (count, records), rate = taken.counts.shape, taken.draw.sample_rate
     sizes, by_record = taken.sizes, taken.by_record
     told = f"a record is drawn with probability {sizes.sum() / (count * records):.5g}, claimed is {rate:.5g}"

@@ -76,7 +76,6 @@ class Subject:
 
     @property
     def tier(self) -> Tier | None:
-        """Of the randomness that the run draws from."""
         return cast("Tier | None", self.config.randomness)
 
     @property

@@ -38,7 +38,6 @@ class Entry:
 
     @property
     def subject(self) -> str:
-        """Who is audited, in a few words."""
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
     def result(self, progress: Progress | None = None) -> AuditResult:

@@ -60,7 +60,6 @@ def _call(total: BoundedSum) -> Call:
 
 
 def _tensors(query: Query) -> dict[str, Tensor]:
-    """Copies."""
     tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
     tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
     tensors |= {f"learned[{name!r}]": value for name, value in getattr(query, "learned", {}).items()}

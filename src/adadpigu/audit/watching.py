@@ -97,7 +97,6 @@ class Taken:
 
     @property
     def sizes(self) -> Counts:
-        """Of the draws."""
         return np.asarray(self.taken.sum(axis=1), dtype=np.int64)
 
     @property

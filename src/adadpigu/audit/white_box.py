@@ -136,7 +136,6 @@ class _HalfIn(Canaries):
 
     @property
     def observed(self) -> int:
-        """Observations in each world."""
         return min(len(self.within), len(self.without))
 
 

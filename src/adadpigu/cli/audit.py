@@ -204,7 +204,6 @@ def _new_folder(stem: str) -> Path:
 
 
 def _suite(full: bool, out: Path | None, as_json: bool) -> int:
-    """Every audit of the list on every method."""
     from adadpigu.audit.suite import entries
 
     results: list[AuditResult] = []

@@ -178,7 +178,6 @@ def _row(line: dict[str, object]) -> list[str]:
 
 
 def _short(events: object) -> str:
-    """Events in a few characters each."""
     if isinstance(events, dict) and events.get("event") == "PoissonSampled":
         return f"q = {events['sample_rate']:.6g}, σ = {events['of']['noise_multiplier']:.6g}"
     if isinstance(events, dict) and "event" in events:

@@ -156,7 +156,6 @@ def _alarms(privacy: PrivacyReport) -> list[str]:
 
 
 def _training(facts: CardFacts) -> str:
-    """A table of how the model was trained."""
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
     resumed = len(privacy.sessions) > 1

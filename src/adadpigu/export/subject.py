@@ -98,7 +98,6 @@ def read_exportable(run: Exportable, *, trust_code: bool = False, unbound: bool 
 
 
 def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
-    """The shape of a record, where the folder says it."""
     return None if folder is None or not (folder / FACTS).is_file() else read_data_facts(folder).shape
 
 

@@ -46,7 +46,6 @@ def scalars(metrics: Metrics) -> Mapping[str, float]:
 
 
 def results_of(run: Run) -> dict[str, float]:
-    """What a run came to."""
     privacy = run.privacy
     claims = {"epsilon": privacy.epsilon_pld, "epsilon_spent": privacy.epsilon_spent} if privacy.private else {}
     values = {"test_accuracy": run.accuracy, **claims, "steps_done": float(run.steps_done)}

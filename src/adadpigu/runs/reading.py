@@ -107,7 +107,6 @@ def file_of(folder: Path, name: str, most: int | None = None) -> Path:
 
 
 def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
-    """A text file of the folder, of at most so many bytes."""
     return read_text(file_of(folder, name, most), f"run={str(folder)!r}: {name}")
 
 
