@@ -6,6 +6,7 @@ advance, or chosen on other scores than those that are counted.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -248,10 +249,8 @@ def fewest(enough: Callable[[int], bool]) -> int:
     >>> fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, 1e-6))
     20
     """
-    low, high = 0, 1
+    high = 1
     while not enough(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        high *= 2
+    first = high // 2 + 1  # half of it was not enough
+    return first + bisect_left(range(first, high), True, key=enough)

@@ -214,13 +214,10 @@ def product_reach(variance: Numbers, significance: float | Numbers) -> Numbers:
 
 def repeats(z: Numbers, due: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """(A, V) of `product_p` at every lag from 1 on, over the pairs both numbers of which are due (others are 0)."""
-    from scipy.fft import irfft, next_fast_len, rfft
+    from scipy.signal import correlate
 
-    size = next_fast_len(2 * len(z), real=True)
-    products = irfft(np.abs(rfft(z, size)) ** 2, size)[1 : len(z)]
-    later, squares = rfft(due.astype(np.float64), size), rfft(z**2, size)
-    variances = irfft(later * squares.conj(), size)[1 : len(z)]
-    return products, np.maximum(variances, 0.0)
+    products, variances = correlate(z, z, method="fft"), correlate(due.astype(np.float64), z**2, method="fft")
+    return products[len(z) :], np.maximum(variances[len(z) :], 0.0)
 
 
 def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:

@@ -309,10 +309,9 @@ def _claim(folder: Path) -> tuple[float, float]:
     """(ε, δ) as privacy.json has them."""
     claim = json_of(folder, PRIVACY)
     found, delta = claim.number("epsilon_pld", 0), claim.number("delta")
-    require(delta is not None, f"{claim.where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
-    assert delta is not None
+    if delta is None:
+        raise InputError(f"{claim.where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
     check_delta(delta)
-    private = claim.flag("private") and found is not None
-    require(private, f"{claim.where} claims no privacy: there is nothing to audit; allowed: a private run")
-    assert found is not None
+    if not claim.flag("private") or found is None:
+        raise InputError(f"{claim.where} claims no privacy: there is nothing to audit; allowed: a private run")
     return found, delta
