@@ -5,7 +5,6 @@ many records were drawn.
 """
 
 import contextlib
-import itertools
 import json
 import os
 import sys
@@ -206,28 +205,14 @@ def count_progress(console: Console, what: str) -> Iterator[Counter]:
 
 
 @contextlib.contextmanager
-def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
-    """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    last = -_BETWEEN_LINES
-
-    def print_now_and_then(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _BETWEEN_LINES / 2:
-            last = time.monotonic()
-            console.print(text, soft_wrap=True, markup=False)
-
-    if not can_redraw(console):
-        yield print_now_and_then
-        return
-    ended = itertools.count()  # a stage that begins ends the one before
-    with bar(console) as moving:
-        task = moving.add_task(what, total=stages)
-        yield lambda text: moving.update(task, description=text, completed=next(ended))
-
-
-def search_progress(console: Console, what: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+def search_progress(console: Console, what: str) -> Iterator[Callable[[str], None]]:
     """Says on a terminal what is being tried, and for how long; nobody knows how many tries are left."""
-    return stage_progress(console, what) if can_redraw(console) else contextlib.nullcontext(lambda _: None)
+    if not can_redraw(console):
+        yield lambda _: None
+        return
+    with bar(console) as moving:
+        task = moving.add_task(what, total=None)
+        yield lambda text: moving.update(task, description=text)
 
 
 class _Rate(ProgressColumn):
