@@ -14,7 +14,7 @@ import numpy as np
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit import figures, keys, p_values
-from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
+from adadpigu.audit.noise_capture import CapturedNoise, Part, capture_noise
 from adadpigu.audit.p_values import Check, Numbers
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
@@ -167,11 +167,18 @@ class _Repeats:
 def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     yield lags.check("repeats", "")
     yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
-    yield _equal_check(captured.whole)
+    z = _flat(captured.whole.parts)[:_COMPARED]  # releases of nobody are noise alone, to the last digit
+    equal, expected = p_values.equal_sizes(z[z != 0], captured.whole.digits)
+    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
+    yield Check("equal numbers", p_values.rare_p(equal, expected), told)
     yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(captured.whole.parts, captured.layout)
     if captured.with_records.noise.count:
-        yield from _checks_with_records(captured.with_records.noise)
+        parts = captured.with_records.noise.parts
+        kind = _kind_of(parts)
+        told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+        yield Check("draws with records", kind.p, told)
+        yield _Repeats.among(parts).check("repeats with records", "where records are drawn ")
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -196,22 +203,6 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     strength = products[worst] / max(1.0, variances[worst])
     told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
-
-
-def _equal_check(captured: Parts) -> Check:
-    """Numbers of one size: releases of nobody are noise alone, to the last digit."""
-    z = _flat(captured.parts)[:_COMPARED]
-    equal, expected = p_values.equal_sizes(z[z != 0], captured.digits)
-    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
-    return Check("equal numbers", p_values.rare_p(equal, expected), told)
-
-
-def _checks_with_records(captured: Parts) -> Iterator[Check]:
-    """Whether draws that have taken records get the same noise."""
-    kind = _kind_of(captured.parts)
-    told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
-    yield Check("draws with records", kind.p, told)
-    yield _Repeats.among(captured.parts).check("repeats with records", "where records are drawn ")
 
 
 @dataclass(frozen=True)
