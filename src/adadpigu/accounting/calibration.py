@@ -95,10 +95,7 @@ def _check_calibratable(plan_at: Callable[[float], Plan], budget: Budget) -> Non
     spending = spending_of(scaled.event())
     drawn = 1.0 if spending.precision else spending.chance_of_being_drawn()
     if drawn <= budget.delta:  # publishing every drawn record would satisfy it
-        raise InputError(
-            f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all, or no noise "
-            "would be needed"
-        )
+        raise InputError(f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all")
     cost = accountants.epsilon(fixed.event(), budget.delta)
     if cost > budget.epsilon:
         raise BudgetError(

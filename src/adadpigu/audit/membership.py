@@ -44,11 +44,8 @@ def audit_membership(
     fits = models >= _FEWEST_MODELS and models % 2 == 0
     require(fits, f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
     count, needed = len(subject.data.train), math.ceil(2 / (min(FALSE_POSITIVE_RATES) * models))
-    require(
-        count >= needed,
-        f"records={count}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
-        f"models={models}; allowed: more records, or more models",
-    )
+    told = f"records={count}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
+    require(count >= needed, f"{told}models={models}; allowed: more records, or more models")
     seen = _Attacked(subject, models)
     seen.train_all(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
@@ -110,11 +107,8 @@ class _Attacked(RunObserver):
             self.confidences[number] = self._confidence()
         if self.broken:  # which is told as a finding; such confidences tell nothing
             self.confidences[~np.isfinite(self.confidences)] = 0.0
-        require(
-            np.isfinite(self.confidences).all(),
-            f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
-            "settings under which training does not diverge, such as a smaller lr",
-        )
+        odd = f"{self._subject.label}: a model's outputs are not finite; allowed: other settings, such as a smaller lr"
+        require(np.isfinite(self.confidences).all(), odd)
 
     def _confidence(self) -> Scores:
         """φ of the records, as they are: without augmentation."""

@@ -188,11 +188,8 @@ def subject_of(
         data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
     ready = configured(config, data)
     claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
-    require(
-        math.isfinite(claimed),
-        f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; allowed: "
-        "more noise",
-    )
+    infinite = f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon to audit; allowed: more noise"
+    require(math.isfinite(claimed), infinite)
     options = ready.options
     fixed = {"epochs": None, "steps": options.step_count(data.records), "batch_size": options.batch_size}
     return Subject(
