@@ -2,9 +2,8 @@
 
     Σ_runs ρ_run(α) ≤ ρ_max(α),   ρ_max = ε − ln((α−1)/α) + (ln δ + ln α)/(α−1)
 
-Later runs depend on what earlier ones released, so composing them after the fact by privacy loss distributions is not
-valid. ε, δ and α are fixed when the file is created. A run reserves the cost of its whole plan before its first draw
-and gives back at its end what it never charged. A run that crashes keeps its reservation.
+Privacy loss distributions are not valid here: later runs depend on what earlier ones released. ε, δ and α are fixed
+with the file. A run reserves its whole plan before its first draw and gives back at its end what it never charged.
 """
 
 import contextlib

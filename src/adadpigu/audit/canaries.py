@@ -4,9 +4,8 @@ The block is a layer beside the model. A canary's loss is linear in it, and ever
 
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
-So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with it. e_j is a coordinate, or a direction
-over several. Where records have owners, a canary is one with as many such records as the cap, and C is cap·C. Nothing
-of the run is replaced but the canaries' own inclusion coins.
+So ⟨e_j, release⟩ / C, e_j a coordinate or a direction, is N(0, σ²) without canary j in the batch, N(1, σ²) with it. An
+owner as a canary has `cap` such records, and C is cap·C. Only the canaries' own inclusion coins are replaced.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@ With the loss ℓ(x) = ln(1 − q + q exp((2x − 1)/2σ²)) of one draw, and S 
     E (1 − e^(ε−S))⁺  =  1/2πi ∫ E[e^(zS)] e^(−zε) / (z(z + 1)) dz     along Re z = c, for any c > 0
 
 where x is from the mixture for a record that is removed; for one that is added x is from N(0, σ²) and the loss is −ℓ.
-The integrand is analytic, so that the trapezoid rule errs by little.
 """
 
 import math
