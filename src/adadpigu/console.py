@@ -243,8 +243,7 @@ class Progress:
                 *([_Rate(Column(no_wrap=True))] if wide(self._console) else []),
             ]
             self._bar = bar(self._console, *columns, transient=False)
-            done = facts.steps_done
-            self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
+            self._task = self._bar.add_task("training", total=facts.steps, completed=facts.steps_done, **self._fields)
             self._bar.start()
 
     def _introduce(self, facts: Facts) -> None:

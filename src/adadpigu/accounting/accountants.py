@@ -81,8 +81,7 @@ def epsilon_curve(plan: Plan, delta: float, steps: Sequence[int]) -> list[float]
     highest = 0.0
     for count in sorted(set(steps)):
         if count not in points:
-            rough = pld_epsilon(spending_of(plan.prefix(count).event()), delta, interval)
-            points[count] = min(rough, total)
+            points[count] = min(total, pld_epsilon(spending_of(plan.prefix(count).event()), delta, interval))
         points[count] = highest = max(highest, points[count])
     return [points[count] for count in steps]
 

@@ -41,8 +41,7 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
     >>> 1.99 < found.epsilon <= 2.0
     True
     """
-    budget = Budget(epsilon=epsilon, delta=delta)
-    _check_calibratable(plan_at, budget)
+    _check_calibratable(plan_at, Budget(epsilon=epsilon, delta=delta))
 
     def quick(sigma: float) -> float:
         return accountants.quick_epsilon(plan_at(sigma).event(), delta)

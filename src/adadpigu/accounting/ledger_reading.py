@@ -65,8 +65,7 @@ class LedgerRecord:
     @property
     def closing(self) -> Mapping[str, str] | None:
         """SHA-256 of each file that the last process left, by name; None where it has not closed the record."""
-        last = self.lines[-1] if self.lines and not self.torn else {}
-        return last.get("closing")
+        return self.lines[-1].get("closing") if self.lines and not self.torn else None
 
     @property
     def older(self) -> bool:
@@ -160,10 +159,9 @@ class LedgerRecord:
                 charged -= {(line["stage"], line["step"] + n) for n in range(line["settle"])}
             elif "note" in line and line["note"] != "resumed":
                 end = line["note"]
-        torn = sum(line["steps"] for line in part if "torn" in line)
         return LedgerSession(
             first_step=int(begin.get("step", 0)),
-            steps=len(charged) + torn,
+            steps=len(charged) + sum(line["steps"] for line in part if "torn" in line),
             end=end,
             randomness=str(begin.get("randomness", "")),
             secret=begin.get("secret", True) is True,

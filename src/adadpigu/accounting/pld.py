@@ -106,8 +106,7 @@ def _fitting_interval(spending: Spending, start: float, excess: float, *, most_p
     if not moments:
         return start
     variance = math.fsum(n * v for v, _, n in moments)
-    longest = max(reach for _, reach, _ in moments)
-    least = max(longest, 2 * math.sqrt(variance)) / most_points
+    least = max(2 * math.sqrt(variance), *(reach for _, reach, _ in moments)) / most_points
 
     def added(h: float) -> float:
         return math.fsum(n * min(h * h / 6, math.sqrt(v) * h) for v, _, n in moments)

@@ -106,8 +106,7 @@ class Canaries(RunObserver):
             torch.cat([data.train.targets, labels.to(data.train.targets)]),
             name=data.train.name,
         )
-        attached = replace(data, train=records, classes=None, owners=owners)
-        return WithBlock(body, self.coordinates), attached, self.loss
+        return WithBlock(body, self.coordinates), replace(data, train=records, classes=None, owners=owners), self.loss
 
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)

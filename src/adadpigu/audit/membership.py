@@ -102,8 +102,7 @@ class _Attacked(RunObserver):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
             self.tell(progress, steps * len(self.members), done=steps * number)
-            half_run = replace(ready, data=ready.data.holding(part))
-            trained(half_run, randomness=randomness, observers=[self], watch=self)
+            trained(replace(ready, data=ready.data.holding(part)), randomness=randomness, observers=[self], watch=self)
             self.confidences[number] = self._confidence()
         if self.broken:  # which is told as a finding; such confidences tell nothing
             self.confidences[~np.isfinite(self.confidences)] = 0.0

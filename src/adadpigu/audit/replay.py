@@ -274,5 +274,4 @@ def replay_edge(prepare_on: PrepareOn, data: DataSet, **drawn: Any) -> ReplayRes
     """The same with a dummy block beside the model, and a record at the mask's edge."""
     edge = Edge()
     attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn)
-    return recording.with_record(edge.record(data))
+    return Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn).with_record(edge.record(data))

@@ -52,8 +52,7 @@ def audit_sampler(
     rate, records = subject.sample_rate, _records(subject)
     steps = subject.run_length(_enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
-    short = subject.run_length(_SMALL_DRAWS)
-    small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
+    small = watch(subject, records=round(1 / rate), steps=subject.run_length(_SMALL_DRAWS), randomness=randomness)
     checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
     if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two
         checks.append(_overlap_check(watched.in_order, 1, "consecutive draws", "draws that follow each other"))

@@ -73,7 +73,6 @@ def _random(
     count = min(records, MOST_RECORDS, max(1, MOST_NUMBERS // math.prod(shape)))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand((count, *shape), generator=generator)
-    labels = torch.randint(classes, (count,), generator=generator)
-    train = TensorRecords(inputs, labels, name=name)
+    train = TensorRecords(inputs, torch.randint(classes, (count,), generator=generator), name=name)
     made = DataSet(name=name, train=train, records=records, classes=classes, shape=shape, public=public)
     return made if cap is None else replace(made, owners=Owners.of(range(count), cap=cap))

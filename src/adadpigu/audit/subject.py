@@ -265,8 +265,7 @@ def claim_of_run(folder: Path, subject: Subject) -> Subject:
         "`adadpigu train`, whose model its config names",
     )
     findings = tuple(_contradictions(folder, record, subject, claimed, delta))
-    assumed = tuple(_trusted(folder, record))
-    return replace(subject, epsilon=claimed, findings=findings, assumed=assumed, ledger=record)
+    return replace(subject, epsilon=claimed, findings=findings, assumed=tuple(_trusted(folder, record)), ledger=record)
 
 
 def _contradictions(

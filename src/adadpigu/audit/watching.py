@@ -180,8 +180,7 @@ def watch(
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
-    planned = sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
-    watched = DrawnRecords(seen, planned, owners, cap)
+    watched = DrawnRecords(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages), owners, cap)
     watched.tell(progress, ready.plan.steps)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}

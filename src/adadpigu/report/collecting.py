@@ -39,8 +39,7 @@ class Collection:
 
     def to_json(self) -> dict[str, object]:
         """For the page; long lines are thinned so that all of them together have a bounded number of points."""
-        lines = sum(run.curves.count for run in self.runs)
-        most = max(FEWEST, min(ENOUGH, MOST_POINTS // max(lines, 1)))
+        most = max(FEWEST, min(ENOUGH, MOST_POINTS // max(1, sum(run.curves.count for run in self.runs))))
         return {
             "runs": [run.to_json(most) for run in self.runs],
             "audits": [audit.to_json() for audit in self.audits],

@@ -47,9 +47,7 @@ def downsample(points: Sequence[Point], most: int) -> Sequence[Point]:
     kept: list[Point] = [points[0]]
     for place in range(stretches):
         part = inner[place * len(inner) // stretches : (place + 1) * len(inner) // stretches]
-        lowest = min(part, key=lambda point: point[1])
-        highest = max(part, key=lambda point: point[1])
-        kept += sorted({lowest, highest})
+        kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return [*kept, points[-1]]
 
 

@@ -130,8 +130,7 @@ def _check_outline(config: RunConfig, facts: DataFacts, stored: Mapping[str, Ten
     fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
     with torch.device("meta"):
         outline = _built(replace(config, normalisation="none"), facts, folder)
-    body = outline.body if isinstance(outline, Fronted) else outline
-    own = stored_tensors(body)
+    own = stored_tensors(outline.body if isinstance(outline, Fronted) else outline)
     _check_fit({f"body.{name}" if fronted else name: tensor for name, tensor in own.items()}, stored, folder)
 
 
