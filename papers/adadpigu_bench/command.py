@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adadpigu.cli.commands import Json, add
-from adadpigu.console import notes, number, print_json, screen, stage_progress, table
+from adadpigu.console import notes, number, print_json, screen, table
 from adadpigu.errors import InputError, check, unknown
+from adadpigu_bench.progress import stage_progress
 
 if TYPE_CHECKING:
     from adadpigu_bench.report import Report

@@ -9,8 +9,6 @@ The pipeline, as the modules stand: data -> core.sampling -> features -> core.gr
 core.mechanism (the privacy line) -> methods -> training.
 """
 
-from __future__ import annotations
-
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.core.bounding import GradientSum, MappedSum, RecordSum
 from adadpigu.core.mechanism import Release

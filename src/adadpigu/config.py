@@ -4,8 +4,6 @@ Presets are such files; the `config.toml` in a run folder is one too, and reruns
 preset, config file, flags. The word `off`, in a file or as a flag, switches off what an earlier layer switched on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

@@ -4,17 +4,14 @@ All that is shown is public: settings, ε, scores on test records, and counts of
 many records were drawn.
 """
 
-from __future__ import annotations
-
 import contextlib
-import itertools
 import json
 import os
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,9 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from adadpigu.accounting.wording import rounded_up
-
-if TYPE_CHECKING:
-    from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.runs.run import Facts, Metrics, Run
 
 _BETWEEN_LINES = 10.0  # seconds between two lines where nothing can move
 _WIDE = 100  # columns from which there is room for more than what matters most
@@ -100,7 +95,6 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether a line can be drawn over: on a terminal that knows how."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -211,28 +205,14 @@ def count_progress(console: Console, what: str) -> Iterator[Counter]:
 
 
 @contextlib.contextmanager
-def stage_progress(console: Console, what: str, stages: int | None = None) -> Iterator[Callable[[str], None]]:
-    """A bar that says what goes on, one stage after the other; the time left is known where their number is."""
-    last = -_BETWEEN_LINES
-
-    def print_now_and_then(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _BETWEEN_LINES / 2:
-            last = time.monotonic()
-            console.print(text, soft_wrap=True, markup=False)
-
-    if not can_redraw(console):
-        yield print_now_and_then
-        return
-    ended = itertools.count()  # a stage that begins ends the one before
-    with bar(console) as moving:
-        task = moving.add_task(what, total=stages)
-        yield lambda text: moving.update(task, description=text, completed=next(ended))
-
-
-def search_progress(console: Console, what: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+def search_progress(console: Console, what: str) -> Iterator[Callable[[str], None]]:
     """Says on a terminal what is being tried, and for how long; nobody knows how many tries are left."""
-    return stage_progress(console, what) if can_redraw(console) else contextlib.nullcontext(lambda _: None)
+    if not can_redraw(console):
+        yield lambda _: None
+        return
+    with bar(console) as moving:
+        task = moving.add_task(what, total=None)
+        yield lambda text: moving.update(task, description=text)
 
 
 class _Rate(ProgressColumn):
@@ -263,12 +243,10 @@ class Progress:
                 *([_Rate(Column(no_wrap=True))] if wide(self._console) else []),
             ]
             self._bar = bar(self._console, *columns, transient=False)
-            done = facts.steps_done
-            self._task = self._bar.add_task("training", total=facts.steps, completed=done, **self._fields)
+            self._task = self._bar.add_task("training", total=facts.steps, completed=facts.steps_done, **self._fields)
             self._bar.start()
 
     def _introduce(self, facts: Facts) -> None:
-        """What is trained, how, and under which budget."""
         private = facts.epsilon is not None and facts.secret
         budget = f"(ε = {rounded_up(facts.epsilon or 0.0)}, δ = {facts.delta:g})" if private else "not private"
         print_prose(

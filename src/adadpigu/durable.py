@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, also after a power cut. What they hold is the caller's to release."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ The command line turns an `InputError` into one line on standard error and exit 
 defect in calling code, so it keeps its traceback. No message may carry a sensitive value.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Packages that only some users need: asked for when they are used, and named with the command that installs them."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

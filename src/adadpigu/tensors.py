@@ -4,8 +4,6 @@ The library checks every claim of a file's header against the file before it map
 word. It stands outside the privacy line: what is stored is the caller's decision.
 """
 
-from __future__ import annotations
-
 import hashlib
 import stat
 from collections.abc import Iterable, Mapping

@@ -20,6 +20,7 @@ from adadpigu.accounting import (
 )
 from adadpigu.accounting.events import compose
 from adadpigu.accounting.ledger_reading import ReleaseSummary
+from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.statement import delta_warnings
 from adadpigu.errors import InputError
 
@@ -78,6 +79,15 @@ def test_a_report_survives_strict_json(changes: dict[str, Any]) -> None:
     found = report(**changes)
     text = json.dumps(found.to_json(), allow_nan=False)
     assert PrivacyReport.from_json(json.loads(text)) == found
+
+
+def test_null_is_read_as_infinity_only_where_a_number_must_stand() -> None:
+    release = ReleaseSummary(name="gradient", dimension=None, sensitivity=math.inf, noise_multiplier=0.0)
+    total = SharedTotal(epsilon=math.inf, budget=8.0, delta=1e-5, order=4.0, runs=2)
+    found = report(sigma=0.0, clip_norm=None, target_epsilon=None, releases=(release,), shared=total)
+    read = PrivacyReport.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False)))
+    assert (read.epsilon_pld, read.releases[0].sensitivity, read.shared) == (math.inf, math.inf, total)
+    assert (read.clip_norm, read.target_epsilon, read.releases[0].dimension) == (None, None, None)
 
 
 def test_infinity_becomes_null_in_json() -> None:

@@ -4,21 +4,15 @@
 All are upper bounds. RDP orders that `dp_accounting` cannot evaluate (its series diverges at large q) are left out.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from adadpigu.accounting.events import Spending, spending_of
+from adadpigu.accounting.events import DpEvent, Spending, spending_of
 from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.accounting.pld import coarse_interval, pld_epsilon, tight_interval
 from adadpigu.errors import check_known
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
 ORDERS: tuple[float, ...] = (
@@ -87,8 +81,7 @@ def epsilon_curve(plan: Plan, delta: float, steps: Sequence[int]) -> list[float]
     highest = 0.0
     for count in sorted(set(steps)):
         if count not in points:
-            rough = pld_epsilon(spending_of(plan.prefix(count).event()), delta, interval)
-            points[count] = min(rough, total)
+            points[count] = min(total, pld_epsilon(spending_of(plan.prefix(count).event()), delta, interval))
         points[count] = highest = max(highest, points[count])
     return [points[count] for count in steps]
 

@@ -4,8 +4,6 @@ Rényi accounting over whole orders brackets σ in milliseconds, a coarse privac
 tight one has the last word, so that a search costs two or three tight evaluations. Everything here is public.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 from collections.abc import Callable
@@ -43,8 +41,7 @@ def calibrate(plan_at: Callable[[float], Plan], *, epsilon: float, delta: float)
     >>> 1.99 < found.epsilon <= 2.0
     True
     """
-    budget = Budget(epsilon=epsilon, delta=delta)
-    _check_calibratable(plan_at, budget)
+    _check_calibratable(plan_at, Budget(epsilon=epsilon, delta=delta))
 
     def quick(sigma: float) -> float:
         return accountants.quick_epsilon(plan_at(sigma).event(), delta)
@@ -97,10 +94,7 @@ def _check_calibratable(plan_at: Callable[[float], Plan], budget: Budget) -> Non
     spending = spending_of(scaled.event())
     drawn = 1.0 if spending.precision else spending.chance_of_being_drawn()
     if drawn <= budget.delta:  # publishing every drawn record would satisfy it
-        raise InputError(
-            f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all, or no noise "
-            "would be needed"
-        )
+        raise InputError(f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all")
     cost = accountants.epsilon(fixed.event(), budget.delta)
     if cost > budget.epsilon:
         raise BudgetError(

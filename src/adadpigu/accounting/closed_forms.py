@@ -3,8 +3,6 @@
 What a run claims comes from `accountants`. σ is relative to the sensitivity; neighbours differ by one record.
 """
 
-from __future__ import annotations
-
 import math
 
 from adadpigu.accounting.events import check_noise_multiplier

@@ -5,8 +5,6 @@ from one batch cost what a single Gaussian with (Σ σᵢ⁻²)^−½ costs, sam
 independent draws and under-report. Everything here is public: rates, multipliers and counts, no record.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from adadpigu.errors import InputError, check, first_line
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from dp_accounting import DpEvent as DpEvent
+else:
+    DpEvent = Any  # the real one takes over a second to import
 
 RELATION = "add or remove one"  # the unit of privacy: by so much do neighbouring data sets differ
 SAMPLER = "Poisson"  # the law of every draw
@@ -164,7 +164,7 @@ class Spending:
         unsampled = ((1.0, self.gaussian_multiplier, 1),) if self.precision else ()
         return (*unsampled, *self.sampled)
 
-    def split(self, sigma: float) -> tuple[Spending, Spending]:
+    def split(self, sigma: float) -> "tuple[Spending, Spending]":
         """The sampled draws with less noise than that, and all else."""
         below = tuple(part for part in self.sampled if part[1] < sigma)
         rest = tuple(part for part in self.sampled if part[1] >= sigma)

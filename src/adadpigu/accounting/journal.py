@@ -4,18 +4,11 @@
     count   digest  CRC-32                                                         in `ledger.head`, written after it
 
 The head makes a file visible that was cut at the end of a record: records are never fewer than it counts, and at most
-one more. It has two places that take turns, so that a write which fails half-way leaves the other one.
-
-| found | taken as |
-| --- | --- |
-| bytes after as many records as the head counts | a record that was never finished (`Chain.torn`): the writer died |
-| anything else that is not as it was written | damage: nobody may write on |
-
-Not visible to anybody who has the two files alone: both rewritten together, both replaced by an older copy, two copies
-continued apart.
+one more. It has two places that take turns, so that a write which fails half-way leaves the other one. Bytes after as
+many records as the head counts are a record whose writer died (`Chain.torn`). Anything else that is not as it was
+written is damage, and nobody may write on. The two files alone cannot show that both were rewritten together, replaced
+by an older copy, or continued apart from another copy.
 """
-
-from __future__ import annotations
 
 import contextlib
 import hashlib

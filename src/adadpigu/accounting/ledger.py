@@ -5,8 +5,6 @@ depends on a record; charges carry no time, since a step's duration tells how ma
 not hold cannot be charged. A process that dies leaves more charged than drawn, never less.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -15,10 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.journal import Journal, now, strict_json
 from adadpigu.accounting.ledger_reading import (
     FORMAT,
@@ -30,9 +29,6 @@ from adadpigu.accounting.ledger_reading import (
 )
 from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.errors import BudgetError, LedgerError, check
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _SLACK = 1e-9
 
@@ -123,7 +119,6 @@ class Ledger:
 
     @property
     def released(self) -> tuple[ReleaseSummary, ...]:
-        """What was released so far, by name."""
         return tuple(self._released.values())
 
     @property

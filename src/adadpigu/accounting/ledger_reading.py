@@ -6,23 +6,19 @@ A reservation charges several steps at once; `settle` gives back those at its en
 record counts as the largest reservation that the header allows, since a flipped bit at the end looks the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adadpigu.accounting import events as dp_events
 from adadpigu.accounting.accountants import epsilon
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.journal import Chain, read_journal
 from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.errors import LedgerError, check
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-ledger-3"
 OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
@@ -69,8 +65,7 @@ class LedgerRecord:
     @property
     def closing(self) -> Mapping[str, str] | None:
         """SHA-256 of each file that the last process left, by name; None where it has not closed the record."""
-        last = self.lines[-1] if self.lines and not self.torn else {}
-        return last.get("closing")
+        return self.lines[-1].get("closing") if self.lines and not self.torn else None
 
     @property
     def older(self) -> bool:
@@ -98,14 +93,12 @@ class LedgerRecord:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What these processes were warned of."""
         return tuple(dict.fromkeys(self._at_start("warnings")))
 
     def _at_start(self, key: str) -> list[str]:
         return [str(text) for begin, _ in self._parts() for text in begin.get(key, ())]
 
     def spent(self) -> Counter[DpEvent]:
-        """How often each event was charged."""
         found: Counter[DpEvent] = Counter()
         draws: Mapping[str, Any] = {}
         for line in self.lines:
@@ -166,10 +159,9 @@ class LedgerRecord:
                 charged -= {(line["stage"], line["step"] + n) for n in range(line["settle"])}
             elif "note" in line and line["note"] != "resumed":
                 end = line["note"]
-        torn = sum(line["steps"] for line in part if "torn" in line)
         return LedgerSession(
             first_step=int(begin.get("step", 0)),
-            steps=len(charged) + torn,
+            steps=len(charged) + sum(line["steps"] for line in part if "torn" in line),
             end=end,
             randomness=str(begin.get("randomness", "")),
             secret=begin.get("secret", True) is True,

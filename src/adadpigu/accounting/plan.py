@@ -4,19 +4,15 @@ A plan is public. It is what is calibrated, charged and claimed. Every step of a
 one Poisson sample with one noise multiplier σ (combined over the releases made from that draw).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from adadpigu.accounting import events
+from adadpigu.accounting.events import DpEvent
 from adadpigu.errors import InputError, check, require
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 def check_epsilon(value: float) -> None:
@@ -115,7 +111,7 @@ class Plan:
     def event(self) -> DpEvent:
         return events.compose(self.charges())
 
-    def prefix(self, steps: int) -> Plan:
+    def prefix(self, steps: int) -> "Plan":
         """The plan of the first so many steps, across stages, none of them repeated."""
         check("steps", steps, 0 <= steps <= self.steps, f"must lie in [0, {self.steps}], the steps of the plan")
         kept, left = [], steps
@@ -130,7 +126,7 @@ class Plan:
         return {"stages": stages, **({"spare": self.spare} if self.spare else {})}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
         try:
             drawn = [(stage, tuple(PlannedDraw(**draw) for draw in stage["draws"])) for stage in data["stages"]]
             stages = tuple(PlannedStage(**{**stage, "draws": draws}) for stage, draws in drawn)

@@ -5,8 +5,6 @@ suits usual budgets. It doubles ε where one step leaks less than h, and takes m
 hundreds; only there h is another.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -77,19 +75,19 @@ def privacy_profile(spending: Spending, epsilons: Sequence[float], interval: flo
     return [min(1.0, drawn + delta) for delta in deltas]
 
 
-def _whole(spending: Spending, interval: float) -> PrivacyLossDistribution:
+def _whole(spending: Spending, interval: float) -> "PrivacyLossDistribution":
     parts = [_composed(q, sigma, count, interval) for q, sigma, count in spending.mechanisms()]
     return functools.reduce(lambda left, right: left.compose(right), parts)
 
 
 @functools.lru_cache(maxsize=16)
-def _composed(q: float, sigma: float, count: int, interval: float) -> PrivacyLossDistribution:
+def _composed(q: float, sigma: float, count: int, interval: float) -> "PrivacyLossDistribution":
     single = _single(q, sigma, interval)
     return single if count == 1 else single.self_compose(count)
 
 
 @functools.lru_cache(maxsize=4)
-def _single(q: float, sigma: float, interval: float) -> PrivacyLossDistribution:
+def _single(q: float, sigma: float, interval: float) -> "PrivacyLossDistribution":
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -108,8 +106,7 @@ def _fitting_interval(spending: Spending, start: float, excess: float, *, most_p
     if not moments:
         return start
     variance = math.fsum(n * v for v, _, n in moments)
-    longest = max(reach for _, reach, _ in moments)
-    least = max(longest, 2 * math.sqrt(variance)) / most_points
+    least = max(2 * math.sqrt(variance), *(reach for _, reach, _ in moments)) / most_points
 
     def added(h: float) -> float:
         return math.fsum(n * min(h * h / 6, math.sqrt(v) * h) for v, _, n in moments)

@@ -2,12 +2,9 @@
 
     Σ_runs ρ_run(α) ≤ ρ_max(α),   ρ_max = ε − ln((α−1)/α) + (ln δ + ln α)/(α−1)
 
-Later runs depend on what earlier ones released, so composing them after the fact by privacy loss distributions is not
-valid. ε, δ and α are fixed when the file is created. A run reserves the cost of its whole plan before its first draw
-and gives back at its end what it never charged. A run that crashes keeps its reservation.
+Privacy loss distributions are not valid here: later runs depend on what earlier ones released. ε, δ and α are fixed
+with the file. A run reserves its whole plan before its first draw and gives back at its end what it never charged.
 """
-
-from __future__ import annotations
 
 import contextlib
 import math
@@ -19,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting.accountants import WHOLE_ORDERS, rdp_values
 from adadpigu.accounting.closed_forms import rdp_to_epsilon_improved
-from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.events import DpEvent, spending_of
 from adadpigu.accounting.journal import Chain, Journal, now, read_journal
 from adadpigu.accounting.plan import Budget
 from adadpigu.errors import BudgetError, InputError, LedgerError, LedgerInUseError, check
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
-
     from adadpigu.accounting.ledger import Ledger
 
 FORMAT = "adadpigu-shared-ledger-1"
@@ -139,7 +134,7 @@ class SharedLedger:
             other = f"ledger {str(path)!r} is for {there!r}; allowed: one ledger a data set"
             check(key, repr(here), here == there, other)
 
-    def reserve(self, event: DpEvent, ledger: Ledger, method: str) -> None:
+    def reserve(self, event: DpEvent, ledger: "Ledger", method: str) -> None:
         """Reserves what a run's whole plan costs; a run that goes on has to be there, with this ledger."""
         with self._writing() as (journal, record):
             self._refuse_foreign(record, ledger)
@@ -148,7 +143,7 @@ class SharedLedger:
     def total(self) -> SharedTotal:
         return read_shared(self._path).total()
 
-    def _refuse_foreign(self, record: SharedRecord, ledger: Ledger) -> None:
+    def _refuse_foreign(self, record: SharedRecord, ledger: "Ledger") -> None:
         """A run's ledger is never behind what the shared one knows of it: a copy or an older one would be."""
         known = record.runs.get(self._run)
         if known is None:
@@ -178,7 +173,7 @@ class SharedLedger:
             )
         return cost
 
-    def settle(self, ledger: Ledger, method: str) -> None:
+    def settle(self, ledger: "Ledger", method: str) -> None:
         """Gives back what the plan held and was never charged, by a ledger that is closed."""
         with self._writing() as (journal, record):
             journal.append(self._line(rdp_at(ledger.events(), record.order), ledger.head, method, "settled"))

@@ -4,8 +4,6 @@ The claim is the ε of the *whole plan*, also for a run that was stopped: when t
 Every field is public. `wording` renders it for people.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -13,19 +11,16 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from adadpigu.accounting import accountants
-from adadpigu.accounting.events import RELATION, SAMPLER, compose, event_from_json, event_to_json, leaves
+from adadpigu.accounting.events import RELATION, SAMPLER, DpEvent, compose, event_from_json, event_to_json, leaves
 from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
 from adadpigu.errors import InputError
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 FORMAT = "adadpigu-privacy-1"
 _DERIVED = ("format", "relation", "sampler", "steps_charged")  # in the JSON beside the fields
@@ -107,7 +102,7 @@ class PrivacyReport:
         return {"format": FORMAT, **strict_json(fields | derived)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> PrivacyReport:
+    def from_json(cls, data: Mapping[str, object]) -> "PrivacyReport":
         """The inverse of `to_json`; null in a number becomes infinity again."""
         if data.get("format") != FORMAT:
             raise InputError(f"format={data.get('format')!r}: must be {FORMAT!r}")
@@ -213,5 +208,5 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
 def _record(kind: type[T], data: Mapping[str, object]) -> T:
     """A dataclass from its fields, null standing for infinity where only a number is allowed."""
     annotations = {field.name: field.type for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    infinite = [key for key, value in data.items() if value is None and annotations.get(key) == "float"]
+    infinite = [key for key, value in data.items() if value is None and annotations.get(key) in (float, "float")]
     return kind(**{**data, **dict.fromkeys(infinite, math.inf)})

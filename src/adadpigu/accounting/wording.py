@@ -61,17 +61,14 @@ def _not_private(report: PrivacyReport) -> Iterator[list[str]]:
 
 
 def owner_unit(cap: int) -> str:
-    """The unit of privacy of a run whose records have owners."""
     return f"one owner with up to {cap} records"
 
 
 def _unit(report: PrivacyReport) -> str:
-    """What is protected, in a word."""
     return "record" if report.unit_of_privacy == "one record" else "owner"
 
 
 def _claim(report: PrivacyReport) -> Iterator[list[str]]:
-    """What is protected, and how much."""
     epsilon, delta, unit = report.epsilon_pld, report.delta, _unit(report)
     one = "a record" if unit == "record" else "an owner"
     again = " A record there k times counts k times." if unit == "record" else ""

@@ -5,8 +5,6 @@
 charged, and what it says that costs. Of a finished run the charges on its ledger are counted too. Deterministic.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,7 +44,6 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
     )
     least, renyi = found.least * (1 - _ROUNDING), _renyi(planned, subject.delta)
     told = f"the plan costs at least epsilon={found.least:.6g}, by Rényi orders {renyi:.6g} at most: one is wrong"
-    disagreement = (told,) if least > renyi else ()
     return subject.result(
         "accountant",
         epsilon_lower=least,
@@ -58,7 +55,7 @@ def audit_accountant(subject: Subject, *, confidence: float = 0.95, progress: Pr
             "noise is Gaussian of the size that is charged (`adadpigu audit noise` tests that)",
             "a record moves a sum by no more than its sensitivity (`adadpigu audit replay` tests that)",
         ),
-        findings=(*disagreement, *counted.contradictions(cost), *_overdrawn(subject, planned)),
+        findings=(*([told] if least > renyi else []), *counted.contradictions(cost), *_overdrawn(subject, planned)),
         details={
             "epsilon_reckoned": [found.least, found.most],
             "epsilon_renyi": renyi,

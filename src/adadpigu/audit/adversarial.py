@@ -4,8 +4,6 @@ Checks of input refuse most of them; an audit looks behind those checks (`Unchec
 whatever gets through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -151,7 +149,6 @@ class Steep:
 
 
 def _of_block(values: Tensor | None, otherwise: float) -> Tensor:
-    """The block's part of a [d] vector."""
     if values is None:
         return torch.full((_COORDINATES,), otherwise)
     return values[-_COORDINATES:].cpu().to(torch.float32)

@@ -4,12 +4,9 @@ The block is a layer beside the model. A canary's loss is linear in it, and ever
 
     g = α + (√β + μ) ⊙ a C e_j      standardised:  a C e_j,  clipped to  C e_j  where a ≥ 1
 
-So ⟨e_j, release⟩ / C is N(0, σ²) without canary j in the batch, N(1, σ²) with it. e_j is a coordinate, or a direction
-over several. Where records have owners, a canary is one with as many such records as the cap, and C is cap·C. Nothing
-of the run is replaced but the canaries' own inclusion coins.
+So ⟨e_j, release⟩ / C, e_j a coordinate or a direction, is N(0, σ²) without canary j in the batch, N(1, σ²) with it. An
+owner as a canary has `cap` such records, and C is cap·C. Only the canaries' own inclusion coins are replaced.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,7 +59,6 @@ class CanaryLoss:
         self.signal = torch.zeros(max(1, count) * spread)  # what a canary adds to α on each of them
 
     def to(self, device: torch.device) -> None:
-        """Has them where the run is."""
         self.center, self.place, self.signal = (t.to(device) for t in (self.center, self.place, self.signal))
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -110,8 +106,7 @@ class Canaries(RunObserver):
             torch.cat([data.train.targets, labels.to(data.train.targets)]),
             name=data.train.name,
         )
-        attached = replace(data, train=records, classes=None, owners=owners)
-        return WithBlock(body, self.coordinates), attached, self.loss
+        return WithBlock(body, self.coordinates), replace(data, train=records, classes=None, owners=owners), self.loss
 
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)

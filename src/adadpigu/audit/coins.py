@@ -5,8 +5,6 @@ ones. The record that differs is the last of every batch, and `PerRecordRng` key
 that one row more shifts nobody else's numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal

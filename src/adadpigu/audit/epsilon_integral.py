@@ -5,10 +5,7 @@ With the loss ℓ(x) = ln(1 − q + q exp((2x − 1)/2σ²)) of one draw, and S 
     E (1 − e^(ε−S))⁺  =  1/2πi ∫ E[e^(zS)] e^(−zε) / (z(z + 1)) dz     along Re z = c, for any c > 0
 
 where x is from the mixture for a record that is removed; for one that is added x is from N(0, σ²) and the loss is −ℓ.
-The integrand is analytic, so that the trapezoid rule errs by little.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
@@ -80,7 +77,7 @@ class _Line:
     rougher: Numbers
 
     @classmethod
-    def of(cls, draws: Sequence[Draw], delta: float, finer: float, *, removed: bool) -> _Line:
+    def of(cls, draws: Sequence[Draw], delta: float, finer: float, *, removed: bool) -> "_Line":
         moments = np.array([_log_moment(draws, c + np.zeros(1, complex), removed=removed)[0].real for c in _ORDERS])
         c = float(_ORDERS[np.nanargmin((moments - math.log(delta)) / _ORDERS)])
         around = np.array([0.999 * c, c, 1.001 * c], dtype=np.complex128)

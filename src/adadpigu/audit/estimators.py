@@ -5,23 +5,18 @@ counts right guesses about coin-flipped canaries of one run. Thresholds and numb
 advance, or chosen on other scores than those that are counted.
 """
 
-from __future__ import annotations
-
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adadpigu.accounting.closed_forms import gaussian_epsilon
-from adadpigu.accounting.events import spending_of
+from adadpigu.accounting.events import DpEvent, spending_of
 from adadpigu.accounting.pld import coarse_interval, pld_epsilon, privacy_profile
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Scores = NDArray[np.float64]
 Curve = Callable[[float], float]
@@ -45,13 +40,13 @@ class Errors:
     within: int
 
     @classmethod
-    def of(cls, within: Scores, without: Scores, threshold: float) -> Errors:
+    def of(cls, within: Scores, without: Scores, threshold: float) -> "Errors":
         """Of saying "in" above a threshold. A score that is not finite is an error in either world."""
         alarms, hits = (without > threshold) | ~np.isfinite(without), (within > threshold) & np.isfinite(within)
         return cls(false_alarms=int(alarms.sum()), without=len(without), misses=int((~hits).sum()), within=len(within))
 
     @classmethod
-    def without_errors(cls, observations: int) -> Errors:
+    def without_errors(cls, observations: int) -> "Errors":
         """Of an attacker who was never wrong on so many observations a world."""
         return cls(false_alarms=0, without=observations, misses=0, within=observations)
 
@@ -70,8 +65,7 @@ class Trial:
     right: int
 
     @classmethod
-    def without_errors(cls, canaries: int, guesses: int) -> Trial:
-        """Of an attacker who was never wrong."""
+    def without_errors(cls, canaries: int, guesses: int) -> "Trial":
         return cls(canaries=canaries, guesses=guesses, right=guesses)
 
 
@@ -255,10 +249,8 @@ def fewest(enough: Callable[[int], bool]) -> int:
     >>> fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, 1e-6))
     20
     """
-    low, high = 0, 1
+    high = 1
     while not enough(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+        high *= 2
+    first = high // 2 + 1  # half of it was not enough
+    return first + bisect_left(range(first, high), True, key=enough)

@@ -3,8 +3,6 @@
 Noise from a constant key passes every test of its shape, and is no noise to whoever knows the key.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ runs, which are not counted, choose the score and the threshold. How often that 
 below. Nothing is assumed of sampler, clip, noise and mask; the price is that n runs show about ln(n) − 2 at most.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -57,11 +55,8 @@ def audit_many_runs(
     check_confidence(confidence)
     significance = min(1 - confidence, REFUTING)
     needed = fewest(lambda count: epsilon_from_errors(Errors.without_errors(count), subject.delta, significance) > 0)
-    require(
-        runs >= needed,
-        f"runs={runs} a world are too few: without a single error they would show nothing at confidence "
-        f"{max(confidence, 1 - REFUTING)}; allowed: at least {needed}",
-    )
+    few = f"runs={runs} a world are too few at confidence {max(confidence, 1 - REFUTING)}; allowed: at least {needed}"
+    require(runs >= needed, few)
     canary = InOrOut(_COORDINATES, 1, sample_rate=subject.sample_rate, noise_multiplier=subject.noise_multiplier)
     worlds = _observe(subject, canary, runs, progress)
     errors, significance = worlds.errors, 1 - confidence
@@ -112,11 +107,8 @@ def _observe(subject: Subject, canary: InOrOut, runs: int, progress: Progress | 
                 progress(2 * number + 1 + (not present), 2 * total)
     require(canary.looks, f"{subject.label}: the method froze the whole dummy block, so there is nothing to observe")
     found = choose(within[:_PILOTS], without[:_PILOTS])
-    require(
-        found is not None or canary.broken,
-        f"{subject.label}: the runs' scores are not finite, so there is nothing to compare; allowed: settings under "
-        "which training does not diverge, such as a smaller lr",
-    )
+    diverged = f"{subject.label}: the runs' scores are not finite; allowed: other settings, such as a smaller lr"
+    require(found is not None or canary.broken, diverged)
     best, threshold = found or (0, 0.0)
     within, without = within[_PILOTS:, best], without[_PILOTS:, best]
     return Worlds(within=within, without=without, threshold=threshold, score=_SCORES[best])

@@ -8,8 +8,6 @@ Pairs of models are trained on random halves of the records. Each is attacked wi
 The ROC is a figure for people. The coins of one target are independent, so guesses about them bound ε. Sensitive.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,11 +44,8 @@ def audit_membership(
     fits = models >= _FEWEST_MODELS and models % 2 == 0
     require(fits, f"models={models}; allowed: an even number of at least {_FEWEST_MODELS}")
     count, needed = len(subject.data.train), math.ceil(2 / (min(FALSE_POSITIVE_RATES) * models))
-    require(
-        count >= needed,
-        f"records={count}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
-        f"models={models}; allowed: more records, or more models",
-    )
+    told = f"records={count}: a false positive rate of {min(FALSE_POSITIVE_RATES):g} needs at least {needed} with "
+    require(count >= needed, f"{told}models={models}; allowed: more records, or more models")
     seen = _Attacked(subject, models)
     seen.train_all(progress)
     scores = likelihood_ratios(seen.confidences, seen.members)
@@ -107,16 +102,12 @@ class _Attacked(RunObserver):
             layout.write(ready.model, start)
             part = TensorRecords(*everyone.take(torch.from_numpy(half.nonzero()[0])), name=ready.data.name)
             self.tell(progress, steps * len(self.members), done=steps * number)
-            half_run = replace(ready, data=ready.data.holding(part))
-            trained(half_run, randomness=randomness, observers=[self], watch=self)
+            trained(replace(ready, data=ready.data.holding(part)), randomness=randomness, observers=[self], watch=self)
             self.confidences[number] = self._confidence()
         if self.broken:  # which is told as a finding; such confidences tell nothing
             self.confidences[~np.isfinite(self.confidences)] = 0.0
-        require(
-            np.isfinite(self.confidences).all(),
-            f"{self._subject.label}: a model's outputs are not finite, so there is nothing to attack; allowed: "
-            "settings under which training does not diverge, such as a smaller lr",
-        )
+        odd = f"{self._subject.label}: a model's outputs are not finite; allowed: other settings, such as a smaller lr"
+        require(np.isfinite(self.confidences).all(), odd)
 
     def _confidence(self) -> Scores:
         """φ of the records, as they are: without augmentation."""
@@ -213,7 +204,7 @@ class Roc:
     others: NDArray[np.int64]
 
     @classmethod
-    def of(cls, within: Scores, without: Scores) -> Roc:
+    def of(cls, within: Scores, without: Scores) -> "Roc":
         scores = np.concatenate([within, without])
         order = np.argsort(-scores, kind="stable")
         ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))  # equal scores are on one side

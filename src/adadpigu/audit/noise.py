@@ -5,8 +5,6 @@ also on each tensor and coordinate, and independent from one coordinate, tensor,
 and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +14,7 @@ import numpy as np
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit import figures, keys, p_values
-from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
+from adadpigu.audit.noise_capture import CapturedNoise, Part, capture_noise
 from adadpigu.audit.p_values import Check, Numbers
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
@@ -124,7 +122,7 @@ def _plain(captured: CapturedNoise) -> Iterator[str]:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
 
 
-def _shape_checks(kinds: Sequence[_Kind], z: Numbers) -> Iterator[Check]:
+def _shape_checks(kinds: "Sequence[_Kind]", z: Numbers) -> Iterator[Check]:
     """Whether the numbers are N(0, 1), one by one."""
     from scipy.stats import norm
 
@@ -152,7 +150,7 @@ class _Repeats:
     variances: Numbers
 
     @classmethod
-    def among(cls, parts: Sequence[Part], *, signed: bool = True) -> _Repeats:
+    def among(cls, parts: Sequence[Part], *, signed: bool = True) -> "_Repeats":
         """Numbers that are not due keep their place, so that what repeats does so at one lag, whatever the mask."""
         z, due = np.concatenate([part.z for part in parts]), np.concatenate([part.due for part in parts])
         return cls(*p_values.repeats(z if signed else p_values.sizes(z, due), due))
@@ -167,14 +165,20 @@ class _Repeats:
 
 
 def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
-    """Whether the numbers were drawn afresh."""
     yield lags.check("repeats", "")
     yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
-    yield _equal_check(captured.whole)
+    z = _flat(captured.whole.parts)[:_COMPARED]  # releases of nobody are noise alone, to the last digit
+    equal, expected = p_values.equal_sizes(z[z != 0], captured.whole.digits)
+    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
+    yield Check("equal numbers", p_values.rare_p(equal, expected), told)
     yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(captured.whole.parts, captured.layout)
     if captured.with_records.noise.count:
-        yield from _checks_with_records(captured.with_records.noise)
+        parts = captured.with_records.noise.parts
+        kind = _kind_of(parts)
+        told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+        yield Check("draws with records", kind.p, told)
+        yield _Repeats.among(parts).check("repeats with records", "where records are drawn ")
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -199,22 +203,6 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     strength = products[worst] / max(1.0, variances[worst])
     told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
-
-
-def _equal_check(captured: Parts) -> Check:
-    """Numbers of one size: releases of nobody are noise alone, to the last digit."""
-    z = _flat(captured.parts)[:_COMPARED]
-    equal, expected = p_values.equal_sizes(z[z != 0], captured.digits)
-    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
-    return Check("equal numbers", p_values.rare_p(equal, expected), told)
-
-
-def _checks_with_records(captured: Parts) -> Iterator[Check]:
-    """Whether draws that have taken records get the same noise."""
-    kind = _kind_of(captured.parts)
-    told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
-    yield Check("draws with records", kind.p, told)
-    yield _Repeats.among(captured.parts).check("repeats with records", "where records are drawn ")
 
 
 @dataclass(frozen=True)

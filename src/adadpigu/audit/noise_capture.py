@@ -6,8 +6,6 @@ The subject's own loop runs on one blank record out of so many declared ones tha
 records, a dummy block that no record touches (`canaries`) has noise alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

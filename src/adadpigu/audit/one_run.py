@@ -7,8 +7,6 @@ Those that are in are Poisson-sampled with q in every step. With x_t = ⟨e_j, r
 The auditor guesses "in" for the highest scores and "out" for the lowest. How many are right bounds ε from below.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -103,11 +101,9 @@ def audit_one_run(
     most, significance = canaries // 2, min(1 - confidence, REFUTING)
     needed = fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, significance))
     require(1 <= guesses <= most, f"guesses={guesses} a side is not from 1 to {most}, half of the canaries")
-    require(
-        2 * guesses >= needed,
-        f"guesses={guesses} a side are too few: were all of them right, they would show nothing at confidence "
-        f"{max(confidence, 1 - REFUTING):g}; allowed: at least {-(-needed // 2)}",
-    )
+    sure = max(confidence, 1 - REFUTING)
+    few = f"guesses={guesses} a side are too few at confidence {sure:g}; allowed: at least {-(-needed // 2)}"
+    require(2 * guesses >= needed, few)
     flipped = _train(subject, canaries, progress)
     scores = torch.nan_to_num(flipped.ratio, 0.0, 0.0, 0.0).numpy()
     trial = guessed(torch.from_numpy(scores), flipped.present, guesses)

@@ -6,8 +6,6 @@ step by plain SGD where they can, so that after every step the weights have to b
     θ ← θ − lr ĝ,     ĝ = m ⊙ ((release/B) ⊙ scale + centre)
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,7 +104,6 @@ class RunObserver:
         self._ready = ready
 
     def train(self, ready: Preparation, randomness: Randomness | Tier | None) -> None:
-        """Trains what was made ready, and follows it."""
         self.follow(ready)
         trained(ready, randomness=randomness, watch=self, observers=[self])
 
@@ -155,12 +152,10 @@ class RunObserver:
             yield f"{self.unchanged} of {self.replayed} replayed steps released the very numbers of an earlier one"
 
     def assumed(self) -> Iterator[str]:
-        """What was not looked at."""
         if not self.followed:
             yield "weights move by what is released, and by nothing else (the method does more than plain SGD would)"
 
     def details(self) -> dict[str, object]:
-        """What was on the path."""
         return {"execution": self.execution, "replayed_steps": self.replayed, "steps_followed": self.followed}
 
     def _replay(self) -> Iterator[Answer]:

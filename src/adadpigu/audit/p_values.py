@@ -5,8 +5,6 @@ that is learned from noise of earlier steps is settled before a number is drawn.
 fairly, does not grow on average, so its inverse is a p-value, whenever one stops (Ville 1939; Howard et al. 2021).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -35,7 +33,7 @@ class Check(NamedTuple):
     p: float
     finding: str
 
-    def of(self, what: str) -> Check:
+    def of(self, what: str) -> "Check":
         return Check(f"{what}: {self.name}", self.p, f"{what}: {self.finding}")
 
 
@@ -216,13 +214,10 @@ def product_reach(variance: Numbers, significance: float | Numbers) -> Numbers:
 
 def repeats(z: Numbers, due: NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """(A, V) of `product_p` at every lag from 1 on, over the pairs both numbers of which are due (others are 0)."""
-    from scipy.fft import irfft, next_fast_len, rfft
+    from scipy.signal import correlate
 
-    size = next_fast_len(2 * len(z), real=True)
-    products = irfft(np.abs(rfft(z, size)) ** 2, size)[1 : len(z)]
-    later, squares = rfft(due.astype(np.float64), size), rfft(z**2, size)
-    variances = irfft(later * squares.conj(), size)[1 : len(z)]
-    return products, np.maximum(variances, 0.0)
+    products, variances = correlate(z, z, method="fft"), correlate(due.astype(np.float64), z**2, method="fft")
+    return products[len(z) :], np.maximum(variances[len(z) :], 0.0)
 
 
 def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:

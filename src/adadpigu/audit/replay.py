@@ -6,8 +6,6 @@ record that differs is in every batch. Then everything public must be the same, 
 call. Deterministic, and it takes seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings
@@ -88,7 +86,7 @@ def audit_replay(
     )
 
 
-def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> dict[str, ReplayResult]:
+def _on_hostile_base(prepare_on: PrepareOn, data: DataSet) -> "dict[str, ReplayResult]":
     """Ordinary records more or less, where the others tie or saturate, and where the last digit decides."""
     every = adversarial_records(data)
     few: dict[str, Record] = {name: every[name] for name in ("large", "duplicated", "wrong class") if name in every}
@@ -121,7 +119,7 @@ def _cut_plan(plan: Plan, steps: int) -> Plan:
     return replace(plan, stages=tuple(replace(stage, steps=min(stage.steps, each)) for stage in plan.stages))
 
 
-def _shown(subject: Subject, steps: int, found: Mapping[str, ReplayResult]) -> float:
+def _shown(subject: Subject, steps: int, found: "Mapping[str, ReplayResult]") -> float:
     """ε of the subject's plan, had one neighbour its largest effect on each kind of draw whenever it is made."""
     if any(result.exposed or math.inf in result.effects for result in found.values()):
         return math.inf
@@ -149,7 +147,7 @@ def _epsilon(subject: Subject, effects: Mapping[tuple[str, str], float]) -> floa
     return subject.cost(found)
 
 
-def _findings(found: Mapping[str, ReplayResult]) -> list[str]:
+def _findings(found: "Mapping[str, ReplayResult]") -> list[str]:
     """The first breach of every neighbour, each once."""
     by_breach: dict[str, list[str]] = {}
     for name, result in found.items():
@@ -276,5 +274,4 @@ def replay_edge(prepare_on: PrepareOn, data: DataSet, **drawn: Any) -> ReplayRes
     """The same with a dummy block beside the model, and a record at the mask's edge."""
     edge = Edge()
     attached = partial(prepare_on, attach=edge.attach)
-    recording = Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn)
-    return recording.with_record(edge.record(data))
+    return Recording(attached, data, empty=_EMPTY, full=_FULL, aim=edge.aim, **drawn).with_record(edge.record(data))

@@ -3,8 +3,6 @@
 An audit can refute a claim, never prove one: `passed` says that it was not refuted.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Mapping
@@ -46,7 +44,7 @@ class AuditResult:
     findings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     exposed: bool = False  # whether the user's own records were looked at
-    draw: Callable[[Figure], None] | None = field(default=None, repr=False, compare=False)  # fills an empty figure
+    draw: "Callable[[Figure], None] | None" = field(default=None, repr=False, compare=False)  # fills an empty figure
 
     @property
     def passed(self) -> bool:

@@ -4,8 +4,6 @@ The subject's own training loop runs on public records or stand-ins (`watching`)
 the law of Poisson sampling (`p_values`): record i is in draw t with probability q, whatever else is in any draw.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -54,8 +52,7 @@ def audit_sampler(
     rate, records = subject.sample_rate, _records(subject)
     steps = subject.run_length(_enough_draws(records, rate) if draws is None else draws)
     watched = watch(subject, records=records, steps=steps, randomness=randomness, progress=progress)
-    short = subject.run_length(_SMALL_DRAWS)
-    small = watch(subject, records=round(1 / rate), steps=short, randomness=randomness)
+    small = watch(subject, records=round(1 / rate), steps=subject.run_length(_SMALL_DRAWS), randomness=randomness)
     checks = [check.of(taken.draw.name) for taken in watched.kinds for check in _checks(taken)]
     if len(watched.draws) > 1:  # of whatever kind: a batch that serves twice is charged as if it were two
         checks.append(_overlap_check(watched.in_order, 1, "consecutive draws", "draws that follow each other"))
@@ -108,7 +105,6 @@ def _plain(watched: DrawnRecords) -> Iterator[str]:
 
 
 def _checks(taken: Taken) -> Iterator[Check]:
-    """All that is tested of the draws of one kind."""
     (count, records), rate = taken.counts.shape, taken.draw.sample_rate
     sizes, by_record = taken.sizes, taken.by_record
     told = f"a record is drawn with probability {sizes.sum() / (count * records):.5g}, claimed is {rate:.5g}"

@@ -4,8 +4,6 @@ They are made from what is declared alone: a description, or the copies of the p
 No file or folder of the data itself is opened, so that an audit of the mechanism works where the data is not.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +15,7 @@ from adadpigu.core.sampling import Owners
 from adadpigu.data import DataSet, TensorRecords
 from adadpigu.data.description import ArrayFacts, ImageFacts, TableFacts
 from adadpigu.data.own import KINDS, TABLES, find_description, is_own
-from adadpigu.errors import require
+from adadpigu.errors import InputError, require
 from adadpigu.runs.reading import FACTS, json_of, read_data_facts
 
 MOST_RECORDS = 20_000  # that are made, however many are declared: rates go by the declared count
@@ -46,13 +44,11 @@ def _declared(config: RunConfig) -> DataSet:
     facts, kind = ArrayFacts() if found is None else found.facts, ArrayFacts if arrays else ImageFacts
     fits = isinstance(facts, TableFacts if table else kind)
     require(fits, f"{found and found.path} does not describe what {name} is; allowed: its own facts")
-    require(
-        not isinstance(facts, ArrayFacts),
-        f"{name}: the shape of a record is declared nowhere, and the file is not opened for it; allowed: the folder of "
-        "a finished run, which tells it, or --diagnostics with an audit that looks at records",
-    )
-    assert found is not None
-    assert not isinstance(facts, ArrayFacts)
+    if found is None or isinstance(facts, ArrayFacts):
+        raise InputError(
+            f"{name}: the shape of a record is declared nowhere, and the file is not opened for it; allowed: the "
+            "folder of a finished run, which tells it, or --diagnostics with an audit that looks at records"
+        )
     own = path.resolve().stem if table else path.resolve().name
     cap = facts.owner_cap if isinstance(facts, TableFacts) else None
     return _random(own, found.records, len(found.classes), facts.shape, found.public, cap)
@@ -64,10 +60,9 @@ def _of_run(folder: Path) -> DataSet:
     name, records = fields.text("name"), fields.count("records")
     fields.check(name.isprintable(), "name", "a text that can be printed")
     fields.check(records > 0, "records", "a whole number of at least 1")
-    told = f"run={str(folder)!r}: {FACTS} has no shape of a record or no classes, so nothing can stand in for one"
-    require(known.shape and known.classes, told)
-    assert known.shape is not None
-    assert known.classes is not None
+    if not known.shape or not known.classes:
+        told = "has no shape of a record or no classes, so nothing can stand in for one"
+        raise InputError(f"run={str(folder)!r}: {FACTS} {told}")
     cap = fields.count("owner_cap") if "owner_cap" in fields.values else None
     return _random(name, records, known.classes, known.shape, fields.texts("public"), cap)
 
@@ -78,7 +73,6 @@ def _random(
     count = min(records, MOST_RECORDS, max(1, MOST_NUMBERS // math.prod(shape)))
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand((count, *shape), generator=generator)
-    labels = torch.randint(classes, (count,), generator=generator)
-    train = TensorRecords(inputs, labels, name=name)
+    train = TensorRecords(inputs, torch.randint(classes, (count,), generator=generator), name=name)
     made = DataSet(name=name, train=train, records=records, classes=classes, shape=shape, public=public)
     return made if cap is None else replace(made, owners=Owners.of(range(count), cap=cap))

@@ -5,8 +5,6 @@ random numbers in the shape that the description declares. What a finished run c
 a stranger's: privacy.json, ledger and config are checked against each other, and nothing in it is run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings
@@ -14,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from adadpigu.accounting import LedgerRecord, Plan, PlannedDraw, epsilon, library_versions, read_ledger
+from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.accounting.plan import check_delta
 from adadpigu.audit.result import AuditResult
@@ -39,9 +38,6 @@ from adadpigu.training.earlier import earlier_runs
 from adadpigu.training.preparation import Preparation, prepare
 from adadpigu.training.resuming import ledger_settings
 from adadpigu.training.train import train_prepared
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Attach = Callable[[nn.Module, DataSet], tuple[nn.Module, DataSet, Loss]]
 """adds an auditor's part to a model, its records to the data, and says what their loss is"""
@@ -80,7 +76,6 @@ class Subject:
 
     @property
     def tier(self) -> Tier | None:
-        """Of the randomness that the run draws from."""
         return cast("Tier | None", self.config.randomness)
 
     @property
@@ -193,11 +188,8 @@ def subject_of(
         data, config = replace(data, records=round(batch / sample_rate)), replace(config, batch_size=batch)
     ready = configured(config, data)
     claimed = ready.epsilons["pld"] if ready.budget is None else ready.budget.epsilon
-    require(
-        math.isfinite(claimed),
-        f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon: there is nothing to audit; allowed: "
-        "more noise",
-    )
+    infinite = f"noise_multiplier={ready.noise_multiplier:g} claims no finite epsilon to audit; allowed: more noise"
+    require(math.isfinite(claimed), infinite)
     options = ready.options
     fixed = {"epochs": None, "steps": options.step_count(data.records), "batch_size": options.batch_size}
     return Subject(
@@ -273,8 +265,7 @@ def claim_of_run(folder: Path, subject: Subject) -> Subject:
         "`adadpigu train`, whose model its config names",
     )
     findings = tuple(_contradictions(folder, record, subject, claimed, delta))
-    assumed = tuple(_trusted(folder, record))
-    return replace(subject, epsilon=claimed, findings=findings, assumed=assumed, ledger=record)
+    return replace(subject, epsilon=claimed, findings=findings, assumed=tuple(_trusted(folder, record)), ledger=record)
 
 
 def _contradictions(
@@ -314,10 +305,9 @@ def _claim(folder: Path) -> tuple[float, float]:
     """(ε, δ) as privacy.json has them."""
     claim = json_of(folder, PRIVACY)
     found, delta = claim.number("epsilon_pld", 0), claim.number("delta")
-    require(delta is not None, f"{claim.where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
-    assert delta is not None
+    if delta is None:
+        raise InputError(f"{claim.where} claims an epsilon without a delta; allowed: delta, a number in (0, 1)")
     check_delta(delta)
-    private = claim.flag("private") and found is not None
-    require(private, f"{claim.where} claims no privacy: there is nothing to audit; allowed: a private run")
-    assert found is not None
+    if not claim.flag("private") or found is None:
+        raise InputError(f"{claim.where} claims no privacy: there is nothing to audit; allowed: a private run")
     return found, delta

@@ -5,8 +5,6 @@ some of them on what the defaults do not have. Long: the same with more observat
 membership. A method of the package is in both; one that others plug in is audited by name (`--method`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -40,7 +38,6 @@ class Entry:
 
     @property
     def subject(self) -> str:
-        """Who is audited, in a few words."""
         return f"{self.method}, {self.variant}" if self.variant else self.method
 
     def result(self, progress: Progress | None = None) -> AuditResult:

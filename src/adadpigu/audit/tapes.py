@@ -5,8 +5,6 @@ metrics. A player hands the recorded releases out again and notes every breach: 
 sensitivity, and public state that moves at all. They audit what lies before the noise; `noise_capture` audits it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +60,6 @@ def _call(total: BoundedSum) -> Call:
 
 
 def _tensors(query: Query) -> dict[str, Tensor]:
-    """Copies."""
     tensors = {key: value for key, value in vars(query).items() if isinstance(value, Tensor)}
     tensors |= {f"losses_at[{k}]": value for k, value in enumerate(getattr(query, "losses_at", ()))}
     tensors |= {f"learned[{name!r}]": value for name, value in getattr(query, "learned", {}).items()}
@@ -99,7 +96,7 @@ def differing(one: State, other: State) -> str | None:
 class TapedMechanism(GaussianMechanism):
     """Charges and releases as every run does, and shows a tape both; what the tape replays gets no noise."""
 
-    def __init__(self, tape: Tape, ledger: Ledger, randomness: Randomness, processes: Processes) -> None:
+    def __init__(self, tape: "Tape", ledger: Ledger, randomness: Randomness, processes: Processes) -> None:
         super().__init__(ledger, randomness, processes)
         self._tape = tape
         self._sums: list[BoundedSum] = []

@@ -5,8 +5,6 @@ path. What an integration would check or read of the user's code beforehand is n
 is read: own data is stood in for by random numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
@@ -246,7 +244,6 @@ def _loop_of(
 
 
 def _optimiser(ready: Preparation) -> torch.optim.Optimizer:
-    """The run's optimiser, as the user's own."""
     return ready.options.factory()([p for p in ready.model.parameters() if p.requires_grad])
 
 
@@ -256,7 +253,6 @@ def _stepped_by(ready: Preparation, optimizer: torch.optim.Optimizer) -> Prepara
 
 
 def _loader(ready: Preparation) -> Any:
-    """The run's records, as a user's own loader has them."""
     records = TensorDataset(*ready.data.train.take(torch.arange(len(ready.data.train))))
     return DataLoader(records, batch_size=ready.options.batch_size)
 

@@ -5,13 +5,11 @@ gathering or the micro-batches do. That is the sensitive side: public records or
 steps are recorded and replayed as in training, since the numbers are counted on the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adadpigu.accounting import PlannedDraw
+from adadpigu.accounting.events import DpEvent
 from adadpigu.audit.outside import RunObserver
 from adadpigu.audit.p_values import Counts
 from adadpigu.audit.result import Progress
@@ -31,9 +30,6 @@ from adadpigu.errors import InputError
 from adadpigu.runs.run import Metrics
 from adadpigu.training.micro_batches import View
 from adadpigu.training.preparation import Preparation
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _LABELS = 2**32  # a record's target is its label plus so many times its number, which counts from 1: 0 is no record
 _OWNERS = 16  # with several records, where records have owners
@@ -101,7 +97,6 @@ class Taken:
 
     @property
     def sizes(self) -> Counts:
-        """Of the draws."""
         return np.asarray(self.taken.sum(axis=1), dtype=np.int64)
 
     @property
@@ -185,8 +180,7 @@ def watch(
     numbers = 1 + torch.arange(len(placed), device=placed.targets.device)
     coded = TensorRecords(placed.inputs, placed.targets.long() + _LABELS * numbers, name=placed.name)
     seen = torch.zeros(len(placed) + 1, dtype=torch.int64, device=ready.device)
-    planned = sum(stage.steps * len(stage.draws) for stage in ready.plan.stages)
-    watched = DrawnRecords(seen, planned, owners, cap)
+    watched = DrawnRecords(seen, sum(stage.steps * len(stage.draws) for stage in ready.plan.stages), owners, cap)
     watched.tell(progress, ready.plan.steps)
     view = _Numbered(**vars(ready.view), seen=seen, label_type=placed.targets.dtype)
     facts: dict[str, Any] = {**vars(ready), "data": replace(ready.data, train=coded), "view": view}

@@ -6,8 +6,6 @@ worlds apart with error rates that bound μ = 1/σ from below; σ̂ = 1/μ goes 
 A frozen coordinate of the block has to be exactly 0 in every release and must not move.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
@@ -138,7 +136,6 @@ class _HalfIn(Canaries):
 
     @property
     def observed(self) -> int:
-        """Observations in each world."""
         return min(len(self.within), len(self.without))
 
 
@@ -158,11 +155,9 @@ def audit_white_box(
     require(1 <= directions <= _MOST_SPREAD, f"directions={directions} is not from 1 to {_MOST_SPREAD}")
     mu, significance = min(1 / subject.noise_multiplier, _MOST_MU), min(1 - confidence, REFUTING)
     needed = fewest(lambda count: gaussian_mu(Errors.without_errors(count), significance) > mu)
-    require(
-        observations >= needed,
-        f"observations={observations} a world are too few: without a single error they could not refute the claim at "
-        f"confidence {max(confidence, 1 - REFUTING):.15g}; allowed: at least {needed}",
-    )
+    sure = max(confidence, 1 - REFUTING)
+    few = f"observations={observations} a world are too few at confidence {sure:.15g}; allowed: at least {needed}"
+    require(observations >= needed, few)
     seen = _observe(subject, observations, directions, progress)
     errors = Errors.of(seen.within.numpy(), seen.without.numpy(), THRESHOLD)
 

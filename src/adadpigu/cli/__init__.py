@@ -4,8 +4,6 @@ Exit codes: 0 done; 1 ran, and the answer is no; 2 bad input, one line on standa
 traceback; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`adadpigu calibrate` (σ for a budget) and `adadpigu account` (ε for a σ). No data is involved."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The program's commands put together, and its one way of dealing with errors."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

@@ -4,8 +4,6 @@ An audit takes a finished run folder, a preset, a config or flags, prints what i
 both as JSON and as a figure.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -187,7 +185,7 @@ def _settings(
 
 def _subject(
     kind: Kind, settings: RunConfig, sample_rate: float | None, diagnostics: bool, folder: Path | None = None
-) -> Subject:
+) -> "Subject":
     from adadpigu.audit.subject import subject_of
 
     looks = kind.looks_at_records and not is_named(settings.dataset)
@@ -206,7 +204,6 @@ def _new_folder(stem: str) -> Path:
 
 
 def _suite(full: bool, out: Path | None, as_json: bool) -> int:
-    """Every audit of the list on every method."""
     from adadpigu.audit.suite import entries
 
     results: list[AuditResult] = []

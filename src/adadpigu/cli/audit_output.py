@@ -1,7 +1,5 @@
 """The audits as the command line knows them, and what each leaves: JSON and a figure in a folder, and a table."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -63,7 +61,7 @@ def check_folder(folder: Path) -> None:
     )
 
 
-def write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
+def write(result: "AuditResult", folder: Path, stem: str) -> list[Path]:
     """The result as JSON and as a figure, beside those of earlier audits; what cannot be written costs no verdict."""
     from adadpigu.audit.result import picture
 
@@ -82,7 +80,7 @@ def write(result: AuditResult, folder: Path, stem: str) -> list[Path]:
     return written
 
 
-def show(result: AuditResult, written: list[Path]) -> None:
+def show(result: "AuditResult", written: list[Path]) -> None:
     """One audit: what is claimed, what was shown, and what that rests on."""
     kind = KINDS[result.audit]
     rows = [

@@ -1,7 +1,5 @@
 """`adadpigu methods`, `models` and `presets`: what there is, one line each."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -58,19 +56,15 @@ def _options(methods: Iterable[type[Method]]) -> list[list[str]]:
         hints = get_type_hints(m)
         for field in fields(m):
             defaults.setdefault(field.name, {})[m.name] = _word(field.default)
-            words[field.name] = _choices(hints[field.name])
+            choices = get_args(hints[field.name])
+            only_words = choices and all(isinstance(choice, str) for choice in choices)
+            words[field.name] = f" ({' | '.join(choices)})" if only_words else ""
     rows = []
     for name, by_method in defaults.items():
         usual, _ = Counter(by_method.values()).most_common(1)[0]
         others = "".join(f", {method} {value}" for method, value in by_method.items() if value != usual)
         rows.append(["--" + name.replace("_", "-"), usual + words[name] + others, ", ".join(by_method)])
     return rows
-
-
-def _choices(hint: object) -> str:
-    """The words that an option takes, where it takes certain words only."""
-    choices = get_args(hint)
-    return f" ({' | '.join(choices)})" if choices and all(isinstance(choice, str) for choice in choices) else ""
 
 
 def _word(value: object) -> str:

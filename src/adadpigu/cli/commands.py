@@ -1,7 +1,5 @@
 """How a command is added to the program: one line for the list of commands, options in groups, an example to type."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import Field

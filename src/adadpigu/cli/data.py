@@ -1,7 +1,5 @@
 """`adadpigu data`: fetches published data sets, tells which are at hand, and prints a description of one's own data."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """`adadpigu ledger`: what was spent, and whether the record is whole; and the ledger that several runs share."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +178,6 @@ def _row(line: dict[str, object]) -> list[str]:
 
 
 def _short(events: object) -> str:
-    """Events in a few characters each."""
     if isinstance(events, dict) and events.get("event") == "PoissonSampled":
         return f"q = {events['sample_rate']:.6g}, σ = {events['of']['noise_multiplier']:.6g}"
     if isinstance(events, dict) and "event" in events:

@@ -1,7 +1,5 @@
 """`adadpigu report`: runs, results and audits as one HTML page, written to a file or served while a run trains."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

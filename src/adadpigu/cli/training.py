@@ -1,7 +1,5 @@
 """`adadpigu train`: its flags, and the way from them to a run: settings, plan, training, summary."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shlex

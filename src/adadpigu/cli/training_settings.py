@@ -3,8 +3,6 @@
 Flags that nothing would look at are refused: someone expects an effect. Settings are public; no record is read here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path

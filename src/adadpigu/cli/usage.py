@@ -1,7 +1,5 @@
 """`adadpigu evaluate`, `predict`, `export`: use a run's model, a release, on records that stay with the caller."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -8,8 +8,6 @@ A sum, never a mean. Norms and sums run in float64, and a record whose norm is n
 so no input, however odd, contributes more than C.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +33,7 @@ class BoundedSum(Sensitive[Tensor]):
 
     __slots__ = ("dtype", "query", "size")
 
-    def __init__(self, total: Tensor, query: Query, *, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, total: Tensor, query: "Query", *, size: int, dtype: torch.dtype) -> None:
         """`dtype` is what the release is rounded to; the sum and the noise are float64."""
         self._content, self.query, self.size, self.dtype = total, query, size, dtype
 

@@ -3,8 +3,6 @@
 A run that opens it says so in its privacy statement: what is seen here is outside the guarantee.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

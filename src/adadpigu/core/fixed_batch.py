@@ -1,7 +1,5 @@
 """Draws for steps that a device captures as a graph: their shape and place in memory do not depend on who is drawn."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -29,7 +27,7 @@ class GraphCapture(Protocol):
     def record(self, work: Callable[[], None]) -> CapturedGraph:
         """Runs the Python of `work` once; the device does nothing yet."""
 
-    def concurrent(self) -> GraphCapture:
+    def concurrent(self) -> "GraphCapture":
         """Another one, whose recordings may run at the same time."""
 
 

@@ -4,8 +4,6 @@ Public throughout: names, shapes and offsets do not depend on records. The order
 parameters counted once, frozen ones (`requires_grad=False`) left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +39,7 @@ class Layout:
     slots: tuple[Slot, ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
+    def of(cls, model: nn.Module) -> "Layout":
         slots: list[Slot] = []
         start = 0
         for name, parameter in model.named_parameters():

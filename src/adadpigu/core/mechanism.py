@@ -7,8 +7,6 @@ it charges before it draws, and nothing else in the package draws privacy noise.
 draws the noise of its own coordinates, after the reduction.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -71,7 +69,7 @@ class Release:
         """Which coordinates were released (a copy), of bool; None for all."""
         return None if self._active is None else self._active.clone()
 
-    def map(self, function: Callable[..., Tensor], *others: Release) -> Release:
+    def map(self, function: Callable[..., Tensor], *others: "Release") -> "Release":
         """Post-processing: a function of releases and of public values is a release at no further cost.
 
         `function` takes this value and those of `others`. The result is active where any release it takes or holds is,
@@ -158,7 +156,7 @@ class GaussianMechanism:
     before a number is drawn; an exception in between leaves the ledger ahead of what was released, never behind.
     """
 
-    def __init__(self, ledger: Ledger, randomness: Randomness, processes: Processes = ALONE) -> None:
+    def __init__(self, ledger: "Ledger", randomness: Randomness, processes: Processes = ALONE) -> None:
         self._ledger = ledger
         self._randomness = randomness
         self._processes = processes

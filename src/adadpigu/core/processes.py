@@ -5,8 +5,6 @@ nothing of it is written or kept. Coordinates are split evenly: rank r of W owns
 noise of these alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

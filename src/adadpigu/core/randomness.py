@@ -9,8 +9,6 @@ A user's seed never reaches it. `ReproducibleRandomness` exists for tests and fo
 | `fast` | `DeviceRandomness` | torch's own for the device | on the device itself, also within a recorded step |
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

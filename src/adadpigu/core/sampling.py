@@ -4,14 +4,12 @@
 records of theirs. Which records were drawn, how many, and whose they are is sensitive.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 from uuid import UUID
 
 import numpy as np
@@ -19,15 +17,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.accounting.events import draw_event
+from adadpigu.accounting.events import DpEvent, draw_event
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sensitive import Presence, Records, Sensitive, unseal
 from adadpigu.core.trees import Tree, count_rows
 from adadpigu.errors import InputError, PrivacyLineError, check_range, require
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 
 class Population(Protocol):
@@ -49,7 +44,7 @@ class Coins(Sensitive[Tensor]):
         """The positions of those that were taken; a device waits for their number."""
         return Drawn(unseal(self).nonzero().flatten())
 
-    def shared_by(self, processes: Processes) -> Coins:
+    def shared_by(self, processes: Processes) -> "Coins":
         """The first process's coins, as each of several sees them: for the records that live there."""
         return Coins(processes.share_coins(unseal(self)))
 
@@ -92,7 +87,7 @@ class PoissonSampler:
         check_range("sample_rate", self.sample_rate, "in (0, 1]")
 
     @classmethod
-    def expecting(cls, *, batch_size: int, records: int) -> PoissonSampler:
+    def expecting(cls, *, batch_size: int, records: int) -> "PoissonSampler":
         """The sampler whose draws hold `batch_size` records on average."""
         if not 1 <= batch_size <= records:
             raise InputError(f"batch_size={batch_size} is not between 1 and the declared record count {records}")
@@ -127,7 +122,7 @@ class Owners(Sensitive[Tensor]):
         self._content, self.cap = numbers, cap
 
     @classmethod
-    def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> Owners:
+    def of(cls, names: Iterable[Hashable] | Tensor, *, cap: int) -> "Owners":
         """From one name or number a record."""
         check_range("owner_cap", cap, "at least 1")
         held_as: Any = names.to_numpy() if hasattr(names, "to_numpy") else names  # a column's type counts
@@ -141,7 +136,7 @@ class Owners(Sensitive[Tensor]):
             numbers.append(known.setdefault(name, len(known)) if held[name] <= cap else -1)
         return cls(torch.tensor(numbers, dtype=torch.long), cap)
 
-    def followed_by(self, sizes: Iterable[int]) -> Owners:
+    def followed_by(self, sizes: Iterable[int]) -> "Owners":
         """These, and behind them others, each of so many records.
 
         >>> unseal(Owners.of(["ann", "ann"], cap=2).followed_by([1, 3])).tolist()
@@ -163,7 +158,7 @@ class Owners(Sensitive[Tensor]):
         held = len(self._content)
         require(held == records, f"owners: {held} of them for {records} records; allowed: one owner a record")
 
-    def to(self, device: torch.device) -> Owners:
+    def to(self, device: torch.device) -> "Owners":
         return Owners(self._content.to(device), self.cap)
 
 

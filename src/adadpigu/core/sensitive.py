@@ -6,8 +6,6 @@ Only the modules that stand on the line (`sampling`, `gradients`, `bounding`, `m
 their records, as the statement then says.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
@@ -106,7 +104,7 @@ class GradientBatch:
     losses: Tensor
     present: Tensor | None = None  # which rows are records, [b] of bool; None: all of them
 
-    def records_only(self) -> GradientBatch:
+    def records_only(self) -> "GradientBatch":
         """The rows that are records."""
         if self.present is None:
             return self

@@ -5,8 +5,6 @@ what was made within. So memory that either stream lets go of is never written b
 on either side of the privacy line and reads no value.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

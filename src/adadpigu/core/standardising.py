@@ -6,8 +6,6 @@ What is measured is what is added: the very same numbers, or a record could pass
 k-th largest the first stay. A row keeps an entry that is no number: the clip finds and drops the record.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator
@@ -38,7 +36,7 @@ class Standardiser:
     Frozen coordinates become zero; a record that is not finite there is dropped like any other such record.
     """
 
-    def __init__(self, query: GradientSum, size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
+    def __init__(self, query: "GradientSum", size: int, *, device: torch.device, columns: Tensor | None = None) -> None:
         """Rows will hold these `columns` of a gradient of length `size` (None: all); with top-k, every active one."""
         if device.type == "cuda":
             join(device)  # a query's vectors may be in the making
@@ -62,7 +60,7 @@ class Standardiser:
         """Whether rows of float32 are standardised where they lie, so that no copy of all is made in float64."""
         return self._kept is not None and self._device.type == "cpu"
 
-    def __call__(self, rows: Tensor) -> Standardised:
+    def __call__(self, rows: Tensor) -> "Standardised":
         """The rows [b, n], standardised. May overwrite them."""
         if (rows.is_cuda or kernels.INTERPRETED) and kernels.usable(rows) and rows.dtype == torch.float32:
             vectors = self._narrow or (self.center, self.weight)
@@ -149,7 +147,7 @@ class _Fused(Standardised):
         return weighted_sum(self._rows, factors, self._center, self._weight)
 
 
-def _kept(query: GradientSum, size: int) -> int:
+def _kept(query: "GradientSum", size: int) -> int:
     """How many entries of each record stay: ⌊ρ·|m|⌋."""
     count = size if query.active is None else int(query.active.sum())
     kept = math.floor(query.top_k * count)

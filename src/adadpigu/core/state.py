@@ -4,8 +4,6 @@ A learner returns its tensors (`state`) and takes them back (`load`). Numbers ar
 checkpoint is one file of tensors. Generators are never part of it: noise is re-keyed, not restored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 A tree is a tensor, or a tuple, list or dict of trees. A plain tensor takes the short way in every function here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ N, the *declared* record count, is part of the description. `len()` of the recor
 nothing public is ever computed from it; it tells the sampler how many coins to toss.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, check_agrees, declare, training_split

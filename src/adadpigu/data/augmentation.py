@@ -4,8 +4,6 @@ k copies of one record share one gradient, their mean, so a record is still clip
 What is drawn here comes from the global generators, which run on the privacy generator during a draw.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

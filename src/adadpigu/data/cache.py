@@ -4,8 +4,6 @@ A file is written beside its place and moved into it, so that a reader finds all
 second of two processes wait for the first. Records read from here are as sensitive as from anywhere else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -5,8 +5,6 @@ since each copy is bounded by itself. Records are compared by where they lie (a 
 copies by Python's hashes, keyed by this process and never written. A refusal names the record to its holder.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sized

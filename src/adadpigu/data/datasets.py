@@ -3,8 +3,6 @@
 What is declared is checked here, the records themselves by `checking`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -42,7 +40,7 @@ class TensorRecords:
         self.origin: object = None  # the data set that the tensors were made from, record by record; None: themselves
 
     @classmethod
-    def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> TensorRecords:
+    def of(cls, batch: Tree, *, name: str = "data", published: bool = False, origin: object = None) -> "TensorRecords":
         """Whole records from a tree of tensors or arrays."""
         batch = _as_tree(batch, name, _as_tensor)
         made = cls(batch, no_targets(batch), name=name, published=published, whole=True)
@@ -60,10 +58,10 @@ class TensorRecords:
         where = indices.to(self.device)
         return select(self.inputs, where), select(self.targets, where)
 
-    def to(self, device: torch.device) -> TensorRecords:
+    def to(self, device: torch.device) -> "TensorRecords":
         return self.replaced(to_device(self.inputs, device), to_device(self.targets, device))
 
-    def replaced(self, inputs: Tree, targets: Tree) -> TensorRecords:
+    def replaced(self, inputs: Tree, targets: Tree) -> "TensorRecords":
         """Other tensors in the place of these."""
         return TensorRecords(inputs, targets, name=self.name, published=self.published, whole=self.whole)
 
@@ -215,7 +213,7 @@ class DataSet:
         if self.owners is not None:
             self.owners.check(len(self.train))
 
-    def holding(self, train: Population, owned: Sequence[int] = ()) -> DataSet:
+    def holding(self, train: Population, owned: Sequence[int] = ()) -> "DataSet":
         """The same declaration over other records.
 
         Where records have owners, each of these is another's, but for the last ones: of them, owners have so many.

@@ -5,8 +5,6 @@ records, each would differ between neighbours; so each is declared, and a record
 The tables of keys below say what a description may hold. Every refusal names file, key, value and what is allowed.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 import tomllib

@@ -4,8 +4,6 @@ Sources in order: the cache, a folder of the user's, the official home, a packag
 is verified whenever it is read. Record count, shape and classes are pinned here, never read off the records.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ A conversion checks nothing: any error means that the bytes are no such file, an
 Members of archives are read into memory by their base name; no path of an archive is used.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

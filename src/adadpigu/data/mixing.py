@@ -6,8 +6,6 @@ by 38 C. So some items are made again by copies of the data set in which a rando
 with both mixes records. Where not all that items read can be followed, the statement says what they must be.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sized
 from typing import Any

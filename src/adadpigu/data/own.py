@@ -4,8 +4,6 @@ What is public about them is declared in a description, never read off them. Eac
 x ↦ (x/255 − mean)/std; none is resized or converted. A refusal names the file, to the person who holds the data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote

@@ -4,8 +4,6 @@ Whoever declares records public vouches for them: they stand in the statement wi
 random processes with labels at random are public by themselves; a file is public because its owner says so.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -55,7 +53,7 @@ class PublicRecords:
         known = digest({"x": self.inputs, "y": self.targets}.items())[:8]
         return f"public records: {len(self.inputs)}, {self.origin} (sha256 {known})"
 
-    def anew(self, number: int, classes: int) -> PublicRecords:
+    def anew(self, number: int, classes: int) -> "PublicRecords":
         """Other images of random processes, fixed by the number; declared records stay what they are."""
         return process_records(len(self.inputs), self.inputs[:1], classes, number) if self.processes else self
 

@@ -4,8 +4,6 @@ Pieces are the one form that is kept: decompressed idx files, CIFAR binary batch
 files, and hashes decide whether it worked. Files that match the publishers' md5 or sha1 gave the hashes.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 from collections.abc import Callable, Iterable, Mapping

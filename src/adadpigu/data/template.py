@@ -4,8 +4,6 @@ No record's values are looked at, not even to guess a type, and neither are a Pa
 suggested would depend on the records. Until it is filled in, `read_description` refuses it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ said to be. Names of data sets, models and layers are whatever users call them, 
 image, table cell, heading or HTML can come out of one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -158,7 +156,6 @@ def _alarms(privacy: PrivacyReport) -> list[str]:
 
 
 def _training(facts: CardFacts) -> str:
-    """A table of how the model was trained."""
     privacy = facts.privacy
     sizes = [release.dimension for release in privacy.releases if release.dimension is not None]
     resumed = len(privacy.sessions) > 1

@@ -4,8 +4,6 @@ The files hold none of the source lines and paths that tracing notes. Each is ru
 written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

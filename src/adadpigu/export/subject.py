@@ -4,8 +4,6 @@ A folder may be a stranger's: it is read by `runs.reading`, and refused where it
 together (`runs.verifying`). So is a model whose weights are not the run's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,7 +98,6 @@ def read_exportable(run: Exportable, *, trust_code: bool = False, unbound: bool 
 
 
 def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
-    """The shape of a record, where the folder says it."""
     return None if folder is None or not (folder / FACTS).is_file() else read_data_facts(folder).shape
 
 

@@ -4,8 +4,6 @@ A file is named by a SHA-256 over the inputs and the transform's signature, and 
 damaged file is found and made again. The caller decides what is kept: published data only.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A front learns nothing, so it costs nothing; the one exception is `ReleasedNorm`
 released with noise and charged before training (`training.normalising`).
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any, Self
@@ -95,7 +93,7 @@ class Front(nn.Module):
         self.train()
 
     @classmethod
-    def of(cls, module: nn.Module) -> Front:
+    def of(cls, module: nn.Module) -> "Front":
         """A copy of any module as a front: constants that a run releases are that run's."""
         module = copy.deepcopy(module)
         return module if isinstance(module, Front) else cls(module, None)

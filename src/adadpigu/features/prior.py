@@ -5,8 +5,6 @@ variance 1 within the record; m and P (principal directions over channels, scale
 of process images. All of it is constant and public, and treats each record alone: it costs no privacy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -9,8 +9,6 @@ Each filtering is three matrix products: a Fourier transform down the columns, t
 that transforms, filters, subsamples and transforms back along the rows, then back down.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ besides the batch size is refused by name; what has no effect where every draw i
 collated by itself, so that none can change another. Sensitive: records before any draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from numbers import Number
 from typing import Any

@@ -1,7 +1,5 @@
 """What integrations share: settings, epochs of batches, user code that runs on one record and leaves nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import warnings

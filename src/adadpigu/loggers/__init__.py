@@ -3,8 +3,6 @@
 A logger of your own is any object with `begin(facts)`, `update(metrics)` and `end(run)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 How long steps take is not covered by the guarantee, so every number bears the moment at which the log was opened.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Training has paid for its releases by the time a library fails, so a logger that
 warning by name, and the run goes on to its model and its statement. The run folder keeps everything regardless.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import warnings
@@ -48,7 +46,6 @@ def scalars(metrics: Metrics) -> Mapping[str, float]:
 
 
 def results_of(run: Run) -> dict[str, float]:
-    """What a run came to."""
     privacy = run.privacy
     claims = {"epsilon": privacy.epsilon_pld, "epsilon_spent": privacy.epsilon_spent} if privacy.private else {}
     values = {"test_accuracy": run.accuracy, **claims, "steps_done": float(run.steps_done)}

@@ -3,8 +3,6 @@
 Packages of others add theirs as entry points of the group `adadpigu.methods`, each naming a module or a class.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import warnings

@@ -5,8 +5,6 @@
 a and s² are averages of releases and stand after the noise; nothing is charged beyond DP-SGD's one event a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar

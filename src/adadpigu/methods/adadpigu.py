@@ -7,8 +7,6 @@ Stage 1 runs DP-SGD and ranks coordinates by their noisy gradients. Stage 2, wit
 Both stages are charged. The published method reads un-noised gradients for its mask and statistics; this one cannot.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields

@@ -6,8 +6,6 @@ engines, the accountant and the ledger know no method by name; a file in this fo
 it takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from abc import ABC, abstractmethod

@@ -8,8 +8,6 @@ noise N(0, s²). James–Stein's mean square error is below the release's own d_
 with fewer entries (where its factor could only amplify) a layer is left alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

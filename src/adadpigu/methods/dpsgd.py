@@ -3,8 +3,6 @@
 ĝ = (Σ g_i · min(1, C/‖g_i‖₂) + N(0, σ²C² I)) / B
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

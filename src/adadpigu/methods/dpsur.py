@@ -6,8 +6,6 @@ Every iteration draws twice from the training records, once for the gradient and
 charged whether the candidate is kept or not: what is rejected has been looked at, and the verdict is published.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 

@@ -6,8 +6,6 @@ The published code sums the un-noised gradient; here nothing but a `Release` is 
 none: scores are drawn before training, so that one sees what importance is worth, or come from public images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar, Literal
 

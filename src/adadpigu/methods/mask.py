@@ -1,7 +1,5 @@
 """Which coordinates may change: how many by a schedule, and which ones by a ranking. Public."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -6,8 +6,6 @@ w is what the run starts from, another public model, chance, or (every step anew
 are functions of releases. None of these looks at a record, so the mask is free. It is applied before the clip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path

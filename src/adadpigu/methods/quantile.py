@@ -6,8 +6,6 @@ Gradient and count are two releases of one batch at one cost: the count takes th
 gradient the rest, so that its noise multiplier is (σ⁻² − (2σ_b)⁻²)^−½. C is a function of releases, so it is public.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar

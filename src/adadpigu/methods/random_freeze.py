@@ -6,8 +6,6 @@ The mask is drawn from the run's public seed, never from records, so it is free.
 frozen coordinate gets neither noise nor update.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal

@@ -3,8 +3,6 @@
 ĝ = Σ g_i / B
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ coordinates of a layer, or of a block of equal power; it starts from what stage 
 moment, itself a function of releases; only its shape matters, not its level.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

@@ -4,8 +4,6 @@ All are public, and so is their initialisation. Tanh unless a card says otherwis
 per-sample gradients small; every net can be built with another activation.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import weakref

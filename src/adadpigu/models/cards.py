@@ -4,8 +4,6 @@ tanh, relu, or the tempered sigmoid s·σ(T x) − o: bounded activations keep p
 takes less of them (Papernot et al., 2021).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The paper's tables and its published code disagree on both CNNs, so all four are
 Tramèr and Boneh (2021); their records are features, 81 channels a plane, normalised before they come here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 Weights come from images of random processes and are public, as any initialisation; a seed fixes the head's alone.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

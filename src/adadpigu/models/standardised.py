@@ -7,8 +7,6 @@ a record, plus filters that all records share times t_o = Σ_p dy_op (ŵ_o ⋆ x
     ∂ℓ/∂w_o = (gain_o/r_o) (Σ_p dy_op (patch_p − mean patch_p) − t_o ŵ_o)
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -4,8 +4,6 @@ The design of De et al. (2022): pre-activation blocks, no batch statistics, so r
 activation and this net's default; the others can be chosen.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from adadpigu.models.cards import Activation, ModelCard, Net

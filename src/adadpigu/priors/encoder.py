@@ -4,8 +4,6 @@ h_k(x) → (pool(h_k(x)) − m_k) / s_k for every stage k, side by side, at ever
 images of random processes: public, fixed, each record alone. The packaged file has to be the one that was measured.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

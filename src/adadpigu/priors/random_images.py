@@ -5,8 +5,6 @@ and Huang (2001), images of untrained nets Baradad et al. (2021). `process_score
 s_j = mean over images of |∂ℓ/∂θ_j|, labels at random.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A verdict follows from the stored numbers by the rule of `AuditResult`; a file whose own verdict is another is refused.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ tables of ours; a file of another kind may hold records, and is shown only where
 shown is told in one line and costs the others nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +39,7 @@ class Collection:
 
     def to_json(self) -> dict[str, object]:
         """For the page; long lines are thinned so that all of them together have a bounded number of points."""
-        lines = sum(run.curves.count for run in self.runs)
-        most = max(FEWEST, min(ENOUGH, MOST_POINTS // max(lines, 1)))
+        most = max(FEWEST, min(ENOUGH, MOST_POINTS // max(1, sum(run.curves.count for run in self.runs))))
         return {
             "runs": [run.to_json(most) for run in self.runs],
             "audits": [audit.to_json() for audit in self.audits],

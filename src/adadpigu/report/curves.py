@@ -4,8 +4,6 @@ All of them are public: functions of releases, of the plan and of test records. 
 may end amid a line, which is then left for the next look.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +47,7 @@ def downsample(points: Sequence[Point], most: int) -> Sequence[Point]:
     kept: list[Point] = [points[0]]
     for place in range(stretches):
         part = inner[place * len(inner) // stretches : (place + 1) * len(inner) // stretches]
-        lowest = min(part, key=lambda point: point[1])
-        highest = max(part, key=lambda point: point[1])
-        kept += sorted({lowest, highest})
+        kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return [*kept, points[-1]]
 
 

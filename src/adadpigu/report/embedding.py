@@ -4,8 +4,6 @@ What no screen shows (controls, marks that turn the direction of writing, halves
 nothing hides in a name; and data stand in the page as JSON in which no character means anything to HTML.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

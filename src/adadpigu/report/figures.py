@@ -1,7 +1,5 @@
 """Figures of a run: accuracy and ε over the steps, the mask's share in each layer. Drawn from public metrics only."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 Trusted Types are required and none is allowed, so that no script can turn text into HTML even by mistake.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from datetime import UTC, datetime

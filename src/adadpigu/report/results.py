@@ -3,8 +3,6 @@
 A row is a run where it tells a method and an accuracy.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -84,8 +82,7 @@ def read_results(
     others: list[Fields] = []
     odd: list[str] = []
     strange = beyond = 0
-    text = text_of(path.parent, path.name, MOST_RESULTS)
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(text_of(path.parent, path.name, MOST_RESULTS).split("\n"), start=1):
         if line.strip():
             try:
                 row = fields_of(line, f"results={str(path)!r}, line {number}")

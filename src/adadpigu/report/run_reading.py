@@ -5,8 +5,6 @@ from the ledger's record, or from a `privacy.json` that is bound to it (`runs.ve
 Diagnostics are never read.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +138,6 @@ class _Parts:
         return _word(method.get("name") if isinstance(method, Mapping) else method), _word(self.settings.get("dataset"))
 
     def state(self) -> str:
-        """Whether and how the run has ended."""
         if self.summary is None:
             return OPEN if self.end == "crashed" else name(self.end)
         if self.summary.interrupted:
@@ -175,7 +172,6 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> ShownRun:
-    """The run in a folder, as far as it can be read."""
     found = _read(folder)
     audits, odd = audits_of_run(folder)
     summary, state = found.summary, found.state()
@@ -332,7 +328,6 @@ def _rerun(found: _Parts, state: str) -> tuple[tuple[str, str], ...]:
 
 
 def _facts(found: _Parts) -> dict[str, str]:
-    """Some settings by which runs differ most."""
     keys = {"model": "model", "batch_size": "expected batch size B", "lr": "learning rate", "features": "features"}
     facts = {label: _word(found.settings[key]) for key, label in keys.items() if key in found.settings}
     return facts | ({"steps were run": found.summary.execution} if found.summary and found.summary.execution else {})

@@ -3,11 +3,8 @@
     GET /TOKEN/            the page
     GET /TOKEN/data.json   what it shows now; 304 where nothing has changed
 
-Read-only, and no other file is served. The token keeps other users of the machine out, as the run folder's mode does;
-the Host header is checked, so that a name which somebody else's server turns to 127.0.0.1 gets nothing.
+Read-only. The token keeps other users of the machine out; the Host header is checked against DNS rebinding.
 """
-
-from __future__ import annotations
 
 import hashlib
 import hmac

@@ -4,8 +4,6 @@ Made from a folder by `run_reading`, or from a row of results by `results`. The 
 process that charged steps. A step that a crash lost is charged again when it is repeated. Nothing is accounted here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

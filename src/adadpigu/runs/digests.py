@@ -1,7 +1,5 @@
 """SHA-256 of what the files of a run say, by which its ledger binds them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tomllib

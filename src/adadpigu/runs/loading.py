@@ -4,8 +4,6 @@ TOML, JSON and safetensors; nothing is unpickled, and no code is imported unless
 is checked before anything is allocated for it: a model is built as shapes alone first, and must be the stored one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,8 +130,7 @@ def _check_outline(config: RunConfig, facts: DataFacts, stored: Mapping[str, Ten
     fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
     with torch.device("meta"):
         outline = _built(replace(config, normalisation="none"), facts, folder)
-    body = outline.body if isinstance(outline, Fronted) else outline
-    own = stored_tensors(body)
+    own = stored_tensors(outline.body if isinstance(outline, Fronted) else outline)
     _check_fit({f"body.{name}" if fronted else name: tensor for name, tensor in own.items()}, stored, folder)
 
 

@@ -4,8 +4,6 @@ refused, nothing is unpickled or imported, and each value is checked once, by ty
 A refusal names the file and the key; the value itself may be anything, so it is not repeated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib
@@ -109,7 +107,6 @@ def file_of(folder: Path, name: str, most: int | None = None) -> Path:
 
 
 def text_of(folder: Path, name: str, most: int = MOST_TEXT) -> str:
-    """A text file of the folder, of at most so many bytes."""
     return read_text(file_of(folder, name, most), f"run={str(folder)!r}: {name}")
 
 
@@ -141,16 +138,12 @@ def read_data_facts(folder: Path) -> DataFacts:
     require(there, f"{fields.where} has no shape or no classes; allowed: as `train` wrote it")
     shape, classes, built = fields.values["shape"], fields.values["classes"], fields.values.get("built")
     allowed = f"null, or 1 to {MOST_DIMENSIONS} whole numbers of at least 1 whose product is at most {MOST_VALUES}"
-    fields.check(shape is None or _is_shape(shape), "shape", allowed)
+    sides = isinstance(shape, list) and 1 <= len(shape) <= MOST_DIMENSIONS
+    sides = sides and all(type(side) is int and side >= 1 for side in shape) and math.prod(shape) <= MOST_VALUES
+    fields.check(shape is None or sides, "shape", allowed)
     known = classes is None or (type(classes) is int and 1 <= classes <= MOST_CLASSES)
     fields.check(known, "classes", f"null, or a whole number from 1 to {MOST_CLASSES}")
     return DataFacts(None if shape is None else tuple(shape), classes, built if isinstance(built, dict) else {})
-
-
-def _is_shape(value: object) -> bool:
-    if not isinstance(value, list) or not 1 <= len(value) <= MOST_DIMENSIONS:
-        return False
-    return all(type(side) is int and side >= 1 for side in value) and math.prod(value) <= MOST_VALUES
 
 
 @dataclass(frozen=True, kw_only=True)

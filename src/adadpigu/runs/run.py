@@ -3,8 +3,6 @@
 Nothing here has seen a sensitive value: metrics are functions of releases, of the plan and of test records.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -78,7 +76,7 @@ class Observer(Protocol):
 
     def update(self, metrics: Metrics) -> None: ...
 
-    def end(self, run: Run) -> None: ...
+    def end(self, run: "Run") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +162,7 @@ class RunFolder:
             self._metrics = (path / "metrics.jsonl").open("x", encoding="utf-8")
 
     @classmethod
-    def reopen(cls, path: Path, ledger: Ledger) -> RunFolder:
+    def reopen(cls, path: Path, ledger: Ledger) -> "RunFolder":
         """The folder of a run that goes on; `rewind` comes before anything is written to it."""
         folder = cls.__new__(cls)
         folder.path, folder.ledger = path, ledger

@@ -5,8 +5,6 @@ The last record of a ledger has the SHA-256 of what each file says (`file_digest
 run. So mix-ups and edits of single files are found; whoever rewrites all files together, ledger included, is not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal

@@ -3,8 +3,6 @@
 (its public side), reporting.
 """
 
-from __future__ import annotations
-
 from adadpigu.runs.run import Facts, Metrics, Observer, Run
 from adadpigu.training.guarding import public
 from adadpigu.training.options import TrainingOptions

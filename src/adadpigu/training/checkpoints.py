@@ -6,8 +6,6 @@ A checkpoint holds functions of releases alone, and the head of the ledger as it
 never behind. Nothing that draws at random is in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """From a run config to a run that is ready: data, front, model, method, budget. Public choices throughout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 

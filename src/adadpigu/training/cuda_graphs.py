@@ -7,8 +7,6 @@ draw that does not fit the recorded shape is processed eagerly, and counts as re
 eagerly, and the run says why.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -59,7 +57,7 @@ class CudaGraphs:
             raise
         return graph
 
-    def concurrent(self) -> CudaGraphs:
+    def concurrent(self) -> "CudaGraphs":
         assert self._other is not None
         return CudaGraphs(self._other)
 

@@ -5,8 +5,6 @@ compared by public facts, the data set's name and its declared record count; so 
 processes, and those before a restart, cannot be seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ class StartedRun:
     of_owners: bool = False  # whether an owner is the unit of privacy, not a record
     ledger: Path | None  # the one that it shares with others, whose total stands in the statement and is tighter
 
-    def adds_to(self, later: StartedRun) -> bool:
+    def adds_to(self, later: "StartedRun") -> bool:
         """Whether a later run declared the same data set, and has no account yet that includes this one."""
         same = (self.dataset, self.records) == (later.dataset, later.records)
         counted = self.run == later.run or self.preparation is later.preparation

@@ -1,7 +1,5 @@
 """Accuracy on test records. They are somebody's too: the statement says that they are outside the guarantee."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -9,8 +9,6 @@
 What is compared are public things: gradients that are releases, identities, versions and plain attributes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -79,7 +77,7 @@ class Guard:
     """Watches one model and one optimiser until it is taken off."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, trained: set[str], loss: object, loop: PrivateLoop
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, trained: set[str], loss: object, loop: "PrivateLoop"
     ) -> None:
         self._model, self._optimizer, self._loss, self._loop = model, optimizer, loss, loop
         self._named = dict(model.named_parameters())

@@ -3,8 +3,6 @@
 It comes back from a checkpoint in the same parts. Weights come first, because the others are made for them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -6,17 +6,16 @@
 Weights are functions of releases, so they are public at every moment, and so is a checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from adadpigu.accounting import PrivacyReport
+from adadpigu.accounting.events import DpEvent
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.fixed_batch import GraphCapture
 from adadpigu.core.gradients.norms import train_mode
@@ -41,9 +40,6 @@ from adadpigu.training.resuming import Begun
 from adadpigu.training.step import Draws, Step, Steps, Watch
 from adadpigu.training.stopping import StopRequest, undisturbed
 from adadpigu.training.threads import using
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints, where no number of steps was given
 

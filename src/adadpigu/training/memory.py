@@ -6,8 +6,6 @@ No private record is looked at, so the size that is found is public. On a GPU to
 the bytes of all tensors that live at a time are counted, which does not depend on what else the process has used.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -164,7 +162,7 @@ def runs_out(work: Callable[[], object]) -> bool:
 class Rehearsal:
     """Runs what a draw does with a micro-batch on synthetic records, to see how many of them fit."""
 
-    def __init__(self, population: Population, view: View) -> None:
+    def __init__(self, population: Population, view: "View") -> None:
         self._population, self._view = population, view
 
     def records(self, size: int) -> Records:

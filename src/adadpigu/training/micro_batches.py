@@ -4,8 +4,6 @@ Where a GPU runs out of memory over a micro-batch, the same records are processe
 costs, which records it took and what noise it gets is decided elsewhere, before and after.
 """
 
-from __future__ import annotations
-
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -96,7 +94,7 @@ class MicroBatches:
 
     def __init__(
         self,
-        prepared: Preparation,
+        prepared: "Preparation",
         randomness: Randomness,
         *,
         diagnostics: Diagnostics | None = None,
@@ -323,7 +321,7 @@ class MicroBatches:
         return PerRecordLosses(torch.stack(columns, dim=1))
 
 
-def records_at_once(prepared: Preparation) -> int | None:
+def records_at_once(prepared: "Preparation") -> int | None:
     """What `auto` comes to for plain sums of gradients; None where the size was not left to the machine."""
     if prepared.options.physical_batch_size != "auto":
         return None

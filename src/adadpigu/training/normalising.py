@@ -8,8 +8,6 @@ make mean = Σv/N and std = √(Σw/N − mean²), N the declared record count. 
 of its cost each.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

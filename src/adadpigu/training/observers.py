@@ -3,8 +3,6 @@
 Metrics are functions of releases, of the plan and of test records; no sensitive value comes this way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Sequence

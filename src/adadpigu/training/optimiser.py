@@ -4,8 +4,6 @@ Momentum, weight decay and the optimiser's own state move on active coordinates 
 if the optimiser had never seen it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a run is trained, as one frozen record of public choices. All checks that need no data are here."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection, Mapping

@@ -7,18 +7,17 @@
 `p.grad` holds releases and nothing else, which the user may clip, scale or zero; `guarding` sees to it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, PrivacyReport
+from adadpigu.accounting.events import DpEvent
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.gradients.norms import keep_norms_frozen
@@ -35,9 +34,6 @@ from adadpigu.training.preparation import Preparation
 from adadpigu.training.step import Step
 from adadpigu.training.threads import using
 from adadpigu.training.train import device_of, prepared_for, session
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 State = Literal["drawn", "part", "released", "used", "failed"]
 _OWN_CODE = "what the training code around this run does with private records besides it: the loop was the user's own"
@@ -63,7 +59,7 @@ class WithheldLoss:
 class PrivateBatch:
     """One Poisson batch of records that nobody sees, or a part of one. `backward` may be called once."""
 
-    def __init__(self, loop: PrivateLoop, step: Step, *, last_part: bool = True) -> None:
+    def __init__(self, loop: "PrivateLoop", step: Step, *, last_part: bool = True) -> None:
         self._loop, self._session = loop, loop._session
         self.step, self._last_part = step, last_part
         self._update = contextlib.ExitStack()

@@ -4,8 +4,6 @@ Both times are taken without a private record: the ledger's from a scratch journ
 synthetic records. A crash costs at most so many steps more than were drawn, never less.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

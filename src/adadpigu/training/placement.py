@@ -3,8 +3,6 @@
 Features are as sensitive as the records they are made of: they are kept on disk for published benchmarks only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

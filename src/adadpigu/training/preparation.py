@@ -3,8 +3,6 @@
 σ, q and all step counts are fixed here; what adapts later adapts through releases only.
 """
 
-from __future__ import annotations
-
 import secrets
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """∇ℓ of public records at the weights of now, for a method that learns a basis from them. Public in, public out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From a run's plan and ledger to its privacy report. Reads public facts only."""
 
-from __future__ import annotations
-
 import math
 
 from adadpigu.accounting import Ledger, PrivacyReport, privacy_report

@@ -5,8 +5,6 @@ the plan holds no further step the run ends there. What is compared here keeps t
 checkpoint of the same run, a ledger that is not older than it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping

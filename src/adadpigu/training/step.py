@@ -11,8 +11,6 @@
 `cuda_graphs` replays the same step on a GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM end a run after the step at hand, with what was reached saved. Public: signals only."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

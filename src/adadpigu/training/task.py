@@ -4,8 +4,6 @@ loss(outputs, targets)       records are pairs (input, target); tensors througho
 losses(model, batch)         any records; also what a loss of trees of inputs, targets or outputs becomes
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from dataclasses import dataclass, replace
@@ -48,7 +46,7 @@ class Task:
         losses: Losses | None,
         front: Front | None,
         device: torch.device,
-    ) -> Task:
+    ) -> "Task":
         """Decides by public shapes and types alone."""
         one = loss is None or losses is None
         require(one, "loss and losses are both given; allowed: loss(outputs, targets) or losses(model, batch)")

@@ -3,8 +3,6 @@
 Small nets gain little from a second thread, and lose much where other work wants the cores.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

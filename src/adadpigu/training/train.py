@@ -1,7 +1,5 @@
 """`train`: the whole pipeline in one call, from records to a model with a privacy report."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

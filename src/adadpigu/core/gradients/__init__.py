@@ -4,8 +4,6 @@
 fastest engine that is right; engines seal what they compute: records → g_i = ∇ℓ(θ; record i) → `PerSampleGradients`.
 """
 
-from __future__ import annotations
-
 from adadpigu.core.gradients import rules_attention, rules_recurrent  # noqa: F401  (their layers are registered)
 from adadpigu.core.gradients.choice import ENGINES, choose_engine
 from adadpigu.core.gradients.engine import GradientEngine

@@ -4,8 +4,6 @@ Layer rules where every trained parameter has one, torch.func for any other mode
 checked record by record against autograd on a public, synthetic example; private records are never looked at here.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ What an engine returns is sensitive and sealed. Two engines are for models witho
 records, and where vmap refuses, one record at a time. Both run the model on a batch of one, so records cannot mix.
 """
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

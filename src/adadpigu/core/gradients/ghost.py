@@ -8,8 +8,6 @@ standardised and positions are few, else a few records at a time. Where a sum is
 the norm is raised by what rounding can have hidden from it: what is added is within the bound, whatever a record holds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +35,7 @@ class GhostEngine(RuleEngine):
 
     name: ClassVar[str] = "ghost"
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> "list[OuterLayer]":
         if wanted.query.top_k < 1 or not pairs:
             return []
         dy = pairs[0][1]

@@ -4,8 +4,6 @@ What is refused would carry data around the privacy line: batch statistics, buff
 influence each other. Only a public, synthetic example is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -4,8 +4,6 @@ Per-sample clipping bounds a record's influence only if g_i depends on record i 
 One record of a public example is replaced, and the first module whose output for the *others* moves is named.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

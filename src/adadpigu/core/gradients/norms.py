@@ -4,8 +4,6 @@ A batch norm counts as frozen if its parameters are frozen, or if it is in evalu
 then stays in evaluation mode while the model trains, also after the user's own `model.train()`.
 """
 
-from __future__ import annotations
-
 import math
 import weakref
 

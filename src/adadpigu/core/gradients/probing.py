@@ -3,8 +3,6 @@
 Nothing here sees private data. Callers hold the model in `untouched`, so seeding and nudging leave no trace.
 """
 
-from __future__ import annotations
-
 import itertools
 import traceback
 from collections.abc import Iterable, Iterator

@@ -5,8 +5,6 @@ one `autograd.grad(Σ ℓ_i, edges)` that computes no weight gradient and touche
 slices of a few records: their gradients are built, bounded and added while they are in the cache, never all at once.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -186,7 +184,7 @@ class RuleEngine(GradientEngine):
     def losses(self, inputs: Tree, targets: Tensor) -> Tensor:
         return self.loss(self._outputs(inputs), targets)
 
-    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> list[OuterLayer]:
+    def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> "list[OuterLayer]":
         """The layers whose gradients are never built: none here."""
         return []
 
@@ -194,7 +192,7 @@ class RuleEngine(GradientEngine):
         self,
         pairs: Sequence[tuple[Call, Tensor]],
         built: Wanted,
-        outer: Sequence[OuterLayer],
+        outer: "Sequence[OuterLayer]",
         copies: int,
         records: int,
         present: Tensor | None,
@@ -228,7 +226,7 @@ class RuleEngine(GradientEngine):
         parts.update(zip([slot.name for slot in chosen.slots], torch.split(added, chosen.sizes), strict=True))
         return self._put_together(parts, outer, factors)
 
-    def _put_together(self, parts: dict[str, Tensor], outer: Sequence[OuterLayer], factors: list[Tensor]) -> Tensor:
+    def _put_together(self, parts: dict[str, Tensor], outer: "Sequence[OuterLayer]", factors: list[Tensor]) -> Tensor:
         """The sums of all parameters as one vector; those that are not there yet are made one at a time."""
         slots = self.layout.slots
         if len(parts) == len(slots):

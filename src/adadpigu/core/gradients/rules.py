@@ -5,8 +5,6 @@ Linear and convolution: ∂ℓ_i/∂W = Σ_p dy_ip x_ipᵀ over positions p; nor
 have no such rule as a whole (attention, recurrent nets) are unfolded into parts that do: see `unfolding`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar

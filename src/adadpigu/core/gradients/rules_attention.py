@@ -5,8 +5,6 @@ are in those maps, but for the optional extra key and value. The output map's ow
 neither.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ All steps share W: gates_t = x_t W_ihᵀ + b_ih + h_{t-1} W_hhᵀ + b_hh, so tha
 hidden part has a gradient of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ rehearsal on synthetic rows has shown that each row is computed alike, bit for b
 place is chosen by its input. So its gradient depends on no other record.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@ A module that writes to either in a forward would carry un-noised data around th
 inspection runs the model on public examples only and puts everything back as it was.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ put back when the capture ends. Most parts are affine: y = x Wᵀ + b, W and b b
 Embedding bags are unfolded here, attention and recurrent nets in files of their own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -6,8 +6,6 @@ every call can be captured in a CUDA graph. Triton comes with CUDA builds of tor
 its modules only where a tensor is `usable`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Triton where it is installed; without it kernels import, but cannot be launched. Public: shapes and types only."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

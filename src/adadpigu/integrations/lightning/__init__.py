@@ -6,8 +6,6 @@ L.Trainer(strategy=strategy, max_epochs=30).fit(module, datamodule)
 strategy.privacy.statement()
 """
 
-from __future__ import annotations
-
 from adadpigu.extras import import_extra
 
 import_extra("lightning.pytorch", group="lightning", purpose="PrivateStrategy")

@@ -3,8 +3,6 @@
 Records are on the sensitive side: none leaves but into the private loop. What the Trainer iterates over are handles.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sized
 from typing import Any

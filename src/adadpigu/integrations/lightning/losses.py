@@ -7,8 +7,6 @@ The user's code runs on records here, mostly under vmap, so what it logs or keep
 metrics count nothing, and attributes of the module are put back after each call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections import deque
@@ -168,10 +166,10 @@ def _mute(metric: nn.Module) -> None:
 class _Silent:
     """In the place of a logger: takes every call, and gives itself for every attribute."""
 
-    def __getattr__(self, name: str) -> _Silent:
+    def __getattr__(self, name: str) -> "_Silent":
         return self
 
-    def __call__(self, *_: object, **__: object) -> _Silent:
+    def __call__(self, *_: object, **__: object) -> "_Silent":
         return self
 
 

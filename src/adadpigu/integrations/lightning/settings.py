@@ -3,8 +3,6 @@
 Each refusal names the value and the remedy. All of it is public.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ The user's loss runs inside `PrivateLoop`, one record at a time (`losses`). What
 after the noise; the loss that it hands to callbacks is NaN.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

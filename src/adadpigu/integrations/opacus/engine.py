@@ -4,8 +4,6 @@ Drawing, charging, clipping and noise are those of `PrivateLoop`. Without a numb
 is a run of its own, planned and charged in full before it begins; with one, all passes are one planned run.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

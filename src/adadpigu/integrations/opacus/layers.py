@@ -3,8 +3,6 @@
 They are the same classes, not subclasses: a subclass could compute something else, so no rule is taken for one.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 DPRNN = nn.RNN

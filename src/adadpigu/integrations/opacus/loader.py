@@ -3,8 +3,6 @@
 The guard is on from the first moment to the last: nothing but a release moves the weights, also between passes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import warnings

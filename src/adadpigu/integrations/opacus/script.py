@@ -8,8 +8,6 @@ Gradients are those of the drawn records and of the criterion that `make_private
 itself never reaches `p.grad`, and another loss is refused. What it sees is un-noised, and the statement says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -92,7 +90,7 @@ class PrivateLoss(Tensor):
     _written: int  # its version when it was computed
 
     @staticmethod
-    def of(value: Tensor, release: Callable[[], object]) -> PrivateLoss:
+    def of(value: Tensor, release: Callable[[], object]) -> "PrivateLoss":
         loss = value.as_subclass(PrivateLoss)
         loss._release, loss._written = release, loss._version
         return loss

@@ -1,7 +1,5 @@
 """`ModuleValidator`: what of a model cannot be trained privately, and the same model with it replaced."""
 
-from __future__ import annotations
-
 import copy
 
 from torch import nn

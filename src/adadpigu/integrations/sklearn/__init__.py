@@ -7,8 +7,6 @@
 What is public about the records (classes, bounds, categories, their count) is an argument, and never read off them.
 """
 
-from __future__ import annotations
-
 from adadpigu.integrations.sklearn.estimator import PrivateEstimator
 from adadpigu.integrations.sklearn.folds import RecordFolds
 from adadpigu.integrations.sklearn.pipeline import PrivatePipeline, make_private_pipeline

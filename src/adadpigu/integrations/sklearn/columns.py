@@ -4,8 +4,6 @@ Nothing is computed across records. A refusal names record, column and cell: it 
 anything is trained, and is outside the guarantee.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Everything that is learned goes through `adadpigu.train`, so it is charged there
 which is a release, and public facts. No loss, gradient or training accuracy is ever shown.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ from one training part to another, so neighbouring data sets would differ by mor
 they differ by that record alone, and what the fits cost adds up as a shared ledger says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any

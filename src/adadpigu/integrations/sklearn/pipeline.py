@@ -5,8 +5,6 @@ estimator cannot see what came before it in a plain `Pipeline`, so its statement
 tells it, and the statement names the steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

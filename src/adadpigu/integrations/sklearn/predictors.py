@@ -2,8 +2,6 @@
 from its declared bounds to [−1, 1]). Targets are read one by one, before training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Hugging Face: `PrivateTrainer`, a `transformers.Trainer` whose training is private. See docs/hugging-face.md."""
 
-from __future__ import annotations
-
 from adadpigu.extras import import_extra
 
 for _needed in ("transformers", "accelerate"):

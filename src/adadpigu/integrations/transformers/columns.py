@@ -5,8 +5,6 @@
 Padding to the longest of a batch would show in shapes and in time who was drawn. Refusals go to the data's holder.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from typing import Any

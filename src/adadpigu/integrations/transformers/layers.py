@@ -4,8 +4,6 @@ Conv1D (GPT-2): y = x W + b, so ∂ℓ_i/∂W = Σ_p x_ip dy_ipᵀ, the transpos
 ∂ℓ_i/∂γ = Σ_p dy_ip ⊙ x̂_ip. Whether a rule is right for a model is checked against autograd before it is used.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D

@@ -6,8 +6,6 @@
 A model's own loss is a mean over a batch, and over all its tokens. Here ℓ_i is the mean over what record i itself has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -3,8 +3,6 @@
 What is not named here comes after the noise (optimiser, schedule, saving, logging of public values) and is the user's.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Mapping

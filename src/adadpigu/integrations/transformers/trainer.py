@@ -7,8 +7,6 @@
 There is no training loss on this side of the line, so what Trainer would log of it is left out, not set to 0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

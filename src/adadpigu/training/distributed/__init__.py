@@ -6,8 +6,6 @@
 `job` (torch.distributed), `rank_checks` (do ranks train the same?), `launching` (torchrun), `sharded_training` (FSDP2)
 """
 
-from __future__ import annotations
-
 from adadpigu.training.distributed.job import alone, current
 from adadpigu.training.distributed.launching import joined
 

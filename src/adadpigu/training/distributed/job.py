@@ -5,8 +5,6 @@ the others are told on which side of q they fell; they wait for that, so nobody 
 sum before its noise passes between the ranks in a reduction to the owners of its coordinates, and nowhere else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ Public: ranks, addresses and time limits only.
 torchrun --nproc-per-node 2 -m adadpigu train --out runs/mine …
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -5,8 +5,6 @@ this one comparison; neither key nor digest is kept or written. Weights, and the
 process's.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -8,8 +8,6 @@ noise and keeps their optimiser state. DP-SGD on models that layer rules cover; 
 loop, the sampler, the ledger, the draws and the mechanism are those of `train`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -1,11 +1,8 @@
 """What a script asks of `privacy_engine.accountant`: ε of what was charged, and its history. Public numbers only."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from adadpigu.accounting import (
     Budget,
@@ -18,13 +15,10 @@ from adadpigu.accounting import (
     event_to_json,
     plan_for,
 )
-from adadpigu.accounting.events import compose, leaves, spending_of
+from adadpigu.accounting.events import DpEvent, compose, leaves, spending_of
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import TRAINED_BEFORE
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 _OURS = {"prv": "pld", "pld": "pld", "rdp": "rdp"}
 
