@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from adadpigu.core.bounding import GradientSum, record_factors
 from adadpigu.core.gradients.engine import LARGE, GradientEngine, repeated
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.probing import removing
 from adadpigu.core.gradients.rules import RULES, Destination, FlatGradients, Rule, bytes_at_work
 from adadpigu.core.gradients.state import describe
 from adadpigu.core.gradients.unfolding import UNFOLDINGS, Part, has_rule, unfolded
@@ -331,12 +332,8 @@ def captured(model: nn.Module, chosen: Selection) -> Iterator[list[Call]]:
     hooks = [(module, functools.partial(_note_call, calls, path)) for path, module in chosen.layers]
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
     owned = {id(model.get_parameter(name)) for name in chosen.names} if chosen.unfolds else set()
-    try:
-        with unfolded(model, owned, record) if chosen.unfolds else nullcontext():
-            yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+    with removing(handles), unfolded(model, owned, record) if chosen.unfolds else nullcontext():
+        yield calls
 
 
 def ruled(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
