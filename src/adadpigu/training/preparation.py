@@ -80,17 +80,11 @@ class Preparation:
         return self.options.batch_size / self.data.records
 
     def run_context(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
-        """The public facts that a method starts from."""
         layout = self.engine.layout
-        scores = None
-        public = None
+        scores = public = None
         if self.public is not None:
             public = PublicGradients(
-                engine=self.engine,
-                front=self.front,
-                records=self.public,
-                classes=self.data.classes,
-                seed=self.seed,
+                engine=self.engine, front=self.front, records=self.public, classes=self.data.classes, seed=self.seed
             )
         if self.loss is not None and isinstance(self.record, Tensor) and takes_images(self.record):
             scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
@@ -128,13 +122,9 @@ class Preparation:
 
     def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
         """For each draw of a stage's step, the sampler and σ: from the same plan that was accounted."""
-        draws = self.plan.stages[stage].draws
-        return {d.name: (self._sampler(d.sample_rate), d.noise_multiplier) for d in draws}
-
-    def _sampler(self, sample_rate: float) -> Sampler:
-        if self.data.owners is None:
-            return PoissonSampler(sample_rate=sample_rate)
-        return OwnerSampler(sample_rate=sample_rate, owners=self.data.owners)
+        draws, owners = self.plan.stages[stage].draws, self.data.owners
+        sampler: Callable[..., Sampler] = PoissonSampler if owners is None else partial(OwnerSampler, owners=owners)
+        return {d.name: (sampler(sample_rate=d.sample_rate), d.noise_multiplier) for d in draws}
 
 
 def prepare(
