@@ -100,9 +100,8 @@ def _available() -> int:
 
 
 def _left_to_the_container() -> int:
-    folder = Path("/sys/fs/cgroup")
     try:
-        most, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        most, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
         return int(most) - int(used)
     except (OSError, ValueError):  # no such file, or "max": no limit
         return sys.maxsize
