@@ -283,7 +283,6 @@ class Bounder:
         self._total = total if self._total is None else self._total + total
 
     def result(self) -> BoundedSum:
-        """The bounded sum, with its sensitivity."""
         if self._total is None:
             raise PrivacyLineError(f"nothing was added to {self._query.name!r}, not even an empty batch")
         size = self._size if isinstance(self._query, GradientSum) else len(self._total)

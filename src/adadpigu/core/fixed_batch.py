@@ -78,7 +78,6 @@ class FixedBatch:
         return True
 
     def wait(self) -> None:
-        """Until the latest toss is there."""
         if self._stream is not None:
             self._stream.synchronize()
 

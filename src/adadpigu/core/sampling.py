@@ -159,7 +159,6 @@ class Owners(Sensitive[Tensor]):
         return f"at most {cap} records of one owner are trained on"
 
     def check(self, records: int) -> None:
-        """Refuses owners of another number of records."""
         held = len(self._content)
         require(held == records, f"owners: {held} of them for {records} records; allowed: one owner a record")
 

@@ -18,7 +18,6 @@ Tree = Any  # a tensor, or a tuple, list or dict of trees
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The tree with a function applied to each tensor."""
     return function(tree) if isinstance(tree, Tensor) else tree_map(function, tree)
 
 
@@ -28,12 +27,10 @@ def count_rows(tree: Tree) -> int:
 
 
 def select(tree: Tree, index: Any) -> Tree:
-    """Some records of a tree."""
     return tree[index] if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf[index], tree)
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
-    """The tree with every tensor on a device."""
     return tree.to(device) if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf.to(device), tree)
 
 

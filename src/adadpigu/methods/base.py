@@ -315,5 +315,4 @@ def register(method: M) -> M:
 
 
 def registered() -> dict[str, type[Method]]:
-    """The methods that have been registered so far, by name."""
     return dict(sorted(_registry.items()))

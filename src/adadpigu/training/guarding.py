@@ -178,7 +178,6 @@ class Guard:
                 )
 
     def _fixed_tensors(self) -> dict[str, Remembered]:
-        """All tensors but trained ones."""
         trained = set(map(id, self._trained.values()))
         return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
 

@@ -296,7 +296,6 @@ def _follow(prepared: Preparation, processes: Processes) -> Begun:
 def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
-    """The folder and the ledger of a new run."""
     facts_of_data = _facts(prepared, from_python=not config)
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)

@@ -182,7 +182,6 @@ def _values(inputs: Tensor, record: int, *, plain: bool) -> list[Tensor]:
 
 
 def _with(inputs: Tree, values: dict[int, Tree]) -> Tree:
-    """The batch with some of its records made others."""
 
     def put(leaf: Tensor, *given: Tensor) -> Tensor:
         replaced = leaf.clone()

@@ -131,7 +131,6 @@ class RuleEngine(GradientEngine):
         return self._totals(pairs, built, outer, copies, len(targets), present)
 
     def wanted(self, query: GradientSum, slots: Sequence[Slot], device: torch.device) -> Wanted:
-        """What a query wants of some parameters."""
         return Wanted(query, self.selection(slots), self.layout.size, device)
 
     def _wanted(self, query: GradientSum, device: torch.device) -> tuple[Wanted, Wanted]:
@@ -178,7 +177,6 @@ class RuleEngine(GradientEngine):
         return {m: {key: named[id(p)] for key, p in parts.items() if id(p) in named} for m, parts in own.items()}
 
     def owns(self, module: nn.Module, names: frozenset[str]) -> bool:
-        """Whether one of these parameters is the module's own."""
         return not names.isdisjoint([slot.name for slot in self.slots_of[module].values()])
 
     def replay_memory(self) -> object:
