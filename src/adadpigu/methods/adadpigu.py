@@ -127,10 +127,8 @@ class AdaDPIGU(Method):
 
     def begin(self, context: RunContext) -> MethodState:
         if self.variance_from == "optimiser" and context.second_moment is None:
-            raise InputError(
-                "variance_from='optimiser' with an optimizer that keeps no second moment; allowed: adam, adamw, nadam, "
-                "radam, rmsprop, adadelta, adagrad"
-            )
+            allowed = "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad"
+            raise InputError(f"variance_from='optimiser' with an optimizer that keeps no second moment; {allowed}")
         if self._public and context.public_scores is None:
             raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
         return _State(self, context)

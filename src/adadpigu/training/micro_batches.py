@@ -352,11 +352,8 @@ def _of_rows(coins: Tensor, positions: Tensor, rows: int) -> Tensor:
 
 
 def _smaller(size: int) -> int:
-    require(
-        size > 1,
-        "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
-        "another engine or device",
-    )
+    allowed = "allowed: a smaller model, fewer copies, another engine or device"
+    require(size > 1, f"physical_batch_size=1: the GPU ran out of memory over one record; {allowed}")
     return rounded(size // 2)
 
 

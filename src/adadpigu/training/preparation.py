@@ -150,10 +150,8 @@ def prepare(
     model = uncompiled(model).to(device)
     clips = options.stability is None or method.private
     require(clips, f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
-    denoises = options.denoise == "none" or method.denoises
-    require(
-        denoises, f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known; leave it out"
-    )
+    told = f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known"
+    require(options.denoise == "none" or method.denoises, f"{told}; leave it out")
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
     front = task.front
     stages = _stages(method, data, options, front)
@@ -175,11 +173,8 @@ def prepare(
         caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     kept = optimiser.second_moment is not None or not method.needs_second_moment
-    require(
-        kept,
-        f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales; "
-        "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad",
-    )
+    told = f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales"
+    require(kept, f"{told}; allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad")
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     claim = epsilons(plan.event(), delta)
@@ -252,11 +247,9 @@ def _check_augmentation(augmentation: Augmentation, inputs: Tree) -> None:
     """Augmented copies are of images alone, or of (image, label)."""
     pair = isinstance(inputs, tuple | list) and len(inputs) == 2 and all(isinstance(t, Tensor) for t in inputs)
     images = inputs if isinstance(inputs, Tensor) else inputs[0] if pair and inputs[1].dim() == 1 else None
-    require(
-        images is not None or not augmentation,
-        f"augmentation of records {describe_tree(inputs)}: it is not known which parts go together; allowed: records "
-        "(image, label), or augmenting in losses(model, batch)",
-    )
+    told = f"augmentation of records {describe_tree(inputs)}: it is not known which parts go together"
+    allowed = "allowed: records (image, label), or augmenting in losses(model, batch)"
+    require(images is not None or not augmentation, f"{told}; {allowed}")
     if images is not None:
         augmentation.check(tuple(images.shape[1:]))
 
@@ -294,10 +287,8 @@ def _fix_noise(
     cost = epsilon(plan.event(), delta)
     if budget is not None and cost > budget.epsilon:
         most = affordable_prefix(plan, epsilon=budget.epsilon, delta=delta)
-        raise BudgetError(
-            f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}: they cost "
-            f"{cost:.4g}; allowed: at most {most} steps, or more noise"
-        )
+        told = f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}"
+        raise BudgetError(f"{told}: they cost {cost:.4g}; allowed: at most {most} steps, or more noise")
     return fixed, plan
 
 

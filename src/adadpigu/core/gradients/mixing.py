@@ -131,10 +131,8 @@ def refuse_counting(model: nn.Module, inputs: Tree) -> None:
     together, alone = forward(model, inputs)[:1], forward(model, select(inputs, slice(1)))
     train_mode(model)
     if not agree(alone, together, factor=1 / math.sqrt(torch.finfo(together.dtype).eps)):
-        raise ModelError(
-            f"{describe('', model)}: a record's output depends on the batch it comes in; make the forward independent "
-            "of the batch size"
-        )
+        told = f"{describe('', model)}: a record's output depends on the batch it comes in"
+        raise ModelError(f"{told}; make the forward independent of the batch size")
 
 
 def _traced(model: nn.Module, inputs: Tree, number: int) -> list[Passage]:

@@ -36,10 +36,8 @@ def check_ranks_agree(prepared: Preparation, processes: Processes, randomness: R
     if processes.size == 1:
         return prepared
     if prepared.options.diagnostics:
-        raise InputError(
-            f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone; "
-            "allowed: in one process"
-        )
+        told = f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone"
+        raise InputError(f"{told}; allowed: in one process")
     drawn_by = {"randomness": randomness.description, "secret noise": randomness.private}  # of each owner's own noise
     every = processes.all_gather_object({**_facts(prepared), **drawn_by})
     for rank, theirs in enumerate(every):
