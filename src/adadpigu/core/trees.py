@@ -63,10 +63,8 @@ def check_tree(tree: Tree, name: str) -> Tree:
             what = f"a {type(leaf).__name__}" if not isinstance(leaf, Tensor) else "a number"
             raise InputError(f"{place} is {what}; allowed: a tensor with one row a record")
         if len(leaf) != len(leaves[0][1]):
-            raise InputError(
-                f"{place} has {len(leaf)} rows but {leaves[0][0]} has {len(leaves[0][1])}; allowed: one row a record "
-                "in each"
-            )
+            told = f"{place} has {len(leaf)} rows but {leaves[0][0]} has {len(leaves[0][1])}"
+            raise InputError(f"{told}; allowed: one row a record in each")
     return tree
 
 

@@ -80,10 +80,8 @@ def _replace(model: nn.Module, inputs: Tree, changes: list[dict[int, Tree]], num
             moved.append((replaced, others))
     if (moved or len(changes) > 1) and not agree(forward(model, inputs, number).detach(), output):
         where, _ = _blame(model, [*batches, inputs], everyone, number)
-        raise ModelError(
-            f"{where}: the same input and seed give another output the second time; keep no state from one "
-            "forward to the next, and draw randomness from torch only"
-        )
+        told = f"{where}: the same input and seed give another output the second time"
+        raise ModelError(f"{told}; keep no state from one forward to the next, and draw randomness from torch only")
     for replaced, others in moved:
         where, blamed = _blame(model, [inputs, replaced], others, number)
         raise ModelError(f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}")
