@@ -7,6 +7,7 @@ look at a number cannot be recorded.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 from unittest import mock
@@ -59,19 +60,15 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage.copy_(before)
 
 
-class _Replayed:
-    def __init__(self, operations: list[tuple[Any, Any, Any, Any]]) -> None:
-        self._operations = operations
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        for func, args, kwargs, made in self._operations:
-            new = func(*args, **kwargs)
-            if any(result.alias_info for result in func._schema.returns):
-                continue  # a view, or the tensor that was written to
-            for old, value in zip(tree_leaves(made), tree_leaves(new), strict=True):
-                if isinstance(old, Tensor):
-                    old.detach().copy_(value)
+@torch.no_grad()
+def _replay(operations: list[tuple[Any, Any, Any, Any]]) -> None:
+    for func, args, kwargs, made in operations:
+        new = func(*args, **kwargs)
+        if any(result.alias_info for result in func._schema.returns):
+            continue  # a view, or the tensor that was written to
+        for old, value in zip(tree_leaves(made), tree_leaves(new), strict=True):
+            if isinstance(old, Tensor):
+                old.detach().copy_(value)
 
 
 @contextlib.contextmanager
@@ -94,7 +91,7 @@ class ReplayedOperations:
         self._generators = generators
         self.recorded = 0
 
-    def record(self, work: Callable[[], None]) -> _Replayed:
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
         states = [generator.get_state() for generator in self._generators]
         notes = _Notes()
         try:
@@ -105,7 +102,7 @@ class ReplayedOperations:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
         self.recorded += 1
-        return _Replayed(notes.operations)
+        return functools.partial(_replay, notes.operations)
 
     def concurrent(self) -> ReplayedOperations:
         return self

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "clip bound": (small_net, arrays, {"max_grad_norm": 2}, "e.g. method=DPSGD(clip_norm=2)"),
     "method option": (small_net, arrays, {"retention": 0.5}, "e.g. method=AdaDPIGU(retention=0.5)"),
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
+    "option called options": (small_net, arrays, {"options": {}}, "unknown option of train 'options'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "there are training records among"),
     "test of another type": (
         small_net,

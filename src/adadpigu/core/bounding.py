@@ -42,16 +42,37 @@ class BoundedSum(Sensitive[Tensor]):
         return self.query.sensitivity
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Query:
+    """What every query says of the sum that it asks for."""
+
+    name: str
+    clip_norm: float
+    share: float = 1.0
+    per_owner: int = 1
+    """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
+
+    def __post_init__(self) -> None:
+        if not self.clip_norm >= LEAST_CLIP:
+            raise InputError(f"clip_norm={self.clip_norm} of {self.name!r} is not at least {LEAST_CLIP:g}")
+        if not 0 < self.share <= 1:
+            raise InputError(f"share={self.share} of {self.name!r} is not in (0, 1]")
+
+    @property
+    def sensitivity(self) -> float:
+        """What adding or removing one unit of privacy changes in the sum, at most (L2)."""
+        return self.clip_norm * self.per_owner
+
+
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GradientSum:
+class GradientSum(_Query):
     """Asks for Σ clip(m ⊙ (g_i − α) / scale): the query every gradient method makes.
 
     `active` is the mask m, [d] of bool (None: all), `center` α and `scale` √β + μ are [d] tensors (None: 0 and 1),
     `top_k` ρ keeps the ⌊ρ·|m|⌋ largest entries of each record. `share` is this query's part of the draw's privacy cost.
     """
 
-    clip_norm: float
     name: str = "gradient"
     active: Tensor | None = None
     center: Tensor | None = None
@@ -59,9 +80,6 @@ class GradientSum:
     top_k: float = 1.0
     stability: float | None = None
     """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
-    share: float = 1.0
-    per_owner: int = 1
-    """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
     trained: frozenset[int] | None = None
     """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
     top_k_count: Tensor | None = None
@@ -70,7 +88,7 @@ class GradientSum:
     """what an engine must compute for this query"""
 
     def __post_init__(self) -> None:
-        _check_query(self.name, self.clip_norm, self.share)
+        super().__post_init__()
         if not 0 < self.top_k <= 1:
             raise InputError(f"top_k={self.top_k} is not in (0, 1]")
         if self.active is not None and self.active.dtype != torch.bool:
@@ -80,11 +98,6 @@ class GradientSum:
                 f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
                 "above 0 and finite"
             )
-
-    @property
-    def sensitivity(self) -> float:
-        """What adding or removing one unit of privacy changes in the sum, at most (L2)."""
-        return self.clip_norm * self.per_owner
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
@@ -110,38 +123,29 @@ class Record:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class RecordSum:
+class RecordSum(_Query):
     """Asks for Σ clip(of(record)): any vector a record, clipped to `clip_norm` whatever `of` returns.
 
     `torch.func.vmap` runs `of` on one record at a time. `losses_at` are public parameter vectors at which the record's
     loss is wanted; `needs` says what else `of` looks at, so that an engine computes nothing else.
     """
 
-    name: str
     of: Callable[[Record], Tensor]
-    clip_norm: float
     losses_at: tuple[Tensor, ...] = ()
     needs: frozenset[Part] = frozenset({"gradient", "loss"})
-    share: float = 1.0
-    per_owner: int = 1
     active: ClassVar[None] = None
     """all entries are released"""
 
     def __post_init__(self) -> None:
-        _check_query(self.name, self.clip_norm, self.share)
+        super().__post_init__()
         odd = self.needs - frozenset(get_args(Part))
         if odd:
             raise InputError(f"needs={sorted(odd)} of {self.name!r}: allowed are {', '.join(get_args(Part))}")
 
-    @property
-    def sensitivity(self) -> float:
-        """As of a `GradientSum`."""
-        return self.clip_norm * self.per_owner
-
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MappedSum:
+class MappedSum(_Query):
     """Asks for Σ clip(of(g_i)): a public map of every gradient before the clip, [b, d] -> [b, k], each row by itself.
 
     Projections, carriers of low rank, bounds by block: whatever `of` makes of a row, its norm is at most `clip_norm`
@@ -151,26 +155,14 @@ class MappedSum:
     other record and no micro-batch has a part in. It is a record's own and never shown, and counts as no noise.
     """
 
-    name: str
     of: Callable[..., Tensor]
-    clip_norm: float
     coin: bool = False
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     stability: float | None = None
-    share: float = 1.0
-    per_owner: int = 1
     needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
     losses_at: ClassVar[tuple[Tensor, ...]] = ()
     active: ClassVar[None] = None
     """all entries are released"""
-
-    def __post_init__(self) -> None:
-        _check_query(self.name, self.clip_norm, self.share)
-
-    @property
-    def sensitivity(self) -> float:
-        """As of a `GradientSum`."""
-        return self.clip_norm * self.per_owner
 
     def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
@@ -181,13 +173,6 @@ class MappedSum:
 
 
 Query = GradientSum | RecordSum | MappedSum
-
-
-def _check_query(name: str, clip_norm: float, share: float) -> None:
-    if not clip_norm >= LEAST_CLIP:
-        raise InputError(f"clip_norm={clip_norm} of {name!r} is not at least {LEAST_CLIP:g}")
-    if not 0 < share <= 1:
-        raise InputError(f"share={share} of {name!r} is not in (0, 1]")
 
 
 def aimed_norm(clip_norm: float, length: int) -> float:
@@ -296,7 +281,6 @@ class Bounder:
         self._total = total if self._total is None else self._total + total
 
     def result(self) -> BoundedSum:
-        """The bounded sum, with its sensitivity."""
         if self._total is None:
             raise PrivacyLineError(f"nothing was added to {self._query.name!r}, not even an empty batch")
         size = self._size if isinstance(self._query, GradientSum) else len(self._total)

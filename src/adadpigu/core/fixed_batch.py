@@ -12,11 +12,7 @@ from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Coins, Drawn, Population, Sampler
 from adadpigu.core.sensitive import Presence, unseal
 
-
-class CapturedGraph(Protocol):
-    """Captured device work."""
-
-    def replay(self) -> None: ...
+Work = Callable[[], None]
 
 
 class GraphCapture(Protocol):
@@ -24,8 +20,8 @@ class GraphCapture(Protocol):
 
     name: str
 
-    def record(self, work: Callable[[], None]) -> CapturedGraph:
-        """Runs the Python of `work` once; the device does nothing yet."""
+    def record(self, work: Work) -> Work:
+        """Runs the Python of `work` once, while the device does nothing yet; returns what replays it there."""
 
     def concurrent(self) -> "GraphCapture":
         """Another one, whose recordings may run at the same time."""
@@ -43,7 +39,7 @@ class FixedBatch:
         self._device = device
         self._recorder = recorder
         self._positions = Drawn(torch.full((size,), -1, device=device))
-        self._tosses: dict[float, tuple[CapturedGraph, _Toss]] = {}
+        self._tosses: dict[float, tuple[Work, _Toss]] = {}
         self._tossed: _Toss | None = None
         gpu = device.type == "cuda"
         self._stream: Any = torch.cuda.Stream(device) if gpu else None  # type: ignore[no-untyped-call, unused-ignore]
@@ -64,8 +60,8 @@ class FixedBatch:
                 toss = _Toss(len(population), self.size, self._device)
                 work = lambda: toss.fill(unseal(sampler.toss(population, randomness)))  # noqa: E731
                 self._tosses[sampler.sample_rate] = self._recorder.record(work), toss
-            recording, self._tossed = self._tosses[sampler.sample_rate]
-            recording.replay()
+            replay, self._tossed = self._tosses[sampler.sample_rate]
+            replay()
         return Coins(self._tossed.taken)
 
     def load(self) -> bool:
@@ -80,7 +76,6 @@ class FixedBatch:
         return True
 
     def wait(self) -> None:
-        """Until the latest toss is there."""
         if self._stream is not None:
             self._stream.synchronize()
 

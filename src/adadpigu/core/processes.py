@@ -54,7 +54,6 @@ class Processes:
 
     def check_alike(self, weights: Tensor) -> None:
         """Stops a job where weights that every process holds, which are public, are not the same bit for bit."""
-        return
 
     def all_gather_object(self, value: T) -> list[T]:
         """What each process says, by rank."""
@@ -62,7 +61,6 @@ class Processes:
 
     def broadcast(self, tensor: Tensor) -> None:
         """Writes the first process's numbers into every process's tensor of the same kind."""
-        return
 
 
 ALONE = Processes()

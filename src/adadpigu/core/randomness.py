@@ -1,12 +1,8 @@
 """The one source of privacy randomness: inclusion coins, noise, and what a forward pass draws while it sees records.
 
 A user's seed never reaches it. `ReproducibleRandomness` exists for tests and for debugging; a run that used it says
-"not private" in its statement.
-
-| tier | class | generator | where |
-| --- | --- | --- | --- |
-| `secure` | `SystemRandomness` | ChaCha20, 256-bit key | CPU; a device waits for its numbers |
-| `fast` | `DeviceRandomness` | torch's own for the device | on the device itself, also within a recorded step |
+"not private" in its statement. Tier `secure` is `SystemRandomness`: ChaCha20 on the CPU, for which a device waits.
+Tier `fast` is `DeviceRandomness`: torch's own generator on the device itself, also within a recorded step.
 """
 
 import contextlib

@@ -154,7 +154,6 @@ class Owners(Sensitive[Tensor]):
         return f"at most {cap} records of one owner are trained on"
 
     def check(self, records: int) -> None:
-        """Refuses owners of another number of records."""
         held = len(self._content)
         require(held == records, f"owners: {held} of them for {records} records; allowed: one owner a record")
 
@@ -163,7 +162,7 @@ class Owners(Sensitive[Tensor]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnerSampler:
+class OwnerSampler(PoissonSampler):
     """Takes each *owner* with probability `sample_rate`, with all of the records that they keep.
 
     Formal guarantee: one owner more or less adds or removes at most `cap` records, each of which moves a sum by at most
@@ -171,7 +170,6 @@ class OwnerSampler:
     sample with noise σ·cap·C, under adding or removing one owner.
     """
 
-    sample_rate: float
     owners: Owners
 
     @property
@@ -183,9 +181,6 @@ class OwnerSampler:
         coins = randomness.uniform(len(population)) < self.sample_rate
         numbers = unseal(self.owners).to(coins.device)
         return Coins(coins[numbers] & (numbers >= 0))
-
-    def event(self, noise_multipliers: list[float]) -> DpEvent:
-        return _event(self.sample_rate, tuple(noise_multipliers))
 
 
 def owner_name(given: Any) -> Hashable:

@@ -105,7 +105,6 @@ class GradientBatch:
     present: Tensor | None = None  # which rows are records, [b] of bool; None: all of them
 
     def records_only(self) -> "GradientBatch":
-        """The rows that are records."""
         if self.present is None:
             return self
         return GradientBatch(self.gradients[self.present], self.losses[self.present])
@@ -120,5 +119,4 @@ class PerRecordLosses(Sensitive[Tensor]):
 
 
 def losses_of(gradients: PerSampleGradients) -> PerRecordLosses:
-    """The sealed losses that came with sealed gradients."""
     return PerRecordLosses(gradients._content.losses)

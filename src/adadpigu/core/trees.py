@@ -16,7 +16,6 @@ Tree = Any  # a tensor, or a tuple, list or dict of trees
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The tree with a function applied to each tensor."""
     return function(tree) if isinstance(tree, Tensor) else tree_map(function, tree)
 
 
@@ -26,12 +25,10 @@ def count_rows(tree: Tree) -> int:
 
 
 def select(tree: Tree, index: Any) -> Tree:
-    """Some records of a tree."""
     return tree[index] if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf[index], tree)
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
-    """The tree with every tensor on a device."""
     return tree.to(device) if isinstance(tree, Tensor) else tree_map(lambda leaf: leaf.to(device), tree)
 
 
@@ -64,10 +61,8 @@ def check_tree(tree: Tree, name: str) -> Tree:
             what = f"a {type(leaf).__name__}" if not isinstance(leaf, Tensor) else "a number"
             raise InputError(f"{place} is {what}; allowed: a tensor with one row a record")
         if len(leaf) != len(leaves[0][1]):
-            raise InputError(
-                f"{place} has {len(leaf)} rows but {leaves[0][0]} has {len(leaves[0][1])}; allowed: one row a record "
-                "in each"
-            )
+            told = f"{place} has {len(leaf)} rows but {leaves[0][0]} has {len(leaves[0][1])}"
+            raise InputError(f"{told}; allowed: one row a record in each")
     return tree
 
 

@@ -46,7 +46,6 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 def own_methods() -> dict[str, type[Method]]:
-    """The package's own methods by name."""
     return {name: method for name, method in all_methods().items() if method.__module__.startswith("adadpigu.")}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, denoised_mean, register
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
 
@@ -53,10 +53,9 @@ class AdaCliP(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1e-12 <= self.floor <= self.ceiling <= 1e12:
-            raise InputError(
-                f"floor={self.floor} and ceiling={self.ceiling} do not satisfy 1e-12 ≤ floor ≤ ceiling ≤ 1e12"
-            )
+        bounds = f"floor={self.floor} and ceiling={self.ceiling}"
+        fit = 1e-12 <= self.floor <= self.ceiling <= 1e12
+        require(fit, f"{bounds} do not satisfy 1e-12 ≤ floor ≤ ceiling ≤ 1e12")
         self._statistics_options()
 
     def begin(self, context: RunContext) -> MethodState:

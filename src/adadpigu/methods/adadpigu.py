@@ -125,24 +125,20 @@ class AdaDPIGU(Method):
 
     def begin(self, context: RunContext) -> MethodState:
         if self.variance_from == "optimiser" and context.second_moment is None:
-            raise InputError(
-                "variance_from='optimiser' with an optimizer that keeps no second moment; allowed: adam, adamw, nadam, "
-                "radam, rmsprop, adadelta, adagrad"
-            )
+            allowed = "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad"
+            raise InputError(f"variance_from='optimiser' with an optimizer that keeps no second moment; {allowed}")
         if self._public and context.public_scores is None:
             raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
         return _State(self, context)
 
     @property
     def _public(self) -> bool:
-        """Whether coordinates are ranked by public images."""
         return self.score == "public" and self.retention < 1
 
     def _importance_steps(self, steps: int) -> int:
         least = self._least_importance_steps()
-        first = self.importance_steps
-        if first is None:
-            first = max(least, 15 * steps // 200) if least else 0
+        usual = max(least, 15 * steps // 200) if least else 0
+        first = usual if self.importance_steps is None else self.importance_steps
         require(0 <= first < steps, f"importance_steps={first} is not from 0 to below the run's {steps} steps")
         require(
             first >= least,
@@ -203,14 +199,12 @@ class _State(MethodState):
         self._groups = context.layout.layer_index().to(device)
         self._importance = Importance(size, options.score, device, context.public_rng(0))
         self._power = LayerPower(self._groups)
-        halved = options._least_importance_steps() == 2
-        self._halves = CoordinatePower(size, device) if halved else None
+        self._halves = CoordinatePower(size, device) if options._least_importance_steps() == 2 else None
         self._schedule = options._mask_schedule()
         self._mask = GrowingMask(context.layout, device)
         self._top_k_count = torch.zeros((), dtype=torch.int64, device=device)
         self._statistics: Statistics | None = None
         self._moving = False
-        self._device = device
         target, rate, count_noise = options.clip_quantile, options.clip_rate, options.count_noise
         self._bound = FollowedBound(options.clip_norm, context, target=target, rate=rate, count_noise=count_noise)
         self._first: Tensor | None = None
@@ -287,7 +281,12 @@ class _State(MethodState):
         if options.blocks:
             assert self._halves is not None
             self._groups = self._halves.blocks(options.blocks)
-        start = self._variance().to(self._context.weights.dtype)
+        if options.variance_start == "stage-1":
+            start = self._halves.variance(self._groups) if self._halves and options.blocks else self._power.variance()
+        else:
+            value = options.beta if options.variance_start == "constant" else self._noise**2
+            start = torch.full((self._mask.size,), value, dtype=torch.float64, device=self._context.device)
+        start = start.to(self._context.weights.dtype)
         return Statistics(options._statistics_options(), variance=start, groups=self._groups)
 
     def _worthwhile(self) -> bool:
@@ -303,14 +302,6 @@ class _State(MethodState):
         ranking = self._importance.ranking() if public else self._halves.ranking()
         frozen = ranking[self._schedule.count(self._mask.size, 0, 1) :]
         return bool(self._halves.measured()[frozen].mean() < self._noise**2)
-
-    def _variance(self) -> Tensor:
-        """β at the start of stage 2, [d]."""
-        options, size = self._options, self._mask.size
-        if options.variance_start == "stage-1":
-            return self._halves.variance(self._groups) if self._halves and options.blocks else self._power.variance()
-        start = options.beta if options.variance_start == "constant" else self._noise**2
-        return torch.full((size,), start, dtype=torch.float64, device=self._device)
 
     def outputs(self) -> State:
         """Importance s and the mask m with which stage 2 began, as Algorithm 1 gives them."""
@@ -354,7 +345,7 @@ class _State(MethodState):
         return torch.where(active, parameters, 0.0)
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return self._train(batches) if self._statistics is not None else self._rank(batches)
+        return self._rank(batches) if self._statistics is None else self._train(batches, self._statistics)
 
     def _release(self, batches: Batches, query: GradientSum) -> tuple[Release, Release, float]:
         """ĝ for the optimiser, ĝ to learn from, and the deviation of the latter's noise before it was restored."""
@@ -375,11 +366,9 @@ class _State(MethodState):
             self._halves.update(restored, noise_variance=noise**2)
         return direction
 
-    def _train(self, batches: Batches) -> Release:
+    def _train(self, batches: Batches, statistics: Statistics) -> Release:
         """Stage 2: standardise, clip, release, restore, learn."""
-        statistics = self._statistics
-        assert statistics is not None
-        with side_stream(self._device):
+        with side_stream(self._context.device):
             if self._moving:
                 self._move(statistics)
             active = self._mask.snapshot()
@@ -395,7 +384,7 @@ class _State(MethodState):
                 top_k_count=self._top_k_count,
             )
         direction, restored, noise = self._release(batches, query)
-        with side_stream(self._device):
+        with side_stream(self._context.device):
             statistics.update(restored, noise_variance=statistics.noise_variance(scale, noise))
         return direction
 

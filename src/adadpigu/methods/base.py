@@ -49,11 +49,9 @@ class PublicRows(Protocol):
     @property
     def count(self) -> int:
         """m, how many records there are."""
-        ...
 
     def rows(self, weights: Tensor, number: int) -> Iterator[Tensor]:
         """[b, d] of all records in order, at these weights; `number`: which images of random processes are taken."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +89,12 @@ class Batches(Protocol):
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
         """Several named releases from one batch share one event; their `share`s add up to at most 1."""
-        ...
 
     def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
         """A released sum with less noise, where the run asks for that (`--denoise`); else the release itself.
 
         For ĝ alone: what learns, learns from the release. `sizes` of the blocks to denoise; None: the layers, in order.
         """
-        ...
 
 
 def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Release:
@@ -317,5 +313,4 @@ def register(method: M) -> M:
 
 
 def registered() -> dict[str, type[Method]]:
-    """The methods that have been registered so far, by name."""
     return dict(sorted(_registry.items()))

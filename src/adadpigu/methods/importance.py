@@ -49,7 +49,6 @@ class Importance(TensorState):
         self._count = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, gradient: Release) -> None:
-        """Takes the release of one stage-1 step."""
         self._sum += self._term(look(gradient)[0].double().to(self._sum.device))
         self._count += 1
 

@@ -52,10 +52,8 @@ class ParameterFreezing(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.public_model is None) == (self.select == "public-model"):
-            raise InputError(
-                f"public_model={self.public_model} with select={self.select!r}: select='public-model' needs a file, "
-                "the others take none"
-            )
+            given = f"public_model={self.public_model} with select={self.select!r}"
+            raise InputError(f"{given}: select='public-model' needs a file, the others take none")
         if self.select == "public-model" and self.every == "step":
             raise InputError("every='step' with select='public-model': its magnitudes do not change; allowed: once")
 

@@ -85,10 +85,8 @@ def _share_of_count(count_noise: float | None, context: RunContext) -> float:
     sigma = context.noise_multiplier
     noise = context.batch_size / 20 if count_noise is None else count_noise
     if not sigma < 2 * noise:
-        raise InputError(
-            f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient; allowed: "
-            f"count_noise above {sigma / 2:g}, half the noise multiplier"
-        )
+        told = f"count_noise={noise:g} with noise_multiplier={sigma:g} leaves nothing for the gradient"
+        raise InputError(f"{told}; allowed: count_noise above {sigma / 2:g}, half the noise multiplier")
     share = (sigma / (2 * noise)) ** 2
     require(0 < share < 1, f"count_noise={noise:g} is too large beside noise_multiplier={sigma:g} to count anything")
     return share

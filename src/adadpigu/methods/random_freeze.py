@@ -67,8 +67,7 @@ class _State(GradientState):
         epoch, epochs = index * batch_size // records, -(-stage.steps * batch_size // records)
         if epoch != self._epoch:
             self._epoch = epoch
-            active = self._mask(epoch, self._options.rate(epoch, epochs))
-            self._query = replace(self._query, active=active)
+            self._query = replace(self._query, active=self._mask(epoch, self._options.rate(epoch, epochs)))
 
     def state(self) -> State:
         return {}  # the mask follows from seed and epoch

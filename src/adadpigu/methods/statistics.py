@@ -51,7 +51,6 @@ class StatisticsOptions:
 
     @property
     def moves_variance(self) -> bool:
-        """Whether β changes after the start."""
         return self.variance_from == "optimiser" or self.variance_decay < 1
 
     @property
@@ -123,14 +122,15 @@ class Statistics(TensorState):
         return spread
 
     def init_returned(self, returned: Tensor, active: Tensor) -> None:
-        """Coordinates that return from the frozen set start with α = 0 and the median β of the active ones.
+        """Coordinates that return from the frozen set start with α = 0 and the lower median β of the active ones.
 
         Both are masks. A shared β is the group's; one that is held, or is the optimiser's, stays.
         """
         self.mean.masked_fill_(returned, 0.0)
         if self.variance_held or self._options.variance_from == "optimiser":
             return
-        start = _median(self.variance, active)
+        ordered = self.variance.masked_fill(~active, math.inf).sort().values  # no device waits for how many are active
+        start = ordered.index_select(0, ((active.sum() - 1) // 2).clamp(min=0).reshape(1))
         if self._options.shares:
             shared = group_means(self.variance, self._groups, self._group_count, active)
             start = torch.where(shared > 0, shared, start)[self._groups]
@@ -138,17 +138,10 @@ class Statistics(TensorState):
 
 
 def _set(state: Tensor, active: Tensor | None, new: Tensor) -> None:
-    """Writes new values in place, where the mask has them."""
     if active is None:
         state.copy_(new)
     else:
         torch.where(active, new, state, out=state)
-
-
-def _median(values: Tensor, active: Tensor) -> Tensor:
-    """The lower median of the active values, [1]; no device waits for how many there are."""
-    ordered = values.masked_fill(~active, math.inf).sort().values
-    return ordered.index_select(0, ((active.sum() - 1) // 2).clamp(min=0).reshape(1))
 
 
 def group_means(values: Tensor, groups: Tensor, group_count: int, active: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ eagerly, and the run says why.
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from adadpigu.core.bounding import BoundedSum, Query
-from adadpigu.core.fixed_batch import CapturedGraph, FixedBatch, GraphCapture
+from adadpigu.core.fixed_batch import FixedBatch, GraphCapture, Work
 from adadpigu.core.mechanism import CapturedReleases, Release
 from adadpigu.core.randomness import DeviceRandomness, Randomness, default_generator, isolated, rekey
 from adadpigu.core.sampling import Coins, Sampler
@@ -29,8 +29,6 @@ from adadpigu.training.step import Draws
 
 _WARM_STEPS = 2  # run eagerly before a step is recorded: libraries and the optimiser have then allocated what they keep
 _MOST_RECORDINGS = 16  # of one run: a method whose steps keep changing gains nothing from more
-
-Work = Callable[[], None]
 
 
 class CudaGraphs:
@@ -45,7 +43,7 @@ class CudaGraphs:
         self._generator, self._other = generator, other
         self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
-    def record(self, work: Work) -> CapturedGraph:
+    def record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self._generator)  # type: ignore[no-untyped-call, unused-ignore]
         try:
@@ -55,7 +53,7 @@ class CudaGraphs:
             for generator in (self._generator, default_generator(self._generator.device)):
                 rekey(generator)
             raise
-        return graph
+        return graph.replay
 
     def concurrent(self) -> "CudaGraphs":
         assert self._other is not None
@@ -93,7 +91,7 @@ class ReplayedDraws(Draws):
         finally:
             self._made = None
 
-    def replay(self, drawn: CapturedDraw, run: Callable[[], None]) -> bool:
+    def replay(self, drawn: CapturedDraw, run: Work) -> bool:
         """Pays for a recorded step, draws and runs it. False if the batch does not fit: the next `release` uses it."""
         assert self._fixed is not None
         paid = self._charge_and_sample(tuple(total.query for total in drawn.recorded.sums), drawn.draw)
@@ -144,7 +142,7 @@ class CapturedSteps:
         self._recorder: GraphCapture | None = recorder
         self._reason = ""
         self._seen: dict[Hashable, int] = {}
-        self._recordings: dict[Hashable, tuple[CapturedGraph, CapturedDraw]] = {}
+        self._recordings: dict[Hashable, tuple[Work, CapturedDraw]] = {}
         self._replayed = self._taken = 0
         draws.micro_batches.relief = self._free
 
@@ -176,9 +174,9 @@ class CapturedSteps:
             self._record(key, step)
 
     def _replay(self, key: Hashable, step: Work) -> None:
-        recording, drawn = self._recordings[key]
+        replay, drawn = self._recordings[key]
         self._replayed += 1  # whether the draw fits or not: how many do is not public
-        if not self._draws.replay(drawn, recording.replay):
+        if not self._draws.replay(drawn, replay):
             step()  # drawn and paid for, but too many records for the recorded shape
 
     def _record(self, key: Hashable, step: Work) -> None:
@@ -187,7 +185,7 @@ class CapturedSteps:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with self._draws.recording() as made:
-                    recording = self._recorder.record(step)
+                    replay = self._recorder.record(step)
             (drawn,) = made
         except AdaDPIGUError:
             raise
@@ -196,7 +194,7 @@ class CapturedSteps:
             self._give_up(f"the step cannot be recorded ({first_line(cause)})")
             step()
             return
-        self._recordings[key] = recording, drawn
+        self._recordings[key] = replay, drawn
         self._replay(key, step)
 
     def _free(self) -> bool:

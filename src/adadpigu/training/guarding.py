@@ -156,10 +156,8 @@ class Guard:
                 raise ModelError(f"the model has changed at {place!r} since the loop began; allowed: make another loop")
         for name, parameter in self._named.items():
             if parameter.requires_grad and name not in self._trained:
-                raise ModelError(
-                    f"parameter {name!r} was frozen when the loop began, so its gradient has no bound; allowed: make "
-                    "the loop with all that will be trained, and freeze later"
-                )
+                told = f"parameter {name!r} was frozen when the loop began, so its gradient has no bound"
+                raise ModelError(f"{told}; allowed: make the loop with all that will be trained, and freeze later")
         fixed = self._fixed_tensors()
         for place in sorted(fixed.keys() | self._fixed.keys()):
             begun, found = self._fixed.get(place), fixed.get(place)
@@ -176,7 +174,6 @@ class Guard:
                 )
 
     def _fixed_tensors(self) -> dict[str, Remembered]:
-        """All tensors but trained ones."""
         trained = set(map(id, self._trained.values()))
         return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
 
@@ -252,11 +249,9 @@ class Guard:
         held = set()
         for number, group in enumerate(self._optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
-                require(
-                    id(parameter) in names,
-                    f"optimizer: parameter {place} of group {number}, of shape {tuple(parameter.shape)}, is not the "
-                    "model's; allowed: parameters of the model that is made private",
-                )
+                told = f"parameter {place} of group {number}, of shape {tuple(parameter.shape)}, is not the model's"
+                allowed = "allowed: parameters of the model that is made private"
+                require(id(parameter) in names, f"optimizer: {told}; {allowed}")
                 held.add(names[id(parameter)])
         for name in sorted(self._trained.keys() - held):
             allowed = "which is trained; allowed: freeze it, or add it"

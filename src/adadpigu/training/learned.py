@@ -29,7 +29,6 @@ class WeightAverage:
         self.value = start.clone()
 
     def begin_step(self) -> None:
-        """Counts a step; called before each."""
         self._steps += 1
         if (share := self._share(self._steps)) != self._filled:
             self._weight.fill_(share)

@@ -148,8 +148,7 @@ class Session:
         self._note(self._end)
         privacy = self._report(interrupted)
         trained_models.add(self._p.model)
-        refusal = self._untrained.restore()
-        if refusal is not None:
+        if (refusal := self._untrained.restore()) is not None:
             self._layout.write(self._p.model, self._start)
             raise refusal
         self._keep_weights()

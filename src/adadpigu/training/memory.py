@@ -58,11 +58,8 @@ def parse_memory(limit: int | str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(limit).lower())
     count = int(float(found[1]) * _UNITS.get(found[2], 0)) if found and not isinstance(limit, float) else 0
-    require(
-        count >= 1,
-        f"memory_limit={limit!r} is not an amount of memory; allowed: bytes, at least 1, or a number with kB, MB, GB, "
-        "TB, KiB, MiB, GiB or TiB, such as '4GiB'",
-    )
+    allowed = "allowed: bytes, at least 1, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as '4GiB'"
+    require(count >= 1, f"memory_limit={limit!r} is not an amount of memory; {allowed}")
     return count
 
 
@@ -98,9 +95,8 @@ def _available() -> int:
 
 
 def _left_to_the_container() -> int:
-    folder = Path("/sys/fs/cgroup")
     try:
-        most, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        most, used = (Path("/sys/fs/cgroup", name).read_text().strip() for name in ("memory.max", "memory.current"))
         return int(most) - int(used)
     except (OSError, ValueError):  # no such file, or "max": no limit
         return sys.maxsize

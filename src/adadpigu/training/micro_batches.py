@@ -56,16 +56,11 @@ class View:
         if self.variants is not None:
             which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
             inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
-        elif self.augmentation:
-            inputs = self._augmented(inputs)
+        elif self.augmentation and isinstance(inputs, Tensor):
+            inputs = self.augmentation(inputs)
+        elif self.augmentation:  # of records (image, label)
+            inputs = self.augmentation(inputs[0]), inputs[1].repeat_interleave(self.augmentation.copies, dim=0)
         return inputs if self.front is None else apply_front(self.front, inputs)
-
-    def _augmented(self, inputs: Tree) -> Tree:
-        """Of records (image, label) the images are augmented, and labels repeated."""
-        if isinstance(inputs, Tensor):
-            return self.augmentation(inputs)
-        images, labels = inputs
-        return self.augmentation(images), labels.repeat_interleave(self.augmentation.copies, dim=0)
 
 
 class ShownDraw:
@@ -355,12 +350,8 @@ def _of_rows(coins: Tensor, positions: Tensor, rows: int) -> Tensor:
 
 
 def _smaller(size: int) -> int:
-    """The size after one that did not fit."""
-    require(
-        size > 1,
-        "physical_batch_size=1: the GPU ran out of memory over one record; allowed: a smaller model, fewer copies, "
-        "another engine or device",
-    )
+    allowed = "allowed: a smaller model, fewer copies, another engine or device"
+    require(size > 1, f"physical_batch_size=1: the GPU ran out of memory over one record; {allowed}")
     return rounded(size // 2)
 
 

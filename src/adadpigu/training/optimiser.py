@@ -188,7 +188,7 @@ class MaskedOptimiser:
         found: dict[str, tuple[list[int], list[Tensor]]] = {}
         for owner, parameter in enumerate(self._parameters):
             for key, value in self.inner.state.get(parameter, {}).items():
-                if _same_shape(value, parameter):
+                if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0:
                     owners, kind = found.setdefault(key, ([], []))
                     owners.append(owner)
                     kind.append(value)
@@ -202,7 +202,3 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 def _split(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
-
-
-def _same_shape(value: object, parameter: nn.Parameter) -> bool:
-    return isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim > 0

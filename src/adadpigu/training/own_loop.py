@@ -169,6 +169,9 @@ class PrivateLoop:
         accumulate: int = 1,
         **options: Any,
     ) -> None:
+        given = dict(locals())  # by name, as the signature has them
+        for name in ("self", "optimizer", "observers", "randomness", "ledger", "accumulate", "options"):
+            del given[name]
         check_range("accumulate", accumulate, "at least 1")
         if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
             size = options.get("batch_size", TrainingOptions.batch_size)
@@ -177,27 +180,11 @@ class PrivateLoop:
         for name in options.keys() & _OWNED:
             yours = "the loop is yours; set it on your optimizer or scheduler"
             raise InputError(f"{name}={options[name]!r}: {yours}")
-        self._prepared = prepared_for(
-            model,
-            dataset,
-            records=records,
-            test=test,
-            owners=owners,
-            owner_cap=owner_cap,
-            method=method,
-            privacy=privacy,
-            delta=delta,
-            loss=loss,
-            losses=losses,
-            front=front,
-            seed=seed,
-            out=out,
-            resume=resume,
-            **{"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
-        )
+        given |= {"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"}
+        self._prepared = prepared_for(**given)
         place = {"out": out, "resuming": resume, "shared": ledger}
-        given = losses if loss is None else loss
-        self._start(optimizer, given, observers=observers, randomness=randomness, **place)
+        own_loss = losses if loss is None else loss
+        self._start(optimizer, own_loss, observers=observers, randomness=randomness, **place)
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)

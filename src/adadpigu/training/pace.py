@@ -29,8 +29,7 @@ _FASTER = 64.0  # how much faster a GPU may be at a recorded step, and how much 
 
 def steps_to_reserve(prepared: Preparation, folder: Path) -> int:
     """A power of two, so that it tells little about the machine."""
-    limit = SHARE * step_seconds(prepared)
-    needed = append_seconds(folder) / max(limit, 1e-9)
+    needed = append_seconds(folder) / max(SHARE * step_seconds(prepared), 1e-9)
     most = max(1, min(_MOST, int(_OF_THE_PLAN * prepared.plan.steps)))
     return int(min(most, 2 ** max(0, math.ceil(math.log2(max(needed, 1.0))))))
 

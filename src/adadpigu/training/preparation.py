@@ -78,17 +78,11 @@ class Preparation:
         return self.options.batch_size / self.data.records
 
     def run_context(self, optimiser: MaskedOptimiser | None = None) -> RunContext:
-        """The public facts that a method starts from."""
         layout = self.engine.layout
-        scores = None
-        public = None
+        scores = public = None
         if self.public is not None:
             public = PublicGradients(
-                engine=self.engine,
-                front=self.front,
-                records=self.public,
-                classes=self.data.classes,
-                seed=self.seed,
+                engine=self.engine, front=self.front, records=self.public, classes=self.data.classes, seed=self.seed
             )
         if self.loss is not None and isinstance(self.record, Tensor) and takes_images(self.record):
             scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
@@ -126,13 +120,9 @@ class Preparation:
 
     def samplers(self, stage: int) -> dict[str, tuple[Sampler, float]]:
         """For each draw of a stage's step, the sampler and σ: from the same plan that was accounted."""
-        draws = self.plan.stages[stage].draws
-        return {d.name: (self._sampler(d.sample_rate), d.noise_multiplier) for d in draws}
-
-    def _sampler(self, sample_rate: float) -> Sampler:
-        if self.data.owners is None:
-            return PoissonSampler(sample_rate=sample_rate)
-        return OwnerSampler(sample_rate=sample_rate, owners=self.data.owners)
+        draws, owners = self.plan.stages[stage].draws, self.data.owners
+        sampler: Callable[..., Sampler] = PoissonSampler if owners is None else partial(OwnerSampler, owners=owners)
+        return {d.name: (sampler(sample_rate=d.sample_rate), d.noise_multiplier) for d in draws}
 
 
 def prepare(
@@ -158,10 +148,8 @@ def prepare(
     model = uncompiled(model).to(device)
     clips = options.stability is None or method.private
     require(clips, f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
-    denoises = options.denoise == "none" or method.denoises
-    require(
-        denoises, f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known; leave it out"
-    )
+    told = f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known"
+    require(options.denoise == "none" or method.denoises, f"{told}; leave it out")
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
     front = task.front
     stages = _stages(method, data, options, front)
@@ -183,11 +171,8 @@ def prepare(
         caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     kept = optimiser.second_moment is not None or not method.needs_second_moment
-    require(
-        kept,
-        f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales; "
-        "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad",
-    )
+    told = f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales"
+    require(kept, f"{told}; allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad")
     delta = delta if budget is None else budget.delta
     sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
     claim = epsilons(plan.event(), delta)
@@ -260,11 +245,9 @@ def _check_augmentation(augmentation: Augmentation, inputs: Tree) -> None:
     """Augmented copies are of images alone, or of (image, label)."""
     pair = isinstance(inputs, tuple | list) and len(inputs) == 2 and all(isinstance(t, Tensor) for t in inputs)
     images = inputs if isinstance(inputs, Tensor) else inputs[0] if pair and inputs[1].dim() == 1 else None
-    require(
-        images is not None or not augmentation,
-        f"augmentation of records {describe_tree(inputs)}: it is not known which parts go together; allowed: records "
-        "(image, label), or augmenting in losses(model, batch)",
-    )
+    told = f"augmentation of records {describe_tree(inputs)}: it is not known which parts go together"
+    allowed = "allowed: records (image, label), or augmenting in losses(model, batch)"
+    require(images is not None or not augmentation, f"{told}; {allowed}")
     if images is not None:
         augmentation.check(tuple(images.shape[1:]))
 
@@ -302,10 +285,8 @@ def _fix_noise(
     cost = epsilon(plan.event(), delta)
     if budget is not None and cost > budget.epsilon:
         most = affordable_prefix(plan, epsilon=budget.epsilon, delta=delta)
-        raise BudgetError(
-            f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}: they cost "
-            f"{cost:.4g}; allowed: at most {most} steps, or more noise"
-        )
+        told = f"epsilon={budget.epsilon} is too small for steps={plan.steps} at noise_multiplier={fixed}"
+        raise BudgetError(f"{told}: they cost {cost:.4g}; allowed: at most {most} steps, or more noise")
     return fixed, plan
 
 

@@ -57,11 +57,8 @@ class Task:
             return _of_losses(model, data, losses, losses, front, device)
         loss = F.cross_entropy if loss is None else loss
         inputs, targets = synthetic_records(data.train, device)
-        require(
-            not whole,
-            f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target); allowed: "
-            "losses=f, with f(model, batch) -> one loss a record",
-        )
+        told = f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target)"
+        require(not whole, f"{told}; allowed: losses=f, with f(model, batch) -> one loss a record")
         front = _scaling_bytes(model, inputs, front)
         _check_front(front, inputs)
         output = _output(model, front, inputs)
@@ -104,11 +101,8 @@ def _of_losses(
     _check_front(front, example[0])
     output = None if test is None else _output_or_none(model, front, example[0][0])
     comparable = isinstance(output, Tensor) and output.dim() > 1 and isinstance(example[0][1], Tensor)
-    require(
-        test is None or comparable,
-        "test: model(inputs) is not one tensor [n, classes] to compare labels with; leave test out, and evaluate "
-        "run.model on your own",
-    )
+    told = "test: model(inputs) is not one tensor [n, classes] to compare labels with"
+    require(test is None or comparable, f"{told}; leave test out, and evaluate run.model on your own")
     data = replace(data, train=train, test=test)
     return Task(data=data, loss=None, losses=losses, given=given, front=front, example=example)
 

@@ -83,24 +83,10 @@ def train(
     `run.privacy` states, provided `dataset`'s declared facts are public and the method's code asks for releases only
     through the frame.
     """
-    prepared = prepared_for(
-        model,
-        dataset,
-        records=records,
-        test=test,
-        owners=owners,
-        owner_cap=owner_cap,
-        method=method,
-        privacy=privacy,
-        delta=delta,
-        loss=loss,
-        losses=losses,
-        front=front,
-        seed=seed,
-        out=out,
-        resume=resume,
-        **options,
-    )
+    given = dict(locals())  # by name, as the signature has them
+    for name in ("observers", "randomness", "ledger", "options"):
+        del given[name]
+    prepared = prepared_for(**given, **options)
     return train_prepared(prepared, out=out, observers=observers, randomness=randomness, resuming=resume, shared=ledger)
 
 
@@ -121,10 +107,6 @@ def prepared_for(
     model: nn.Module,
     dataset: Source,
     *,
-    records: int | None = None,
-    test: Source | None = None,
-    owners: Iterable[Hashable] | Tensor | None = None,
-    owner_cap: int | None = None,
     method: Method | str | None = None,
     privacy: Budget | None = None,
     delta: float = 1e-5,
@@ -134,9 +116,10 @@ def prepared_for(
 ) -> Preparation:
     """The arguments of `train`, checked and made ready."""
     task = {name: given.pop(name, None) for name in ("loss", "losses", "front", "seed")}
+    declared = {name: given.pop(name, None) for name in ("records", "test", "owners", "owner_cap")}
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
-    data = declare(dataset, records=records, test=test, owners=owners, owner_cap=owner_cap)
+    data = declare(dataset, **declared)
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
@@ -311,7 +294,6 @@ def _follow(prepared: Preparation, processes: Processes) -> Begun:
 def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
-    """The folder and the ledger of a new run."""
     facts_of_data = _facts(prepared, from_python=not config)
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)

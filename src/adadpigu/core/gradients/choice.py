@@ -137,10 +137,8 @@ def _shorten(engine: GradientEngine, inputs: Tree, targets: Tensor) -> None:
     try:
         engine.compute(inputs, targets)
     except RuntimeError as error:
-        raise ModelError(
-            f"<model>: precision='bf16' fails on an example on {targets.device.type}: {first_line(error)}; "
-            "allowed here: float32"
-        ) from None
+        told = f"<model>: precision='bf16' fails on an example on {targets.device.type}: {first_line(error)}"
+        raise ModelError(f"{told}; allowed here: float32") from None
 
 
 def _choose(trial: _Trial, engine: str) -> GradientEngine:
@@ -155,8 +153,7 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
         )
     elif engine in ("auto", "ghost", "materialised"):
         unruly = _against_rules(trial)
-        leaves = tree_leaves(trial.inputs)
-        if unruly is not None and any(to_channels_last(leaf) is not leaf for leaf in leaves):
+        if unruly is not None and any(to_channels_last(leaf) is not leaf for leaf in tree_leaves(trial.inputs)):
             channels_last = False  # x.view(…) refuses channels side by side
             unruly = _against_rules(trial, channels_last=False)
     if unruly is None:
@@ -177,10 +174,8 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
     try:
         trial.gradients(LoopEngine)
     except Exception as error:
-        raise ModelError(
-            f"{describe('', trial.model)}: autograd fails on an example: {first_line(error)}; fix the model's forward "
-            "or backward"
-        ) from error
+        told = f"{describe('', trial.model)}: autograd fails on an example: {first_line(error)}"
+        raise ModelError(f"{told}; fix the model's forward or backward") from error
     return trial.engine(LoopEngine, f"one record at a time in a loop, because {refusal}")
 
 

@@ -146,10 +146,9 @@ class GradientEngine(ABC):
             yield
             return
         self._watched = True
-        narrow = self.align or self._narrow
         try:
             with (
-                aligned(self.model, attention=self.align) if narrow else nullcontext(),
+                aligned(self.model, attention=self.align) if self.align or self._narrow else nullcontext(),
                 self._unchanged(),
                 torch.autocast(self._trained[0].device.type, enabled=False),  # bounds are reckoned for what runs here
             ):

@@ -67,8 +67,7 @@ def refuse_by_type(model: nn.Module) -> None:
 def objections(model: nn.Module) -> Iterator[str]:
     """What stands in the way by type, each with its dotted path and a remedy."""
     for path, module in model.named_modules():
-        remedy = _objection(module)
-        if remedy:
+        if remedy := _objection(module):
             yield f"{describe(path, module)}: {remedy}"
     if not any(parameter.requires_grad for parameter in model.parameters()):
         yield f"{describe('', model)}: has no trainable parameter; set requires_grad=True on what to train"
@@ -102,10 +101,8 @@ def _refuse_output(model: nn.Module, inputs: Tree) -> None:
     if isinstance(output, Tensor) and output.dim() > 0 and len(output) == rows:
         return None
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    raise ModelError(
-        f"{describe('', model)}: output {shape} for {rows} record(s) lacks the batch as first dimension; "
-        f"return one tensor [{rows}, ...]"
-    )
+    told = f"{describe('', model)}: output {shape} for {rows} record(s) lacks the batch as first dimension"
+    raise ModelError(f"{told}; return one tensor [{rows}, ...]")
 
 
 def _refuse_writing(model: nn.Module, inputs: Tree) -> None:

@@ -231,7 +231,5 @@ def _refuse_state(looped: RecordLoss, outputs: Tree, targets: Tree) -> None:
     again, other = seeded(outputs, targets, 0), seeded(outputs, targets, 1)
     draws_randomness = not close(other, again)
     if not close(again, first) or not (draws_randomness or close(backwards, first)):
-        raise ModelError(
-            "<loss>: a record's loss depends on the records before it; use a loss without state of its own, such as "
-            "torch.nn.functional.cross_entropy"
-        )
+        allowed = "use a loss without state of its own, such as torch.nn.functional.cross_entropy"
+        raise ModelError(f"<loss>: a record's loss depends on the records before it; {allowed}")

@@ -78,10 +78,8 @@ def _replace(model: nn.Module, inputs: Tree, changes: list[dict[int, Tree]], num
             moved.append((replaced, others))
     if (moved or len(changes) > 1) and not agree(forward(model, inputs, number).detach(), output):
         where, _ = _blame(model, [*batches, inputs], everyone, number)
-        raise ModelError(
-            f"{where}: the same input and seed give another output the second time; keep no state from one "
-            "forward to the next, and draw randomness from torch only"
-        )
+        told = f"{where}: the same input and seed give another output the second time"
+        raise ModelError(f"{told}; keep no state from one forward to the next, and draw randomness from torch only")
     for replaced, others in moved:
         where, blamed = _blame(model, [inputs, replaced], others, number)
         raise ModelError(f"{where}: mixes records, one record's output depends on the others; {_remedy(blamed)}")
@@ -129,10 +127,8 @@ def refuse_counting(model: nn.Module, inputs: Tree) -> None:
     together, alone = forward(model, inputs)[:1], forward(model, select(inputs, slice(1)))
     train_mode(model)
     if not agree(alone, together, factor=1 / math.sqrt(torch.finfo(together.dtype).eps)):
-        raise ModelError(
-            f"{describe('', model)}: a record's output depends on the batch it comes in; make the forward independent "
-            "of the batch size"
-        )
+        told = f"{describe('', model)}: a record's output depends on the batch it comes in"
+        raise ModelError(f"{told}; make the forward independent of the batch size")
 
 
 def _traced(model: nn.Module, inputs: Tree, number: int) -> list[Passage]:
@@ -180,7 +176,6 @@ def _values(inputs: Tensor, record: int, *, plain: bool) -> list[Tensor]:
 
 
 def _with(inputs: Tree, values: dict[int, Tree]) -> Tree:
-    """The batch with some of its records made others."""
 
     def put(leaf: Tensor, *given: Tensor) -> Tensor:
         replaced = leaf.clone()

@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from adadpigu.core.bounding import GradientSum, record_factors
 from adadpigu.core.gradients.engine import LARGE, GradientEngine, repeated
 from adadpigu.core.gradients.losses import RecordLoss
+from adadpigu.core.gradients.probing import removing
 from adadpigu.core.gradients.rules import RULES, Destination, FlatGradients, Rule, bytes_at_work
 from adadpigu.core.gradients.state import describe
 from adadpigu.core.gradients.unfolding import UNFOLDINGS, Part, has_rule, unfolded
@@ -128,7 +129,6 @@ class RuleEngine(GradientEngine):
         return self._totals(pairs, built, outer, copies, len(targets), present)
 
     def wanted(self, query: GradientSum, slots: Sequence[Slot], device: torch.device) -> Wanted:
-        """What a query wants of some parameters."""
         return Wanted(query, self.selection(slots), self.layout.size, device)
 
     def _wanted(self, query: GradientSum, device: torch.device) -> tuple[Wanted, Wanted]:
@@ -175,7 +175,6 @@ class RuleEngine(GradientEngine):
         return {m: {key: named[id(p)] for key, p in parts.items() if id(p) in named} for m, parts in own.items()}
 
     def owns(self, module: nn.Module, names: frozenset[str]) -> bool:
-        """Whether one of these parameters is the module's own."""
         return not names.isdisjoint([slot.name for slot in self.slots_of[module].values()])
 
     def replay_memory(self) -> object:
@@ -329,12 +328,8 @@ def captured(model: nn.Module, chosen: Selection) -> Iterator[list[Call]]:
     hooks = [(module, functools.partial(_note_call, calls, path)) for path, module in chosen.layers]
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
     owned = {id(model.get_parameter(name)) for name in chosen.names} if chosen.unfolds else set()
-    try:
-        with unfolded(model, owned, record) if chosen.unfolds else nullcontext():
-            yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+    with removing(handles), unfolded(model, owned, record) if chosen.unfolds else nullcontext():
+        yield calls
 
 
 def ruled(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -140,8 +140,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[R], R]:
     """Registers the rule for exactly these module types; a subclass may compute something else, so it needs its own."""
 
     def register(function: R) -> R:
-        for kind in kinds:
-            RULES[kind] = function
+        RULES.update(dict.fromkeys(kinds, function))
         return function
 
     return register

@@ -137,6 +137,5 @@ def _aligned_forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002  
 
 def aligned_product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right, [b, m, p] @ [b, p, n], each record's from where a vector begins, for the same reason."""
-    columns = right.shape[2]
-    wide = F.pad(right, (0, -columns % _VECTOR)).contiguous()
-    return torch.bmm(left.contiguous(), wide)[..., :columns]
+    wide = F.pad(right, (0, -right.shape[2] % _VECTOR)).contiguous()
+    return torch.bmm(left.contiguous(), wide)[..., : right.shape[2]]

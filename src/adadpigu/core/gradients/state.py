@@ -38,7 +38,6 @@ class Remembered:
 
     @property
     def place(self) -> str:
-        """The dotted path of the tensor."""
         return f"{self.path}.{self.name}".lstrip(".")
 
 

@@ -39,8 +39,7 @@ def unfolding(*kinds: type[nn.Module]) -> Callable[[U], U]:
     """Registers the unfolding of exactly these module types: `function(module, note, *args, **kwargs)`."""
 
     def register(function: U) -> U:
-        for kind in kinds:
-            UNFOLDINGS[kind] = function
+        UNFOLDINGS.update(dict.fromkeys(kinds, function))
         return function
 
     return register

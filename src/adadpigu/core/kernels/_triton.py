@@ -40,10 +40,9 @@ def power_of_two(count: int) -> int:
 def check_rows(name: str, rows: Tensor) -> None:
     """Refuses rows that the kernels would misread."""
     if rows.dim() != 2 or rows.dtype not in _TAKEN or (rows.shape[1] > 1 and rows.stride(1) != 1):
-        raise InputError(
-            f"{name}: {rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}; allowed: [b, n] of float32, "
-            "float16 or bfloat16, the columns of a row side by side"
-        )
+        told = f"{name}: {rows.dtype} {tuple(rows.shape)} with strides {rows.stride()}"
+        allowed = "[b, n] of float32, float16 or bfloat16, the columns of a row side by side"
+        raise InputError(f"{told}; allowed: {allowed}")
 
 
 def check_contiguous(name: str, part: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:

@@ -108,10 +108,8 @@ def _sizes(name: str, left: Tensor, right: Tensor, center: Tensor | None, weight
     check_rows(f"{name}, left", left)
     check_rows(f"{name}, right", right)
     if copies < 1 or len(left) != len(right) or len(left) % copies:
-        raise InputError(
-            f"{name}: left {tuple(left.shape)}, right {tuple(right.shape)}, copies={copies}; "
-            "allowed: [b·copies, m] and [b·copies, n] of one or more copies"
-        )
+        told = f"{name}: left {tuple(left.shape)}, right {tuple(right.shape)}, copies={copies}"
+        raise InputError(f"{told}; allowed: [b·copies, m] and [b·copies, n] of one or more copies")
     m, n = left.shape[1], right.shape[1]
     for part in (center, weight):
         check_contiguous(f"{name}: center or weight", part, (m * n,))

@@ -175,10 +175,8 @@ class Job(Processes):
             yield
         except RuntimeError as error:
             reason = re.sub(r"^\[\S*\]\s*", "", first_line(error))[:80]  # without where it stands in gloo or NCCL
-            raise LostProcessError(
-                f"rank {self.rank} of {self.size} has lost another process of the job ({reason}); what "
-                "was charged stands on the ledger; go on with --resume"
-            ) from None
+            lost = f"rank {self.rank} of {self.size} has lost another process of the job ({reason})"
+            raise LostProcessError(f"{lost}; what was charged stands on the ledger; go on with --resume") from None
 
 
 def odd_ranks(every: Sequence[object]) -> str:

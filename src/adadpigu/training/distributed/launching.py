@@ -61,7 +61,6 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
 
 
 def in_job() -> bool:
-    """Whether this process has met the others of a job."""
     return dist.is_available() and dist.is_initialized()
 
 

@@ -6,7 +6,7 @@ process's.
 """
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -34,12 +34,14 @@ def check_ranks_agree(prepared: Preparation, processes: Processes, randomness: R
     if processes.size == 1:
         return prepared
     if prepared.options.diagnostics:
-        raise InputError(
-            f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone; "
-            "allowed: in one process"
-        )
+        told = f"diagnostics=True in a job of {processes.size} processes, each of which sees its own records alone"
+        raise InputError(f"{told}; allowed: in one process")
     drawn_by = {"randomness": randomness.description, "secret noise": randomness.private}  # of each owner's own noise
-    _compare_facts({**_facts(prepared), **drawn_by}, processes)
+    every = processes.all_gather_object({**_facts(prepared), **drawn_by})
+    for rank, theirs in enumerate(every):
+        for key, value in every[0].items():
+            if theirs.get(key) != value:
+                raise JobError(f"{key}={theirs.get(key)!r} on rank {rank}, {value!r} on rank 0; allowed: the same")
     _compare_records(prepared, processes)
     with torch.no_grad():
         for module in (prepared.model, prepared.front):
@@ -60,14 +62,6 @@ def _facts(prepared: Preparation) -> dict[str, object]:
         "engine": prepared.engine.name,
         "libraries": library_versions(),
     }
-
-
-def _compare_facts(mine: Mapping[str, object], processes: Processes) -> None:
-    every = processes.all_gather_object(mine)
-    for rank, theirs in enumerate(every):
-        for key, value in every[0].items():
-            if theirs.get(key) != value:
-                raise JobError(f"{key}={theirs.get(key)!r} on rank {rank}, {value!r} on rank 0; allowed: the same")
 
 
 def _compare_records(prepared: Preparation, processes: Processes) -> None:

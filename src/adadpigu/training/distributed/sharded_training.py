@@ -84,7 +84,6 @@ class Shards(Job):
         self.layout = layout
 
     def rows(self, slot: Slot) -> slice:
-        """The rows of a parameter that this process owns."""
         return super().own(slot.shape[0])[0]
 
     def place(self, slot: Slot) -> slice:
