@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from adadpigu.accounting.events import DpEvent, draw_event
 from adadpigu.core.processes import Processes
@@ -31,6 +31,23 @@ class Population(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]: ...
+
+
+class HeldRecords:
+    """Records held as trees of tensors on one device, with one row a record."""
+
+    inputs: Tree
+    targets: Tree
+    device: torch.device
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
+        where = indices.to(self.device)
+        inputs, targets = tree_map(lambda rows: rows[where], (self.inputs, self.targets))
+        return inputs, targets
 
 
 class Drawn(Sensitive[Tensor]):

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from adadpigu.core.sampling import Owners, Population
+from adadpigu.core.sampling import HeldRecords, Owners, Population
 from adadpigu.core.trees import Tree, check_tree, count_rows, named_leaves, select, to_device
 from adadpigu.errors import InputError, first_line, require
 
 
-class TensorRecords:
+class TensorRecords(HeldRecords):
     """Records held as tensors, inputs [n, ...] and targets [n, ...]; inputs may be a tree of tensors.
 
     Whole records (`TensorRecords.of`) have all their parts in `inputs`, and targets are [n, 0].
@@ -29,12 +29,12 @@ class TensorRecords:
         self, inputs: Tree, targets: Any, *, name: str = "data", published: bool = False, whole: bool = False
     ) -> None:
         self.inputs = _as_tree(inputs, f"{name}: inputs", _as_tensor)
-        self.targets: Tree = _as_tree(targets, f"{name}: targets", _as_label)
+        self.targets = _as_tree(targets, f"{name}: targets", _as_label)
         rows = count_rows(self.inputs), count_rows(self.targets)
         require(rows[0] == rows[1], f"{name}: {rows[0]} inputs but {rows[1]} targets; allowed: one target a record")
         self.name = name
-        self.device: torch.device = tree_leaves(self.inputs)[0].device
-        self._size = count_rows(self.targets)
+        self.device = tree_leaves(self.inputs)[0].device
+        self.size = rows[0]
         self.whole = whole  # whether inputs hold all parts of a record
         self.published = published  # of a published benchmark: features computed from them may be kept on disk
         self.origin: object = None  # the data set that the tensors were made from, record by record; None: themselves
@@ -47,16 +47,9 @@ class TensorRecords:
         made.origin = origin
         return made
 
-    def __len__(self) -> int:
-        return self._size
-
     @property
     def nbytes(self) -> int:
         return sum(leaf.nbytes for leaf in tree_leaves(self.inputs))
-
-    def take(self, indices: Tensor) -> tuple[Tree, Tree]:
-        where = indices.to(self.device)
-        return select(self.inputs, where), select(self.targets, where)
 
     def to(self, device: torch.device) -> "TensorRecords":
         return self.replaced(to_device(self.inputs, device), to_device(self.targets, device))
@@ -311,6 +304,16 @@ def _lots(records: TensorRecords, seed: int) -> Tensor:
     return torch.tensor(lots, dtype=torch.float64)
 
 
+def tensors_of(dataset: object) -> list[Tensor] | None:
+    """The tensors of a data set that consists of them, also behind a random split."""
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors)
+    if type(dataset) is Subset and (tensors := tensors_of(dataset.dataset)) is not None:
+        chosen = torch.as_tensor(dataset.indices, dtype=torch.long)
+        return [tensor[chosen] for tensor in tensors]
+    return None
+
+
 def _is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
@@ -325,4 +328,8 @@ def _population(source: Source, name: str) -> Population:
         return TensorRecords(source[0], source[1], name=name)
     if isinstance(source, dict | tuple) or _is_array(source):
         return TensorRecords.of(source, name=name)
+    if (tensors := tensors_of(source)) is not None:
+        held = TensorRecords(*tensors, name=name) if len(tensors) == 2 else TensorRecords.of(tensors, name=name)
+        held.origin = source
+        return held
     return IndexedRecords(cast("Dataset[Any]", source), name=name)

@@ -16,7 +16,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.state import State
 from adadpigu.errors import require
-from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, denoised_mean, register
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Stage, register
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
 
 
@@ -106,7 +106,8 @@ class _State(MethodState):
         scale = least_noise_scale(statistics.variance.sqrt())
         query = GradientSum(clip_norm=self._clip_norm, center=statistics.mean.clone(), scale=scale)
         total = batches.release(query)[query.name]
-        restored = total.map(lambda value: query.restore(value, self._batch_size))
+        restored = total.map(restore := lambda value: query.restore(value, self._batch_size))
         noise = scale * ((total.noise_stddev or 0.0) / self._batch_size)
         statistics.update(restored, noise_variance=noise.square())
-        return denoised_mean(batches, total, restored, query, self._batch_size)
+        clearer = batches.denoise(total)
+        return restored if clearer is total else clearer.map(restore)

@@ -28,7 +28,6 @@ from adadpigu.methods.base import (
     RunContext,
     Share,
     Stage,
-    denoised_mean,
     register,
 )
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
@@ -352,8 +351,9 @@ class _State(MethodState):
         follows = self._options.clip_quantile is not None
         total = self._bound.release(batches, query) if follows else batches.release(query)[query.name]
         batch_size = self._context.batch_size
-        restored = total.map(lambda value: query.restore(value, batch_size))
-        direction = denoised_mean(batches, total, restored, query, batch_size)
+        restored = total.map(restore := lambda value: query.restore(value, batch_size))
+        clearer = batches.denoise(total)
+        direction = restored if clearer is total else clearer.map(restore)
         return direction, restored, (total.noise_stddev or 0.0) / batch_size
 
     def _rank(self, batches: Batches) -> Release:

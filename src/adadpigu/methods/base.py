@@ -103,12 +103,6 @@ def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Rele
     return total.map(lambda value: query.restore(value, batch_size))
 
 
-def denoised_mean(batches: Batches, total: Release, restored: Release, query: GradientSum, batch_size: int) -> Release:
-    """ĝ for the optimiser, of a method that learns from the `restored` release: the same unless the run denoises."""
-    clearer = batches.denoise(total)
-    return restored if clearer is total else clearer.map(lambda value: query.restore(value, batch_size))
-
-
 Positive = Annotated[float, "a finite number above 0"]
 Share = Annotated[float, "in (0, 1]"]  # types of options whose range `check_options` knows
 

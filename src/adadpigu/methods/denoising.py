@@ -41,7 +41,7 @@ _DENOISERS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {"james-stein
 
 def denoised(released: Release, kind: str, sizes: Sequence[int]) -> Release:
     """A release as its sum came from the mechanism, denoised in blocks of so many entries in a row."""
-    if kind == "none" or not released.noise_stddev:
+    if not released.noise_stddev:
         return released
     active, stddev, shrink = released.active, released.noise_stddev, _DENOISERS[kind]
 

@@ -51,14 +51,18 @@ class View:
         shown = self._shown(inputs.to(self.device) if isinstance(inputs, Tensor) else to_device(inputs, self.device))
         return Records((shown, targets.to(self.device)), copies=self.augmentation.copies, present=records.present)
 
+    @cached_property
+    def _augments(self) -> bool:
+        return bool(self.augmentation)
+
     @torch.no_grad()
     def _shown(self, inputs: Tree) -> Tree:
         if self.variants is not None:
             which = inputs.repeat_interleave(self.augmentation.copies, dim=0)
             inputs = self.variants[which, self.augmentation.draw(len(inputs), self.device)]
-        elif self.augmentation and isinstance(inputs, Tensor):
+        elif self._augments and isinstance(inputs, Tensor):
             inputs = self.augmentation(inputs)
-        elif self.augmentation:  # of records (image, label)
+        elif self._augments:  # of records (image, label)
             inputs = self.augmentation(inputs[0]), inputs[1].repeat_interleave(self.augmentation.copies, dim=0)
         return inputs if self.front is None else apply_front(self.front, inputs)
 

@@ -168,6 +168,8 @@ class Draws:
 
     def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
         """The release with less noise, where the run asks for that; else the release itself."""
+        if self._denoise == "none":
+            return released
         return denoised(released, self._denoise, self._layer_sizes if sizes is None else sizes)
 
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:

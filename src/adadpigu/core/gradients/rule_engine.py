@@ -7,7 +7,7 @@ slices of a few records: their gradients are built, bounded and added while they
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,7 +18,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from adadpigu.core.bounding import GradientSum, record_factors
 from adadpigu.core.gradients.engine import LARGE, GradientEngine, repeated
 from adadpigu.core.gradients.losses import RecordLoss
-from adadpigu.core.gradients.probing import removing
 from adadpigu.core.gradients.rules import RULES, Destination, FlatGradients, Rule, bytes_at_work
 from adadpigu.core.gradients.state import describe
 from adadpigu.core.gradients.unfolding import UNFOLDINGS, Part, has_rule, unfolded
@@ -325,10 +324,12 @@ def captured(model: nn.Module, chosen: Selection) -> Iterator[list[Call]]:
     def record(path: str, module: nn.Module, x: Tensor, y: Tensor, part: Part) -> None:
         calls.append(Call(path, module, x.detach(), x._version, get_gradient_edge(y), part.rule))
 
-    hooks = [(module, functools.partial(_note_call, calls, path)) for path, module in chosen.layers]
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module, hook in hooks]
-    owned = {id(model.get_parameter(name)) for name in chosen.names} if chosen.unfolds else set()
-    with removing(handles), unfolded(model, owned, record) if chosen.unfolds else nullcontext():
+    with ExitStack() as hooks:
+        for path, module in chosen.layers:
+            hook = functools.partial(_note_call, calls, path)
+            hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+        if chosen.unfolds:
+            hooks.enter_context(unfolded(model, {id(model.get_parameter(name)) for name in chosen.names}, record))
         yield calls
 
 

@@ -8,13 +8,13 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
 
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
 from adadpigu.core.trees import describe_tree
 from adadpigu.data.checking import digests, refuse_copies, refuse_shared_records
-from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.data.datasets import DataSet, TensorRecords, tensors_of
 from adadpigu.errors import InputError
 from adadpigu.integrations.loaders import Collate, CollatedRecords, validate_loader
 from adadpigu.integrations.shared import EpochBatches
@@ -52,17 +52,7 @@ class PrivateLoader(EpochBatches):
 
 def _population(dataset: Dataset[Any], collate: Collate) -> Population:
     """Whole records of a data set: its tensors, if it consists of them, else its items as the loader collates them."""
-    held = _held(dataset) if collate is default_collate else None
+    held = tensors_of(dataset) if collate is default_collate else None
     if held is not None:
-        return TensorRecords.of(held, name="own data", origin=dataset)
+        return TensorRecords.of(tuple(held), name="own data", origin=dataset)
     return CollatedRecords(dataset, collate, pairs=False)
-
-
-def _held(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
-    """The tensors of a data set that consists of them, also behind a random split."""
-    if type(dataset) is TensorDataset:
-        return dataset.tensors
-    if type(dataset) is Subset and (tensors := _held(dataset.dataset)) is not None:
-        chosen = torch.as_tensor(dataset.indices, dtype=torch.long)
-        return tuple(tensor[chosen] for tensor in tensors)
-    return None
