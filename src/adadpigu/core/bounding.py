@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.core import kernels
+from adadpigu.core.perturbation import perturbed
 from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, Sensitive, unseal
 from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
 from adadpigu.errors import InputError, PrivacyLineError
@@ -61,6 +62,8 @@ class GradientSum:
     top_k: float = 1.0
     stability: float | None = None
     """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
+    perturbation: float = 0.0
+    """κ of perturbed clipping: z + ζ is clipped in place of z, with E‖ζ‖² = (κC)²; 0: z is"""
     share: float = 1.0
     per_owner: int = 1
     """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
@@ -87,6 +90,16 @@ class GradientSum:
     def sensitivity(self) -> float:
         """What adding or removing one unit of privacy changes in the sum, at most (L2)."""
         return self.clip_norm * self.per_owner
+
+    @property
+    def tosses(self) -> int:
+        """How many uniform numbers of its own a record needs for this query."""
+        return int(self.perturbation > 0)
+
+    def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
+        """What is clipped of each record, [b, d] in float64: z, or z + ζ with `coins` [b, tosses]."""
+        z = Standardiser(self, gradients.shape[1], device=gradients.device).widened(gradients)
+        return _perturbed(z, self, coins)
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
@@ -128,6 +141,7 @@ class RecordSum:
     per_owner: int = 1
     active: ClassVar[None] = None
     """all entries are released"""
+    tosses: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         _check_query(self.name, self.clip_norm, self.share)
@@ -159,6 +173,7 @@ class MappedSum:
     coin: bool = False
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     stability: float | None = None
+    perturbation: float = 0.0
     share: float = 1.0
     per_owner: int = 1
     needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
@@ -174,15 +189,32 @@ class MappedSum:
         """As of a `GradientSum`."""
         return self.clip_norm * self.per_owner
 
+    @property
+    def tosses(self) -> int:
+        """As of a `GradientSum`; the map's coin is the first, that of ζ the last."""
+        return int(self.coin) + int(self.perturbation > 0)
+
     def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
         wide = gradients.double() if gradients.device.type == "cpu" else gradients
-        if self.coin and coins is None:
-            raise PrivacyLineError(f"{self.name!r} takes a coin for each record, and got none")
-        return self.of(*((wide, coins) if self.coin else (wide,))).to(torch.float64, copy=True)
+        mapped = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
+        return _perturbed(mapped.to(torch.float64, copy=True), self, coins)
 
 
 Query = GradientSum | RecordSum | MappedSum
+
+
+def _tossed(query: GradientSum | MappedSum, coins: Tensor | None) -> Tensor:
+    if coins is None:
+        raise PrivacyLineError(f"{query.name!r} takes a coin for each record, and got none")
+    return coins
+
+
+def _perturbed(z: Tensor, query: GradientSum | MappedSum, coins: Tensor | None) -> Tensor:
+    """Rows z, with ζ where the query asks for it."""
+    if not query.perturbation:
+        return z
+    return perturbed(z, _tossed(query, coins)[:, -1], query.active, query.perturbation * query.clip_norm)
 
 
 def _check_query(name: str, clip_norm: float, share: float) -> None:
@@ -252,13 +284,9 @@ class Bounder:
         """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
         batch = unseal(gradients, PerSampleGradients)
         rows = batch.records_only().gradients
-        if isinstance(self._query, MappedSum):
-            coins = coins if coins is None or batch.present is None else coins[batch.present]
-            total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
-        else:
-            assert isinstance(self._query, GradientSum)
-            z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
-            total = clipped_total(z, self._query.clip_norm, self._query.stability)
+        assert isinstance(self._query, GradientSum | MappedSum)
+        coins = coins if coins is None or batch.present is None else coins[batch.present]
+        total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
         self._keep(total, rows.dtype)
 
     def add_clipped(self, total: BoundedSum) -> None:
