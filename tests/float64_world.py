@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,6 +76,20 @@ def losses(theta: np.ndarray, drawn: torch.Tensor) -> np.ndarray:
 def clipped_sum(rows: Sequence[np.ndarray], bound: float) -> np.ndarray:
     """Σ z·min(1, C/‖z‖)."""
     return np.asarray(sum(z * min(1.0, bound / max(float(np.linalg.norm(z)), 1e-30)) for z in rows))
+
+
+def splitmix(coin: float, length: int) -> np.ndarray:
+    """The numbers that perturbed clipping makes of a coin, word after word in whole numbers of Python."""
+    state, first, second = int(coin * 2**53), [], []
+    for _ in range(math.ceil(length / 2)):
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        word = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+        high, low = divmod(word ^ word >> 31, 2**32)
+        radius, angle = math.sqrt(-2 * math.log((high + 1) / 2**32)), 2 * math.pi * low / 2**32
+        first.append(radius * math.cos(angle))
+        second.append(radius * math.sin(angle))
+    return np.array((first + second)[:length])
 
 
 def _at(theta: np.ndarray) -> nn.Module:

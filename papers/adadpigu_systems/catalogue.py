@@ -44,9 +44,9 @@ _OTHERS: tuple[System, ...] = (
         "id": "perturbed-clipping",
         "kind": "recipe",
         "source": "Chen, Wu and Hong 2020",
-        "adds": "Gaussian numbers on every record's gradient before the clip, which turn the clipped mean less",
-        "costs": "one event a step; the numbers before the clip are never counted as privacy noise",
-        "note": "no preset: an option of the run, for every method",
+        "adds": "normal numbers on every record's gradient before the clip, against its bias (--perturbation)",
+        "costs": "nothing beyond the method it goes with; the numbers are never counted as privacy noise",
+        "note": "no preset: an option of the run, for every private method",
     },
     {
         "id": "objective-perturbation",

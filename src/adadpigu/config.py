@@ -62,6 +62,7 @@ class CommonOptions:
     noise_multiplier: float | None = option(None, _PRIVACY, "σ; without it, the least that keeps the budget.")
     clipping: Clipping = option("flat", _PRIVACY, "flat, or automatic (every record is scaled). [flat]")
     clip_stability: float = option(0.01, _PRIVACY, "γ of automatic clipping. [0.01]")
+    perturbation: float = option(0.0, _PRIVACY, "κ: adds random vectors of size κC before the clip. [0]", off=0.0)
     steps: int | None = option(None, _STEPS, "T, steps of all stages of the method.")
     epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
     evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set. [20 looks a run]")

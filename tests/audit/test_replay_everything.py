@@ -169,6 +169,7 @@ FURTHER = {
         training={"copies": 2, "flip": True, "physical_batch_size": 4},
     ),
     "micro-batches by memory": Option(training={"memory_limit": "40kB"}),
+    "perturbed clipping": Option(training={"perturbation": 0.3}),
 }
 """of which a method meets nothing but what it meets of those above"""
 

@@ -71,6 +71,16 @@ def test_a_canary_moves_its_coordinate_by_the_whole_sensitivity_and_no_other(
         torch.testing.assert_close(value, expected, atol=2e-3, rtol=0)
 
 
+def test_perturbed_clipping_takes_nothing_from_a_canary() -> None:
+    """Whose gradient is long beside ζ: else it would move its coordinate by C/√2 at κ = 1."""
+    canaries, audited = Alternating(), subject("dpsgd", steps=6)
+    given: dict[str, Any] = {"noise_multiplier": 1e-4, "perturbation": 1.0}
+    ready = audited.prepare(data=audited.first(20), attach=canaries.attach, **given)
+    canaries.train(ready, canaries.coins(ReproducibleRandomness(0)))
+    moved = torch.stack([value[canaries.present] for value, _ in canaries.seen])
+    assert float(moved.mean()) == pytest.approx(1.0, abs=0.1)
+
+
 @pytest.mark.slow
 def test_other_records_are_as_they_would_be_without_the_block() -> None:
     """The body's part of a release, with the same coins and no canary drawn, is that of the model alone."""

@@ -106,7 +106,7 @@ def by_coin(rows: Tensor, coins: Tensor) -> Tensor:
 def test_a_coin_goes_with_its_record_through_slices_and_past_rows_that_are_no_records() -> None:
     inputs, targets = small_digits().train.take(torch.arange(24))
     chosen, query = engine("ghost"), MappedSum(name="x", of=by_coin, clip_norm=C, coin=True)
-    coins = torch.rand(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    coins = torch.rand(24, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     one_by_one = [
         chosen.mapped_sums(Records((inputs[i : i + 1], targets[i : i + 1])), [query], [coins[i : i + 1]])[0]
         for i in range(24)

@@ -44,6 +44,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "tail": {"tail": 0.5},
     "clipping": {"clipping": "automatic"},
     "clip_stability": {"clip_stability": 0.5},
+    "perturbation": {"perturbation": 0.3},
     "denoise": {"denoise": "soft"},
     "public": {"public": "processes:20", "method": "pcdp-sgd", "method_options": {"rank": 6}},
     "copies": {"copies": 2, "flip": True},

@@ -185,6 +185,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why(layer: Callab
     [
         ({"execution": "eager"}, "asked for"),
         ({"diagnostics": True}, "look at every step"),
+        ({"perturbation": 0.3}, "perturbation=0.3 needs gradients and coins of single records"),
         ({"optimizer": "adam", "lr_schedule": "cosine"}, "learning rate"),
         ({"optimizer": "adam"}, "cannot be recorded"),
     ],

@@ -88,7 +88,7 @@ class Canaries(RunObserver):
         self._coins = torch.ones(self.count, dtype=torch.float64)
         self._first, self._each = 0, 1  # the first canary's coin, and how many records a canary has
         self._active: Tensor | None = None
-        self._stability: float | None = None
+        self._bent = False  # whether a gradient of length C is not released as it is
 
     def attach(self, body: nn.Module, data: DataSet) -> tuple[WithBlock, DataSet, Loss]:
         """The model with the block, and the data with the canaries, in this order, behind the other records."""
@@ -110,7 +110,7 @@ class Canaries(RunObserver):
 
     def follow(self, ready: Preparation) -> None:
         super().follow(ready)
-        self._stability = ready.options.stability
+        self._bent = ready.options.stability is not None or ready.options.perturbation > 0
         self.loss.to(ready.device)
         self._amount, self._coins = self._amount.to(ready.device), self._coins.to(ready.device)
 
@@ -176,8 +176,8 @@ class Canaries(RunObserver):
         """In place, by operations that a device may record."""
         block, loss = slice(-self.coordinates, None), self.loss
         # Next to a large a it does not matter that a canary's gradient on the model itself is 0, not α, and
-        # automatic clipping brings only large gradients near C.
-        least = 1.0 if query.center is None and self._stability is None else 1e5
+        # automatic and perturbed clipping bring only large gradients near C.
+        least = 1.0 if query.center is None and not self._bent else 1e5
         scale = torch.ones_like(loss.center) if query.scale is None else query.scale[block].to(loss.center)
         loss.center.zero_() if query.center is None else loss.center.copy_(query.center[block])
         place, signal = loss.place[: len(self._amount)], loss.signal[: len(self._amount)]

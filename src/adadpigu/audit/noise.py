@@ -32,6 +32,7 @@ _ONE_PROCESS = (
     "processes are)"
 )
 _NO_RECORDS = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
+_UNPERTURBED = "noise is the same with perturbation on: of the runs that draw records, the one that is heard has none"
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -71,6 +72,7 @@ def audit_noise(
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
             *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
+            *([_UNPERTURBED] if subject.config.perturbation else []),
             *captured.whole.assumed(),
         ),
         findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *p_values.refuted(checks, REFUTING / 2)),

@@ -199,7 +199,8 @@ def _with_records(subject: Subject, steps: int, randomness: Randomness | Tier | 
     captured = UntouchedBlock(subject.plan)
     few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
     try:
-        ready = plainly_prepared(subject, data=few, attach=captured.attach, steps=steps, evaluate_every=steps)
+        short = {"steps": steps, "evaluate_every": steps, "perturbation": 0.0}  # ζ would touch the block
+        ready = plainly_prepared(subject, data=few, attach=captured.attach, **short)
     except InputError:
         return captured
     captured.train(ready, randomness)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.core import kernels
+from adadpigu.core.perturbation import perturbed
 from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, Sensitive, unseal
 from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
 from adadpigu.errors import InputError, PrivacyLineError
@@ -80,6 +81,8 @@ class GradientSum(_Query):
     top_k: float = 1.0
     stability: float | None = None
     """γ of automatic clipping, C·z/(‖z‖ + γ); None: only what exceeds C is scaled"""
+    perturbation: float = 0.0
+    """κ of perturbed clipping: z + ζ is clipped in place of z, with E‖ζ‖² = (κC)²; 0: z is"""
     trained: frozenset[int] | None = None
     """the parameters, by number in the layout, of which the mask leaves anything; None: the mask is looked through"""
     top_k_count: Tensor | None = None
@@ -98,6 +101,16 @@ class GradientSum(_Query):
                 f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
                 "above 0 and finite"
             )
+
+    @property
+    def tosses(self) -> int:
+        """How many uniform numbers of its own a record needs for this query."""
+        return int(self.perturbation > 0)
+
+    def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
+        """What is clipped of each record, [b, d] in float64: z, or z + ζ with `coins` [b, tosses]."""
+        z = Standardiser(self, gradients.shape[1], device=gradients.device).widened(gradients)
+        return _perturbed(z, self, coins)
 
     def restore(self, total: Tensor, batch_size: int) -> Tensor:
         """ĝ = m ⊙ ((S/B) ⊙ scale + α): the way back from the standardised sum, for a released S of size d."""
@@ -135,6 +148,7 @@ class RecordSum(_Query):
     needs: frozenset[Part] = frozenset({"gradient", "loss"})
     active: ClassVar[None] = None
     """all entries are released"""
+    tosses: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,20 +173,38 @@ class MappedSum(_Query):
     coin: bool = False
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     stability: float | None = None
+    perturbation: float = 0.0
     needs: ClassVar[frozenset[Part]] = frozenset({"gradient"})
     losses_at: ClassVar[tuple[Tensor, ...]] = ()
     active: ClassVar[None] = None
     """all entries are released"""
 
+    @property
+    def tosses(self) -> int:
+        """As of a `GradientSum`; the map's coin is the first, that of ζ the last."""
+        return int(self.coin) + int(self.perturbation > 0)
+
     def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
         wide = gradients.double() if gradients.device.type == "cpu" else gradients
-        if self.coin and coins is None:
-            raise PrivacyLineError(f"{self.name!r} takes a coin for each record, and got none")
-        return self.of(*((wide, coins) if self.coin else (wide,))).to(torch.float64, copy=True)
+        mapped = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
+        return _perturbed(mapped.to(torch.float64, copy=True), self, coins)
 
 
 Query = GradientSum | RecordSum | MappedSum
+
+
+def _tossed(query: GradientSum | MappedSum, coins: Tensor | None) -> Tensor:
+    if coins is None:
+        raise PrivacyLineError(f"{query.name!r} takes a coin for each record, and got none")
+    return coins
+
+
+def _perturbed(z: Tensor, query: GradientSum | MappedSum, coins: Tensor | None) -> Tensor:
+    """Rows z, with ζ where the query asks for it."""
+    if not query.perturbation:
+        return z
+    return perturbed(z, _tossed(query, coins)[:, -1], query.active, query.perturbation * query.clip_norm)
 
 
 def aimed_norm(clip_norm: float, length: int) -> float:
@@ -235,13 +267,9 @@ class Bounder:
         """Adds one micro-batch to a sum of gradients. Only an engine's output is taken, clipped record by record."""
         batch = unseal(gradients, PerSampleGradients)
         rows = batch.records_only().gradients
-        if isinstance(self._query, MappedSum):
-            coins = coins if coins is None or batch.present is None else coins[batch.present]
-            total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
-        else:
-            assert isinstance(self._query, GradientSum)
-            z = Standardiser(self._query, self._size, device=rows.device).widened(rows)
-            total = clipped_total(z, self._query.clip_norm, self._query.stability)
+        assert isinstance(self._query, GradientSum | MappedSum)
+        coins = coins if coins is None or batch.present is None else coins[batch.present]
+        total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
         self._keep(total, rows.dtype)
 
     def add_clipped(self, total: BoundedSum) -> None:

@@ -228,6 +228,8 @@ def choose_recorder(
         return None, "execution='eager' was asked for"
     if exposed:
         return None, "diagnostics or an audit of sums look at every step"
+    if options.perturbation:
+        return None, f"perturbation={options.perturbation:g} needs gradients and coins of single records"
     if not isinstance(randomness, DeviceRandomness):
         return None, "noise is drawn on the CPU"
     if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:

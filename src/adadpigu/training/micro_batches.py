@@ -126,8 +126,9 @@ class MicroBatches:
             _warn(self._most)
 
     def clipped_by_engine(self, queries: tuple[Query, ...]) -> bool:
-        """Whether nobody but the engine looks at single records: for one sum of gradients, without diagnostics."""
-        return len(queries) == 1 and isinstance(queries[0], GradientSum) and self._diagnostics is None
+        """Whether the engine alone looks at single records: for one sum of plain gradients, without diagnostics."""
+        plain = len(queries) == 1 and isinstance(queries[0], GradientSum) and not queries[0].tosses
+        return plain and self._diagnostics is None
 
     def size(self, queries: tuple[Query, ...]) -> int:
         """How many rows each micro-batch has for such queries: a public number."""
@@ -236,7 +237,7 @@ class MicroBatches:
 
         def work(records: Records) -> None:
             bounders = [Bounder(query, self._engine.layout.size) for query in asked]
-            blank = torch.zeros(len(unseal(records)[1]), dtype=torch.float64, device=self._view.device)
+            blank = torch.zeros(len(unseal(records)[1]), 2, dtype=torch.float64, device=self._view.device)
             self._bound(records, asked, bounders, [blank for _ in asked])
 
         if isinstance(size, str):  # auto
@@ -264,13 +265,13 @@ class MicroBatches:
         return bounders
 
     def _toss(self, query: Query) -> Tensor | None:
-        """A coin for every record there is, in their order: what one gets depends on no other record, and on no batch.
+        """Coins of every record there is, in their order: what one gets depends on no other record, and on no batch.
 
         In a draw the global generator is the run's privacy generator (`isolated`); a replay freezes it row by row.
         """
-        if not isinstance(query, MappedSum) or not query.coin:
+        if not query.tosses:
             return None
-        return torch.rand(self._records, dtype=torch.float64, device=self._view.device)
+        return torch.rand(self._records, query.tosses, dtype=torch.float64, device=self._view.device)
 
     def _bound(
         self,
@@ -284,7 +285,7 @@ class MicroBatches:
             assert isinstance(queries[0], GradientSum)
             bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
             return
-        mapped = [query for query in queries if isinstance(query, MappedSum)]
+        mapped = [q for q in queries if isinstance(q, MappedSum) or (isinstance(q, GradientSum) and q.tosses)]
         if len(mapped) == len(queries) and self._diagnostics is None:
             for bounder, total in zip(bounders, self._engine.mapped_sums(records, mapped, coins), strict=True):
                 bounder.add_clipped(total)
@@ -325,7 +326,8 @@ def records_at_once(prepared: "Preparation") -> int | None:
     if prepared.options.physical_batch_size != "auto":
         return None
     with in_training(prepared.model):  # as it will be: dropout takes memory too
-        return MicroBatches(prepared, SystemRandomness()).size((GradientSum(clip_norm=1.0),))
+        query = GradientSum(clip_norm=1.0, perturbation=prepared.options.perturbation)
+        return MicroBatches(prepared, SystemRandomness()).size((query,))
 
 
 @torch.no_grad()
@@ -350,7 +352,7 @@ def _kind(query: Query) -> object:
 def _of_rows(coins: Tensor, positions: Tensor, rows: int) -> Tensor:
     """The coins of the records at these positions, and zero for the rows that follow, which are no records."""
     own = coins[positions.to(coins.device)]
-    return F.pad(own, (0, rows - len(own))) if len(own) else own
+    return F.pad(own, (0, 0, 0, rows - len(own))) if len(own) else own
 
 
 def _smaller(size: int) -> int:

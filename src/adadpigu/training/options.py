@@ -46,6 +46,7 @@ class TrainingOptions(CommonOptions):
         one = (self.steps is None) != (self.epochs is None)
         require(one, f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
         check_range("epochs", self.epochs, "a finite number above 0")
+        check_range("perturbation", self.perturbation, "a finite number of at least 0")
         check_range("noise_multiplier", self.noise_multiplier, "a finite number above 0")
         check_range("ema", self.ema, "in (0, 1)")
         check_range("tail", self.tail, "in (0, 1]")

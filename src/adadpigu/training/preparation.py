@@ -146,8 +146,9 @@ def prepare(
     """
     device = options.torch_device()
     model = uncompiled(model).to(device)
-    clips = options.stability is None or method.private
-    require(clips, f"clipping={options.clipping!r}: method {method.name!r} clips nothing; leave it out")
+    for name, asked in (("clipping", options.stability), ("perturbation", options.perturbation)):
+        given = f"{name}={getattr(options, name)!r}"
+        require(not asked or method.private, f"{given}: method {method.name!r} clips nothing; leave it out")
     told = f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known"
     require(options.denoise == "none" or method.denoises, f"{told}; leave it out")
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
@@ -167,6 +168,9 @@ def prepare(
             precision=options.precision,
             copies=options.copies,
         )
+    if options.perturbation:
+        how = "is added before the clip, so every record's gradient is built"
+        engine.reason += f"; perturbation={options.perturbation:g} {how}"
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         caveats = check_data(data, task.classes, task.ignored)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from adadpigu.core.bounding import BoundedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
@@ -139,7 +139,9 @@ class Draws:
         self._processes = processes
         self._population, self._view, self._engine = prepared.data.train, prepared.view, prepared.engine
         self._mechanism, self._randomness = mechanism, randomness
-        self._batch_size, self._stability = prepared.options.batch_size, prepared.options.stability
+        self._batch_size, options = prepared.options.batch_size, prepared.options
+        how = {"stability": options.stability, "perturbation": options.perturbation}
+        self._clipping: dict[str, Any] = {name: value for name, value in how.items() if value}
         self._per_owner = prepared.per_owner
         self._denoise, self._layer_sizes = prepared.options.denoise, prepared.engine.layout.layer_sizes()
         self._diagnostics, self._watch = diagnostics, watch
@@ -252,9 +254,9 @@ class Draws:
             raise PrivacyLineError("a draw needs at least one query")
         if self._per_owner > 1:
             queries = tuple(replace(query, per_owner=self._per_owner) for query in queries)
-        if self._stability is None:
+        if not self._clipping:
             return queries
-        return tuple(q if isinstance(q, RecordSum) else replace(q, stability=self._stability) for q in queries)
+        return tuple(q if isinstance(q, RecordSum) else replace(q, **self._clipping) for q in queries)
 
 
 def _without_message(error: Exception) -> ModelError:

@@ -79,6 +79,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("way", [{}, {"copies": 2, "flip": True, "clipping": "automatic", "engine": "functional"}])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_record_moves_a_sum_beyond_its_bound(name: str, way: dict[str, Any]) -> None:
+    assert_bounded(name, way)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", [name for name in NAMES if not all_methods()[name].needs_public])
+def test_perturbed_clipping_keeps_the_bound(name: str) -> None:
+    """Of those that make no public images, which takes most of the time."""
+    assert_bounded(name, {"perturbation": 0.3})
+
+
+def assert_bounded(name: str, way: dict[str, Any]) -> None:
     data = replace(small_digits(16), records=300, test=None)
     records = adversarial_records(data)
     found = replay_all(on_few(name, **way), data, records=records, share=0.5, randomness=None)

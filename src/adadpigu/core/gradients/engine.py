@@ -95,17 +95,17 @@ class GradientEngine(ABC):
         return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
 
     def mapped_sums(
-        self, records: Records, queries: Sequence[MappedSum], coins: Sequence[Tensor | None] = ()
+        self, records: Records, queries: Sequence[GradientSum | MappedSum], coins: Sequence[Tensor | None] = ()
     ) -> list[BoundedSum]:
-        """Σ clip(of(g_i)) of one micro-batch, for each query; whole gradients are there a slice at a time.
+        """Σ clip(z_i) of one micro-batch, z_i by `rows` of each query; whole gradients are there a slice at a time.
 
-        `coins` has for each query that takes any one a row, [b].
+        `coins` has for each query that takes any its own for each row, [b, tosses].
         """
         coins = coins or [None] * len(queries)
         inputs, targets = unseal(records, Records)
         dtype = self._kind()[0]
         present = None if records.present is None else unseal(records.present)
-        none = torch.zeros(0, dtype=torch.float64, device=self._kind()[1])
+        none = torch.zeros(0, 2, dtype=torch.float64, device=self._kind()[1])
         totals = [query.rows(self.buffer(0), none).sum(0) for query in queries]
         if len(targets) > 0:
             with nullcontext() if self._watched else self.watched(), torch.enable_grad():

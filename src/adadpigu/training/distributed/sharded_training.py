@@ -188,9 +188,9 @@ def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, Sharded
 
 
 _IDLE = frozenset({"lr", "momentum", "weight_decay", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
-    {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip"}
+    {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip", "perturbation"}
 )
-"""options of `train` that mean nothing here"""
+"""options of `train` that mean nothing, or cannot be had, here"""
 
 
 def train_sharded(
