@@ -159,6 +159,17 @@ def test_a_run_from_python_with_a_model_by_name_is_evaluated_and_used(call: Any,
     assert call("predict", "run", "new.npy", "--json")[0] == 0
 
 
+def test_evaluating_a_run_on_tensors_names_what_needs_no_data_set(call: Any, tmp_path: Path) -> None:
+    data = torch.zeros(40, 1, 8, 8), torch.zeros(40, dtype=torch.long)
+    net = ad.make_model("digits-mlp", shape=(1, 8, 8), classes=10)
+    ad.train(net, data, records=40, batch_size=4, steps=1, out=tmp_path / "run", noise_multiplier=2.0, method="dpsgd")
+    told = refused(call("evaluate", "run"))
+    assert "data set 'own data' was made in Python" in told
+    assert "`adadpigu predict run FILE`, or in Python adadpigu.load('run', model)" in told
+    np.save(tmp_path / "new.npy", data[0].numpy())
+    assert call("predict", "run", "new.npy", "--json")[0] == 0
+
+
 @pytest.mark.slow
 def test_a_run_of_a_model_of_ones_own_says_so_and_is_loaded_from_python(call: Any, tmp_path: Path) -> None:
     class Mine(nn.Sequential):

@@ -73,6 +73,13 @@ class LedgerRecord:
         return bool(self.header["ledger"] == OLDER)
 
     @property
+    def begun_by(self) -> str:
+        """The version that began the run, and the day, for a refusal by a later version."""
+        versions = self.header["facts"].get("versions")
+        version = versions.get("adadpigu") if isinstance(versions, dict) else None
+        return f"adadpigu {str(version)[:20]!r}, on {str(self.header.get('time'))[:10]!r}"
+
+    @property
     def delta(self) -> float:
         return float(self.header["delta"])
 

@@ -265,6 +265,11 @@ def claim_of_run(folder: Path, subject: Subject) -> Subject:
         "`adadpigu train`, whose model its config names",
     )
     findings = tuple(_contradictions(folder, record, subject, claimed, delta))
+    require(
+        bool(findings) or record.plan == subject.plan,  # else both plans keep the claim
+        f"run={str(folder)!r}: its config meant another plan to the version that began it ({record.begun_by}), and "
+        f"both bear out the claim; allowed: that version, or the settings as read today: --config {folder / CONFIG}",
+    )
     return replace(subject, epsilon=claimed, findings=findings, assumed=tuple(_trusted(folder, record)), ledger=record)
 
 
@@ -276,8 +281,8 @@ def _contradictions(
         yield f"the claim is at delta={delta:g}, the ledger at delta={record.delta:g}"
     if spent > claimed * (1 + 1e-6):
         yield f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}"
-    if record.plan != subject.plan:
-        yield "the plan on the ledger is not the one that the run's config gives"
+    if record.plan != subject.plan and epsilon(subject.plan.event(), delta) > claimed * (1 + 1e-6):
+        yield "the plan on the ledger is not the one that the run's config gives, which costs more than the claim"
     if not all(session.secret for session in record.sessions()):
         yield "noise was drawn that can be repeated: the ledger says that it was not secret"
     if not matches_digest(folder / CONFIG, record.header["facts"].get("config")):

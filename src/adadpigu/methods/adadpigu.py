@@ -327,11 +327,11 @@ class _State(MethodState):
         return found
 
     def load(self, state: State) -> None:
-        """The ranking follows from the scores, so that it is not kept."""
+        """The ranking follows from the scores, so that it is not kept; before `restrict` was an option, all did."""
         for name, learner in self._learners().items():
             learner.load(part(name, state))
         if "mask.count" in state:
-            self._statistics = self._begin_training(bool(state["mask.restricts"]))
+            self._statistics = self._begin_training(bool(state.get("mask.restricts", True)))
             self._statistics.load(part("statistics", state))
             self._mask.aim(int(state["mask.count"]))
             self._mask.move()

@@ -232,7 +232,8 @@ def _read_claim(found: _Parts) -> None:
             found.privacy = found.read_or(privacy_of, None)
         unread = found.binding.claimed and any(f": {found.binding.file}" in line for line in found.missing)
         if not (found.binding.bound or explained or unread):
-            found.missing.append(found.binding.why)
+            told = found.binding.claimed or found.binding.why in found.missing
+            found.missing.append(("" if told else "the claim of ") + found.binding.why)
         if not found.binding.unclosed:
             return
     if record is not None and not record.damage:

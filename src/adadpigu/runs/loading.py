@@ -15,7 +15,7 @@ from adadpigu.config import RunConfig, merge, parse
 from adadpigu.data import DataSet, is_named, load_dataset
 from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, read_description
 from adadpigu.data.own import find_description
-from adadpigu.errors import InputError, first_line
+from adadpigu.errors import InputError, first_line, require
 from adadpigu.features.front import Front, Fronted, is_own, make_front
 from adadpigu.models import make_model
 from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
@@ -42,6 +42,12 @@ class LoadedRun:
                     f"run={str(self.folder)!r}: the description of its data has changed since training; allowed: "
                     f"the one in {str(self.description.path)!r}"
                 )
+        name, folder = self.config.dataset, str(self.folder)
+        require(
+            not self.facts.built or is_named(name) or Path(name).exists(),
+            f"run={folder!r}: its data set {name!r} was made in Python and is not kept; allowed: `adadpigu predict "
+            f"{folder} FILE`, or in Python adadpigu.load({folder!r}, model), on test records of yours",
+        )
         return load_data(self.config)
 
 

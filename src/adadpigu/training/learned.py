@@ -79,7 +79,8 @@ class Learned:
                 if self.average is not None:
                     self.average.load(part("average", state))
             except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
-                raise InputError(f"the checkpoint does not fit the run: {first_line(error)}") from None
+                other = "if another version began the run, go on with that one"
+                raise InputError(f"the checkpoint does not fit the run: {first_line(error)}; {other}") from None
 
     def state(self) -> State:
         """What a checkpoint keeps. The caller has put back what is not trained (`Untrained`), or was refused."""

@@ -8,7 +8,7 @@ checkpoint of the same run, a ledger that is not older than it.
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
@@ -103,7 +103,7 @@ def resume(prepared: Preparation, out: Path) -> Begun:
 
 def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoint | None, out: Path) -> None:
     """Refuses a run that has ended, a checkpoint of another run, other settings."""
-    where, facts = f"resume={str(out)!r}", ledger.facts
+    where, facts, begun_by = f"resume={str(out)!r}", ledger.facts, ledger.record.begun_by
     _refuse_ended(ledger.record, out)
     if checkpoint is not None:
         same = checkpoint.run == facts["run"]
@@ -112,12 +112,20 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         require(newer, f"{where}: the ledger is older than the checkpoint, or another copy of it")
         within = 0 <= checkpoint.step <= ledger.plan.steps
         require(within, f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have")
-    before, now = cast(Mapping[str, object], facts["settings"]), ledger_settings(prepared)
+    before, now = dict(cast(Mapping[str, object], facts["settings"])), ledger_settings(prepared)
+    options = {field.name: field.default for field in fields(prepared.options)}
+    options |= {f"method.{field.name}": field.default for field in fields(prepared.method)}
+    for key in now.keys() & options.keys():  # one that did not exist then has its default
+        before.setdefault(key, None if options[key] is MISSING else _plain(options[key]))
     for key in [*before, *now]:
         allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
-        require(before.get(key) == now.get(key), f"{key}={now.get(key)!r} {allowed}")
-    same = ledger.plan == prepared.plan
-    require(same, "the plan is not the one that the run began with: its stages or draws have changed")
+        gone = "" if key in now else f", in the version that began the run if this one has no {key} ({begun_by})"
+        require(before.get(key) == now.get(key), f"{key}={now.get(key)!r} {allowed}{gone}")
+    require(
+        ledger.plan == prepared.plan,
+        f"{where}: the plan is not the one that the run began with: its settings meant other stages or draws to the "
+        f"version that began it ({begun_by}); allowed: that version, or train again",
+    )
     try:  # what settings do not tell apart, such as a front, stands in the config as it was written
         same = matches_digest(out / "config.toml", facts["config"])
     except OSError as error:
