@@ -53,12 +53,17 @@ class FetchProgress:
         if self._console is None or not self._console.is_terminal:
             yield lambda _: None
             return
-        from rich.progress import DownloadColumn
+        from rich import progress
 
-        from adadpigu.console import bar
-
-        with bar(self._console, *(() if total is None else (DownloadColumn(),))) as shown:
-            yield partial(shown.advance, shown.add_task(what, total=total))
+        sized = progress.DownloadColumn(), progress.TimeRemainingColumn(), progress.TextColumn("left")
+        with progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=24),
+            *((progress.TimeElapsedColumn(),) if total is None else sized),
+            console=self._console,
+            transient=True,
+        ) as bar:
+            yield partial(bar.advance, bar.add_task(what, total=total))
 
 
 def on_screen() -> FetchProgress:
