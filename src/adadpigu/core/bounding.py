@@ -179,7 +179,11 @@ class MappedSum:
         wide = gradients.double() if gradients.device.type == "cpu" else gradients
         if self.coin and coins is None:
             raise PrivacyLineError(f"{self.name!r} takes a coin for each record, and got none")
-        return self.of(*((wide, coins) if self.coin else (wide,))).to(torch.float64, copy=True)
+        made = self.of(*((wide, coins) if self.coin else (wide,)))
+        if made.dim() != 2 or len(made) != len(gradients):
+            found = f"{self.name!r} makes {list(made.shape)} of gradients {list(gradients.shape)}"
+            raise PrivacyLineError(f"{found}; allowed: [b, k], a row for each")
+        return made.to(torch.float64, copy=True)
 
 
 Query = GradientSum | RecordSum | MappedSum
