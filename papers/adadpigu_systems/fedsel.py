@@ -32,6 +32,7 @@ from adadpigu.methods.base import Positive, check_options
 from adadpigu_systems.one_shot import secure
 
 Numbers = NDArray[np.float64]
+_MOST_EPSILON = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class FedSel:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for name in ("select_epsilon", "value_epsilon"):  # beyond it, the least probability is lost beside 1
+            check(name, getattr(self, name), getattr(self, name) <= _MOST_EPSILON, f"must be at most {_MOST_EPSILON:g}")
 
     @property
     def epsilon_a_report(self) -> float:

@@ -81,7 +81,7 @@ def leading(rows: Iterator[Tensor], rank: int) -> Basis:
 
 def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed: int) -> Basis:
     """orth(Aᵀ(A Ω)) of each block's columns of the rows A, with Ω Gaussian: one power iteration, one pass."""
-    rng = torch.Generator().manual_seed(seed % 2**63)
+    rng = torch.Generator().manual_seed(seed)
     starts: list[Tensor] = []
     sums: list[Tensor] = []
     for part in rows:
@@ -103,8 +103,10 @@ class _Projection(MethodState):
         assert context.public is not None
         self._options, self._size, self._batch_size = options, context.layout.size, context.batch_size
         self._public: PublicRows = context.public
-        self._seed = context.seed
+        self._rng = context.public_rng
         _check_rank(f"rank={options.rank}", options.rank, min(self._size, self._public.count))
+        blocks = options.basis == "power" or options.groups == 1
+        require(blocks, f"groups={options.groups} with basis={options.basis!r}; allowed: basis='power', or 1 group")
         _groups(self._size, options.rank, options.groups)
         self._every = options.basis_every or max(1, round(context.records / context.batch_size))
         self._count, self._renewed = 0, -1
@@ -123,7 +125,7 @@ class _Projection(MethodState):
             self.basis = leading(rows, options.rank)
         else:
             ranks, places = _groups(self._size, options.rank, options.groups)
-            self.basis = by_power(rows, ranks, places, self._seed + number)
+            self.basis = by_power(rows, ranks, places, int(self._rng(number).integers(2**62)))
 
     def state(self) -> State:
         return {"count": as_tensor(self._count), "renewed": as_tensor(self._renewed), "weights": self._at}
@@ -136,6 +138,8 @@ class _Projection(MethodState):
 
 def _groups(size: int, rank: int, groups: int) -> tuple[list[int], list[slice]]:
     """Coordinates in equal blocks in a row, with an equal share of the directions each."""
+    blocks = f"rank={rank} with groups={groups} asks for blocks without a direction"
+    require(groups <= rank, f"{blocks}; allowed: 1 to {rank} groups")
     edges = [round(size * number / groups) for number in range(groups + 1)]
     marks = [round(rank * number / groups) for number in range(groups + 1)]
     ranks = [b - a for a, b in pairwise(marks)]

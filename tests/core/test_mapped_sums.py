@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from adadpigu.core.bounding import Bounder, MappedSum
 from adadpigu.core.gradients import GradientEngine, choose_engine
+from adadpigu.core.gradients.probing import refuse_mixing
+from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.sensitive import Presence, Records, unseal
 from adadpigu.errors import InputError, PrivacyLineError
-from trials import small_digits, small_net
+from adadpigu.methods.base import Batches, Method, MethodState, RunContext, Stage
+from trials import run_small, small_digits, small_net
 
 C = 0.3
 BASIS = torch.linalg.qr(torch.randn(910, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
@@ -99,6 +102,38 @@ def test_a_bound_that_is_none_is_refused() -> None:
         MappedSum(name="x", of=lambda rows: rows, clip_norm=0.0)
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda rows: rows - rows.mean(0),
+        lambda rows: rows / rows.norm(dim=1).max().clamp(min=1e-9) if len(rows) else rows,
+        lambda rows: rows / (rows.norm(dim=1).median() + 1e-9) if len(rows) else rows,
+        lambda rows: rows.cumsum(0),
+        lambda rows: rows[:1].expand_as(rows),
+    ],
+    ids=["centred", "scaled by the loudest", "by the median", "added up", "the first alone"],
+)
+def test_a_map_under_which_records_mix_is_refused(of: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(PrivacyLineError, match="'x': what its map makes of a gradient changes"):
+        refuse_mixing(MappedSum(name="x", of=of, clip_norm=C), torch.empty(0, 910), set())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("of", MAPS)
+def test_a_map_of_each_row_by_itself_is_tried_once(of: str, dtype: torch.dtype) -> None:
+    tried: set[object] = set()
+    refuse_mixing(asked(of), torch.empty(0, 910, dtype=dtype), tried)
+    assert len(tried) == 1
+    refuse_mixing(MappedSum(name=of, of=MAPS[of], clip_norm=2 * C), torch.empty(0), tried)
+
+
+@pytest.mark.parametrize("of", [lambda rows: torch.cat([rows, rows]), lambda rows: rows.sum(1), lambda rows: rows[:1]])
+def test_a_map_that_makes_no_row_of_each_is_refused(of: Callable[[Tensor], Tensor]) -> None:
+    query, (inputs, targets) = MappedSum(name="x", of=of, clip_norm=C), small_digits().train.take(torch.arange(4))
+    with pytest.raises(PrivacyLineError, match=r"'x' makes \[.*\] of gradients \[.*910\]; allowed: \[b, k\]"):
+        engine("ghost").mapped_sums(Records((inputs, targets)), [query])
+
+
 def by_coin(rows: Tensor, coins: Tensor) -> Tensor:
     return rows * coins[:, None]
 
@@ -125,3 +160,26 @@ def test_a_query_that_takes_coins_is_not_answered_without() -> None:
     query = MappedSum(name="x", of=by_coin, clip_norm=C, coin=True)
     with pytest.raises(PrivacyLineError, match="'x' takes a coin for each record"):
         engine("ghost").mapped_sums(Records((inputs, targets)), [query])
+
+
+class Centred(Method):
+    """A method whose map takes the mean of the batch away."""
+
+    name, source, adds, costs = "centred", "", "", ""
+
+    def begin(self, context: RunContext) -> MethodState:
+        return _Centred()
+
+
+class _Centred(MethodState):
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        of: Callable[[Tensor], Tensor] = lambda rows: rows - rows.mean(0) if len(rows) else rows  # noqa: E731
+        return batches.release(MappedSum(name="gradient", of=of, clip_norm=C))["gradient"]
+
+
+def test_a_run_refuses_a_map_under_which_records_mix_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[object] = []
+    monkeypatch.setattr(GaussianMechanism, "charge", lambda *_, **given: charged.append(given))
+    with pytest.raises(PrivacyLineError, match="'gradient': what its map makes"):
+        run_small(Centred())
+    assert not charged

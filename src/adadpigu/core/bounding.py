@@ -187,8 +187,11 @@ class MappedSum(_Query):
     def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
         wide = gradients.double() if gradients.device.type == "cpu" else gradients
-        mapped = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
-        return _perturbed(mapped.to(torch.float64, copy=True), self, coins)
+        made = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
+        if made.dim() != 2 or len(made) != len(gradients):
+            found = f"{self.name!r} makes {list(made.shape)} of gradients {list(gradients.shape)}"
+            raise PrivacyLineError(f"{found}; allowed: [b, k], a row for each")
+        return _perturbed(made.to(torch.float64, copy=True), self, coins)
 
 
 Query = GradientSum | RecordSum | MappedSum

@@ -28,12 +28,17 @@ Places = dict[Hashable, tuple[Positions, Positions]]
 """by what holds some records of a data set: their places in it, and their positions in the data set"""
 
 
-def refuse_shared_records(train: object, other: object, name: str) -> None:
-    """Refuses a data set to be evaluated on that holds a record of the training set."""
+_SCORED = "scores on them are exact; allowed: others, such as the other part of a random split"
+UNPROTECTED = "nothing would protect them; allowed: records that are public, such as processes:2000"
+_BIASED = "scores on them would be too high; allowed: others"
+"""why these records may not be among others"""
+
+
+def refuse_shared_records(train: object, other: object, name: str, why: str = _SCORED) -> None:
+    """Refuses a data set that holds a record of the training set."""
     trained, found = places_of(train), places_of(other)
     shared = any(np.isin(where, trained[holder][0]).any() for holder, (where, _) in found.items() if holder in trained)
-    fault = f"{name}: there are training records among its records, and scores on them are exact"
-    require(not shared, f"{fault}; allowed: others, such as the other part of a random split")
+    require(not shared, f"{name}: there are training records among its records, and {why}")
 
 
 def refuse_repeated(dataset: object, name: str) -> None:
@@ -128,23 +133,31 @@ Digests = NDArray[np.int64]
 _FRESH = 0.6  # of the test records that should be new to training: where no more of them are, about half are copies
 _COPIES, _DISTINCT, _NUMBERS = 0.1, 0.25, 8
 """the caller is warned where so large a share of rows are copies, so many distinct, and rows have so many numbers"""
+_CHANCE = 1000  # public records, of which one may be known by chance
 _ALARM = 1e-6  # with at most this probability an honest test set is refused
 
 
-def check_data(data: DataSet, classes: int | None, ignored: int | None = None) -> tuple[str, ...]:
+def check_data(
+    data: DataSet, classes: int | None, ignored: int | None = None, public: Tensor | None = None
+) -> tuple[str, ...]:
     """Refuses records that cannot be trained on, and test records that are training records.
 
-    Labels are 0 … classes − 1, or `ignored`. Returns what could not be seen, for the statement.
+    Labels are 0 … classes − 1, or `ignored`; `public` inputs are neither. Returns what could not be seen, for the
+    statement.
     """
     refuse_repeated(data.train, data.name)
     told = refuse_mixed_items(origin_of(data.train), data.name)
     trained = check_records(data.train, classes, ignored, name=data.name)
     _warn_of_copies(trained, data)
+    if public is not None:
+        refuse_known(public, trained, "training", UNPROTECTED)
     if data.test is not None:
         refuse_other_kind(data.train, data.test, "test")
         refuse_shared_records(data.train, data.test, "test")
         tested = check_records(data.test, classes, ignored, name=f"{data.name} test")
         refuse_copies(trained, tested, len(data.test), "test")
+        if public is not None:
+            refuse_known(public, tested, "test", _BIASED)
     return told
 
 
@@ -214,10 +227,8 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     copied = len(np.intersect1d(rows[counts == 1], other))
     unlikely = count * _divergence(fresh / max(1, count), once) > -math.log(_ALARM)
     few = fresh <= _FRESH * once * count and copied >= (1 - _FRESH) * once * count
-    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())  # log-probability of this very order
-    same = chance < math.log(_ALARM) and np.array_equal(trained, other)
     fault = f"{name}: these are the training records, about half of them or more, and scores on them would be exact"
-    copies = same or (fresh < count and unlikely and few)
+    copies = _is_the_same(trained, other, counts) or (fresh < count and unlikely and few)
     require(not copies, f"{fault}; allowed: others, or none, and those scored after training")
     if 2 * fresh < count:
         warnings.warn(
@@ -227,11 +238,35 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
         )
 
 
+def refuse_known(public: Tensor, known: Digests, kind: str, why: str) -> None:
+    """Refuses public inputs among which are more known records, by their values, than chance explains.
+
+    Whether any one private record is there is private itself, and the refusal can be seen: so one alone decides
+    nothing, nor one in a thousand. Blank rows do not count, and equal ones count once. In a table of few categories a
+    fresh row is known with a probability of about 1 − n₁/n (as in `refuse_copies`): far more than that are refused, or
+    all in their order. What is refused is copies; a record that was changed is not found.
+    """
+    flat = public.reshape(len(public), -1)
+    varied = (flat != flat[:, :1]).any(dim=1) if flat.shape[1] > 1 else torch.ones(len(flat), dtype=torch.bool)
+    every = np.array([*map(hash, bytes_of(public))], np.int64)
+    given, (rows, counts) = np.unique(every[varied.cpu().numpy()]), np.unique(known, return_counts=True)
+    shared, once = len(np.intersect1d(given, rows)), int((counts == 1).sum()) / max(1, len(known))
+    unlikely = len(given) * _divergence(1 - shared / max(1, len(given)), once) > -math.log(_ALARM)
+    copies = (shared > max(1, len(given) // _CHANCE) and unlikely) or _is_the_same(known, every, counts)
+    require(not copies, f"public: there are {kind} records among its records, by their values, and {why}")
+
+
 def _divergence(found: float, expected: float) -> float:
     """KL divergence of two coins: by Chernoff, a share of at most `found` has probability exp(-n times this)."""
     from scipy.special import rel_entr
 
     return 0.0 if found >= expected else float(rel_entr(found, expected) + rel_entr(1 - found, 1 - expected))
+
+
+def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
+    """Whether the others are the training records in their order, and not by chance."""
+    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
+    return chance < math.log(_ALARM) and np.array_equal(trained, other)
 
 
 def _first(bad: Tensor) -> int | None:

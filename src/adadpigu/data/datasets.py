@@ -6,6 +6,7 @@ What is declared is checked here, the records themselves by `checking`.
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -200,6 +201,10 @@ class DataSet:
     """constants declared public, for the statement"""
     owners: Owners | None = None
     """whose each training record is, where the unit of privacy is a person with several; None: one record"""
+    files: tuple[Path, ...] = ()
+    """where records of one's own were read"""
+    encode: Callable[[Tensor], Tensor] | None = None
+    """how an array of such a file becomes inputs; None: such arrays are inputs already"""
 
     def __post_init__(self) -> None:
         require(self.records >= 1, f"records={self.records} is not at least 1")

@@ -5,6 +5,7 @@ x ↦ (x/255 − mean)/std; none is resized or converted. A refusal names the fi
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -130,6 +131,7 @@ def own_dataset(
         shape=facts.shape,
         public=declared.public,
         owners=read_owners(path, facts, declared.test) if isinstance(facts, TableFacts) else None,
+        files=(path,) if declared.test is None else (path, declared.test),
     )
 
 
@@ -239,6 +241,8 @@ def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: 
         classes=classes,
         shape=tuple(arrays["x"].shape[1:]),
         public=(f"{records:,} records (declared)", f"{classes} classes (declared)", *facts.public()),
+        files=(path,),
+        encode=partial(scaled, facts=facts),
     )
 
 

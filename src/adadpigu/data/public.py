@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.sensitive import Sensitive
+from adadpigu.data.datasets import DataSet
 from adadpigu.data.own import read_arrays
 from adadpigu.errors import InputError, PrivacyLineError, require
 from adadpigu.priors.random_images import images_like, takes_images
 from adadpigu.tensors import digest
 
 PROCESSES = "processes"
+_MOST_BYTES, _LEAST_BYTES = 2**30, 2**12  # of all images of random processes, and of one while it is made
 
 
 @final
@@ -25,8 +27,8 @@ PROCESSES = "processes"
 class PublicRecords:
     """Records [m, ...] and their labels [m], declared public.
 
-    >>> PublicRecords(inputs=torch.zeros(2, 3), targets=torch.tensor([0, 1]), origin="made up").declared
-    'public records: 2, made up (sha256 ad6ac0f5)'
+    >>> PublicRecords(inputs=torch.zeros(2, 3), targets=torch.tensor([0, 1]), origin="made up").declared()
+    'public records: 2, made up (sha256 ad6ac0f5f57f4b01): a private one among them would not be protected'
     """
 
     inputs: Tensor
@@ -43,26 +45,32 @@ class PublicRecords:
         require(fits, f"public records: {len(self.inputs)} with {len(self.targets)} labels; allowed: one label each")
 
     def __repr__(self) -> str:
-        return f"<{self.declared}>"
+        return f"<{self.declared()}>"
 
     @property
-    def declared(self) -> str:
-        """For the statement."""
-        if self.processes:
-            return f"public records: {len(self.inputs)} {self.origin}, by the run's public seed"
-        known = digest({"x": self.inputs, "y": self.targets}.items())[:8]
-        return f"public records: {len(self.inputs)}, {self.origin} (sha256 {known})"
+    def sha256(self) -> str | None:
+        """By which a run knows them again; None: by their number and the run's seed."""
+        return None if self.processes else digest({"x": self.inputs, "y": self.targets}.items())
+
+    def declared(self, seed: int | None = None) -> str:
+        """For the statement of a run with this public seed."""
+        if self.sha256 is None:
+            return f"public records: {len(self.inputs)} {self.origin}, by the run's public seed {seed or ''}".rstrip()
+        known = f"{self.origin} (sha256 {self.sha256[:16]})"
+        return f"public records: {len(self.inputs)}, {known}: a private one among them would not be protected"
 
     def anew(self, number: int, classes: int) -> "PublicRecords":
         """Other images of random processes, fixed by the number; declared records stay what they are."""
         return process_records(len(self.inputs), self.inputs[:1], classes, number) if self.processes else self
 
-    def check(self, record: Tensor, classes: int | None) -> None:
+    def check(self, record: Tensor, label: Tensor, classes: int | None) -> None:
         """Refuses records that the model of these private ones does not take."""
-        shape, kind = tuple(record.shape[1:]), record.dtype
-        fits = (tuple(self.inputs.shape[1:]), self.inputs.dtype) == (shape, kind)
-        given = f"public records of {self.inputs.dtype} {list(self.inputs.shape[1:])}"
-        require(fits, f"{given}; allowed: as the private ones, {kind} {list(shape)}")
+        for name, given, own in (("records", self.inputs, record), ("labels", self.targets, label)):
+            fits = (given.shape[1:], given.dtype) == (own.shape[1:], own.dtype) or not own.numel()
+            found = f"public {name} of {given.dtype} {list(given.shape[1:])}"
+            require(fits, f"{found}; allowed: as the private ones, {own.dtype} {list(own.shape[1:])}")
+            finite = bool(torch.isfinite(given).all())
+            require(finite, f"public {name} hold NaN or infinite values; allowed: finite ones")
         if classes is None or self.targets.is_floating_point():
             return
         low, high = int(self.targets.min()), int(self.targets.max())
@@ -78,22 +86,25 @@ def process_records(count: int, record: Tensor, classes: int, seed: int) -> Publ
     return PublicRecords(inputs=images, targets=labels, origin=origin, processes=True)
 
 
-def read_public(asked: str, record: Tensor, classes: int | None, private: str) -> PublicRecords:
-    """What `--public` names: `processes:COUNT`, or an .npz of records x and labels y. `private` names the data set."""
+def read_public(asked: str, record: Tensor, data: DataSet) -> PublicRecords:
+    """What `--public` names: `processes:COUNT`, or an .npz of records x and labels y, encoded as those of `data`."""
     kind, _, number = asked.partition(":")
     if kind == PROCESSES:
-        known = number.isdecimal() and int(number) > 0
-        require(known, f"public={asked!r}; allowed: {PROCESSES}:COUNT, e.g. {PROCESSES}:2000, or an .npz file")
+        classes, most = data.classes, _MOST_BYTES // max(_LEAST_BYTES, 4 * record.numel())
+        known = number.isdecimal() and len(number) < 16 and 0 < int(number) <= most
+        allowed = f"{PROCESSES}:COUNT with 1 to {most} such images, e.g. {PROCESSES}:2000, or an .npz file"
+        require(known, f"public={asked!r}; allowed: {allowed}")
         if classes is None or not takes_images(record):
             fault = f"public={asked!r}: the records are no images of classes"
             raise InputError(f"{fault}; allowed: a public .npz file with x and y")
         return process_records(int(number), record, classes, 0)
     path = Path(asked)
     require(path.suffix == ".npz" and path.is_file(), f"public={asked!r} is no .npz file; allowed: one with x and y")
-    if Path(private).exists() and path.resolve() == Path(private).resolve():
-        raise InputError(f"public={asked!r} is the private data set itself; allowed: records that are public")
+    private = any(file.exists() and path.samefile(file) for file in data.files)
+    require(not private, f"public={asked!r} is the private data set itself; allowed: records that are public")
     arrays = read_arrays(path)
     require({"x", "y"} <= arrays.keys(), f"{path} holds {', '.join(sorted(arrays))}; allowed: x and y")
-    made = PublicRecords(inputs=arrays["x"].to(record), targets=arrays["y"].to(record.device), origin=path.name)
-    made.check(record, classes)
-    return made
+    inputs = arrays["x"] if data.encode is None else data.encode(arrays["x"])
+    fits = inputs.is_floating_point() or not record.is_floating_point()
+    require(fits, f"public={asked!r} holds x of {inputs.dtype}; allowed: as the model takes it, {record.dtype}")
+    return PublicRecords(inputs=inputs.to(record), targets=arrays["y"].to(record.device), origin=path.name)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from adadpigu.core.bounding import BoundedSum, Bounder, GradientSum, MappedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.gradients.choice import inspect_again
+from adadpigu.core.gradients.probing import refuse_mixing
 from adadpigu.core.gradients.slicing import BLOCK, computes_rows_alike, rounded
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, cpu_rng_state, isolated, preserve_rng_state
@@ -110,6 +111,7 @@ class MicroBatches:
         self._expected = prepared.options.batch_size / self._processes.size
         self._rehearsal = Rehearsal(self.population, self._view)
         self._sizes: dict[object, int] = {}
+        self._tried: set[object] = set()
         self._most: int | None = None
         self._told: int | None = None
         self._seen: list[PerSampleGradients] = []
@@ -133,6 +135,9 @@ class MicroBatches:
     def size(self, queries: tuple[Query, ...]) -> int:
         """How many rows each micro-batch has for such queries: a public number."""
         kind = tuple(map(_kind, queries))
+        for query in queries:
+            if isinstance(query, MappedSum):
+                refuse_mixing(query, self._engine.buffer(0), self._tried)
         if kind not in self._sizes:
             self._sizes[kind] = self._first_size(queries)
         return self._sizes[kind] if self._most is None else min(self._sizes[kind], self._most)

@@ -21,7 +21,7 @@ from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import OwnerSampler, PoissonSampler, Sampler
 from adadpigu.core.trees import Tree, describe_tree, select
 from adadpigu.data.augmentation import Augmentation
-from adadpigu.data.checking import check_data, refuse_shared_records
+from adadpigu.data.checking import UNPROTECTED, check_data, refuse_shared_records
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.public import PublicRecords, read_public
 from adadpigu.errors import BudgetError, InputError, require
@@ -155,7 +155,7 @@ def prepare(
     front = task.front
     stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
-    options, public = _with_public(method, data, options, task.example[0])
+    options, public = _with_public(method, data, options, task)
     _check_augmentation(options.augmentation(), task.example[0])
     threads = threads_for(device, options.batch_size * Layout.of(model).size)
     with using(threads):  # a row may be rounded otherwise with another number of them
@@ -172,7 +172,8 @@ def prepare(
         how = "is added before the clip, so every record's gradient is built"
         engine.reason += f"; perturbation={options.perturbation:g} {how}"
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
-        caveats = check_data(data, task.classes, task.ignored)
+        declared = None if public is None or public.processes else public.inputs
+        caveats = check_data(data, task.classes, task.ignored, declared)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     kept = optimiser.second_moment is not None or not method.needs_second_moment
     told = f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales"
@@ -227,10 +228,10 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
 
 
 def _with_public(
-    method: Method, data: DataSet, options: TrainingOptions, example: Tree
+    method: Method, data: DataSet, options: TrainingOptions, task: Task
 ) -> tuple[TrainingOptions, PublicRecords | None]:
     """The public records that a method learns from: those that were named, or else images of random processes."""
-    asked = options.public
+    asked, (example, label) = options.public, task.example
     if not method.needs_public:
         require(asked is None, f"public={asked!r}: method {method.name!r} looks at no public record; leave it out")
         return options, None
@@ -239,9 +240,9 @@ def _with_public(
             f"method {method.name!r} takes records (input, label) of tensors, not {describe_tree(example)}"
         )
     asked = _PROCESS_IMAGES if asked is None else asked
-    public = read_public(asked, example[:1], data.classes, data.name) if isinstance(asked, str) else asked
-    public.check(example, data.classes)
-    refuse_shared_records(data.train, TensorRecords(public.inputs, public.targets), "public")
+    public = read_public(asked, example[:1], data) if isinstance(asked, str) else asked
+    public.check(example, label, task.classes)
+    refuse_shared_records(data.train, TensorRecords(public.inputs, public.targets), "public", UNPROTECTED)
     return replace(options, public=asked), public
 
 

@@ -61,7 +61,7 @@ def declared_by(prepared: Preparation) -> list[str]:
     """All that is taken as public because somebody says so."""
     facts = [f"declared public of {prepared.data.name!r}: {fact}" for fact in prepared.data.public]
     front = [] if prepared.front is None else [f"declared public: {fact}" for fact in prepared.front.declared()]
-    public = [] if prepared.public is None else [prepared.public.declared]
+    public = [] if prepared.public is None else [prepared.public.declared(prepared.seed)]
     return [
         *facts,
         *front,

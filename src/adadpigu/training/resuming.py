@@ -55,6 +55,7 @@ def ledger_settings(prepared: Preparation) -> dict[str, object]:
         "epsilon": None if prepared.budget is None else prepared.budget.epsilon,
         "delta": prepared.delta,
         **options,
+        **({"public_sha256": sha} if prepared.public is not None and (sha := prepared.public.sha256) else {}),
         "method": prepared.method.name,
         **method,
     }

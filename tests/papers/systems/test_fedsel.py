@@ -122,11 +122,21 @@ def test_no_user_reports_more_often_than_is_stated(monkeypatch: pytest.MonkeyPat
     assert sum(seen) <= stated.users * stated.reports_a_user
 
 
+def test_the_largest_epsilons_that_are_taken_hold_exactly() -> None:
+    """No probability is rounded to 0, and none to a ratio beyond e^ε."""
+    options = FedSel(select_epsilon=30.0, value_epsilon=30.0, top_share=0.5)
+    one, other = map(options.probabilities, (np.array([9.0, 9.0, 1.0, 1.0]), np.array([1.0, 1.0, -9.0, -9.0])))
+    assert min(one.min(), other.min()) > 0
+    assert np.abs(np.log(one) - np.log(other)).max() == pytest.approx(60.0, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"select_epsilon": 0.0}, "select_epsilon=0.0 is not a finite number above 0"),
         ({"value_epsilon": math.inf}, "value_epsilon=inf is not"),
+        ({"select_epsilon": 40.0}, "select_epsilon=40.0: must be at most 30"),
+        ({"value_epsilon": 31.0}, "value_epsilon=31.0: must be at most 30"),
         ({"top_share": 1.0}, r"top_share=1.0 is not in \(0, 1\)"),
         ({"bound": -1.0}, "bound=-1.0 is not"),
     ],

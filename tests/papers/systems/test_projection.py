@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adadpigu.audit.adversarial import adversarial_records
+from adadpigu.core.mechanism import GaussianMechanism, Release
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data.public import PublicRecords, process_records
 from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.methods import DPSGD, make_method
+from adadpigu.methods import DPSGD, Method, make_method
+from adadpigu.methods.base import RunContext
+from adadpigu.training import Preparation
+from adadpigu_systems import projection
 from adadpigu_systems.projection import GEP, PCDPSGD, Basis, ProjectedDPSGD, by_power, leading
+from conftest import one_draw_ledger, released
 from float64_world import DATA, LR, B, clipped_sum, gradients, record
-from trials import prepare_small, small_net, weights
+from replays import replay
+from trials import prepare_small, run_small, small_digits, small_net, weights
 
 START = weights(small_net()).double().numpy()
 D = len(START)
@@ -138,6 +148,8 @@ def test_a_square_basis_gives_dpsgd_in_other_coordinates() -> None:
     [
         ("gep", {"rank": 41}, r"rank=41 asks for 41 directions; allowed: 1 to 40"),
         ("gep", {"rank": 3, "groups": 4}, r"rank=3 with groups=4 asks for"),
+        ("gep", {"rank": 30, "groups": 99999}, r"rank=30 with groups=99999 .*allowed: 1 to 30 groups"),
+        ("gep", {"rank": 3, "groups": 2, "basis": "eigen"}, r"groups=2 with basis='eigen'; allowed: basis='power'"),
         ("gep", {"residual_share": 1.0}, "residual_share"),
         ("dpsgd", {}, "looks at no public record; leave it out"),
     ],
@@ -180,3 +192,93 @@ def test_private_records_cannot_be_declared_public_by_type() -> None:
 
 def test_a_basis_knows_its_size() -> None:
     assert Basis(((slice(0, 4), torch.zeros(4, 2)), (slice(4, 9), torch.zeros(5, 3)))).size == 5
+
+
+def test_the_start_of_a_power_iteration_is_not_drawn_from_the_stream_of_the_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts, images = set[int](), set[int]()
+
+    def noting(seeds: set[int], function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any) -> Any:
+            seeds.add(given[-1])
+            return function(*given)
+
+        return noted
+
+    monkeypatch.setattr(projection, "by_power", noting(starts, by_power))
+    monkeypatch.setattr("adadpigu.data.public.process_records", noting(images, process_records))
+    run_small(PCDPSGD(rank=2, basis="power", basis_every=1), steps=3, seed=5, public="processes:20")
+    assert len(starts) == 3
+    assert len(images) == 4  # those that are declared, and other ones for each basis
+    assert not starts & images
+
+
+def planted(method: Method, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Preparations in which the basis is made of the private records' gradients."""
+    right = Preparation.run_context
+
+    def leaking(self: Preparation, *given: Any) -> RunContext:
+        inputs, targets = self.data.train.take(torch.arange(len(self.data.train)))
+        return right(replace(self, public=PublicRecords(inputs=inputs, targets=targets, origin="x")), *given)
+
+    monkeypatch.setattr(Preparation, "run_context", leaking)
+    return partial(prepare_small, method, steps=3, public="processes:20")
+
+
+@pytest.mark.parametrize("method", [GEP(rank=4, groups=2), PCDPSGD(rank=4)], ids=["gep", "pcdp-sgd"])
+def test_a_basis_of_private_gradients_is_caught_by_replay(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = small_digits(40)
+    loud = adversarial_records(data)["large"]
+    assert not replay(partial(prepare_small, method, steps=3, public="processes:20"), data, added=loud).breaches
+    found = replay(planted(method, monkeypatch), data, added=loud).breaches
+    assert ["'embedding' has another learned['basis" in breach for breach in found] == [True]
+
+
+def test_a_residual_without_noise_is_caught_by_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what the basis leaves is released as it is."""
+    right: Any = GaussianMechanism._with_noise
+
+    def bare(self: Any, content: Tensor, active: Tensor | None, stddev: float, dtype: torch.dtype) -> Tensor:
+        return content.to(dtype) if len(content) == D else right(self, content, active, stddev, dtype)
+
+    monkeypatch.setattr(GaussianMechanism, "_with_noise", bare)
+    data = small_digits(40)
+    found = replay(partial(prepare_small, GEP(rank=4), steps=3, public="processes:20"), data, removed=0)
+    assert any("entries of 'residual' were released without noise" in breach for breach in found.breaches)
+    assert not any("'embedding'" in breach for breach in found.breaches)
+
+
+def test_a_whole_basis_is_dpsgd_to_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V = I: PCDP-SGD makes DP-SGD's steps, and GEP's rest is nothing but noise."""
+    whole = Basis(((slice(0, D), torch.eye(D, dtype=torch.float64)),))
+    monkeypatch.setattr(projection, "leading", lambda *_: whole)
+    one, plain = record(PCDPSGD(rank=5, clip_norm=0.3), steps=3, public=FIXED), record(DPSGD(clip_norm=0.3), steps=3)
+    for t in range(3):
+        np.testing.assert_allclose(one.total(t), plain.total(t), atol=1e-12, rtol=0)
+    np.testing.assert_allclose(weights(one.run.model), weights(plain.run.model), atol=1e-12, rtol=0)
+    both = record(GEP(rank=5, clip_norm=0.3, basis="eigen"), steps=1, public=FIXED)
+    np.testing.assert_allclose(both.total(0), plain.total(0), atol=1e-12, rtol=0)
+    assert not both.total(0, 1).any()
+
+
+def test_the_noise_of_an_update_has_the_energy_of_k_directions() -> None:
+    """kσ²C²/B² within 1 %: of 500,000 numbers that is 5 standard deviations, so it fails with a chance of 6e-7."""
+    k, draws, sigma, clip = 500, 1000, 1.5, 0.3
+    prepared = prepare_small(PCDPSGD(rank=k, clip_norm=clip, basis="power"), steps=1, public=f"processes:{k}")
+    state = prepared.method.begin(prepared.run_context())
+    state.begin_step(prepared.stages[0], 0, weights(prepared.model))
+    mechanism = GaussianMechanism(one_draw_ledger(sigma, steps=draws), ReproducibleRandomness(0))
+
+    class Nobody:
+        """Draws in which nobody is drawn."""
+
+        def release(self, *queries: Any) -> dict[str, Release]:
+            return released(mechanism, torch.zeros(0, D), *queries, sigma=sigma)
+
+        def denoise(self, made: Release, _: object) -> Release:
+            return made
+
+    made: Any = Nobody()
+    energy = sum(float(state.step(made, prepared.stages[0], 0).value.double().square().sum()) for _ in range(draws))
+    assert energy / draws == pytest.approx(k * (sigma * clip / B) ** 2, rel=0.01)

@@ -7,6 +7,7 @@ import itertools
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
+from adadpigu.core.bounding import MappedSum
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.gradients.state import describe
+from adadpigu.core.randomness import preserve_rng_state
 from adadpigu.core.trees import Tree, describe_tree
-from adadpigu.errors import ModelError, first_line
+from adadpigu.errors import ModelError, PrivacyLineError, first_line
 
 
 @contextmanager
@@ -81,6 +84,37 @@ def fitting(model: nn.Module, tree: Tree) -> Tree:
         trials = (replaced({number: torch.randint_like(leaves[number], high)}) for high in highs)
         leaves = next((trial for trial in trials if taken(trial)), leaves)
     return tree_unflatten(leaves, spec)
+
+
+@torch.no_grad()
+def refuse_mixing(query: MappedSum, like: Tensor, tried: set[object]) -> None:
+    """Refuses a map of gradients (as `like`, [0, d]) of which a row depends on others: no bound covers one record then.
+
+    It is tried on three synthetic rows: one alone, all, and all turned round beside a loud one. Once for each function
+    and shapes of what it has learned, which a method may renew at every step; these are noted in `tried`.
+    """
+    of = query.of.func if isinstance(query.of, partial) else query.of
+    code = getattr(of, "__code__", type(of))  # a bound method has its function's
+    kind = query.name, code, query.coin, tuple((name, tuple(each.shape)) for name, each in query.learned.items())
+    if kind in tried:
+        return
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(3, like.shape[1], generator=generator).to(like)
+    coins = torch.rand(3, query.tosses, generator=generator, dtype=torch.float64).to(like.device)
+    loud = rows * rows.new_tensor([[1.0], [1.0], [1e6]])
+
+    def made(values: Tensor, places: list[int]) -> Tensor:
+        return query.rows(values[places], coins[places])
+
+    with exact_products(), preserve_rng_state(like.device):
+        all_rows, alone, turned = made(rows, [0, 1, 2]), made(rows, [0]), made(loud, [2, 1, 0])
+    pairs = (all_rows[:1], alone), (all_rows[0], turned[2]), (all_rows[1], turned[1])
+    if not all(agree(one.to(like), other.to(like), factor=1e4) for one, other in pairs):
+        raise PrivacyLineError(
+            f"{query.name!r}: what its map makes of a gradient changes with the gradients beside it, so no bound "
+            "covers one record; allowed: a map of each row by itself"
+        )
+    tried.add(kind)
 
 
 def known_ids(model: nn.Module) -> int:
