@@ -48,9 +48,10 @@ def test_a_clipped_release_moves_weights_no_further() -> None:
     assert 0 < float(torch.cat([each.flatten() for each in moved]).norm()) <= STEPS * 1e-4 * 1.001
 
 
-def test_fast_dev_run_is_a_plan_of_so_many_steps() -> None:
+def test_fast_dev_run_is_a_plan_of_so_many_steps(capsys: pytest.CaptureFixture[str]) -> None:
     private = strategy()
     trainer(private, fast_dev_run=2).fit(Classifier(), loader())
+    assert capsys.readouterr().err.count("per-record gradients: one record at a time under vmap") == 1
     assert private.run.steps == private.run.steps_done == 2
 
 

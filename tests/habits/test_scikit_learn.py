@@ -71,6 +71,17 @@ def test_weights_that_are_counted_from_records_or_fit_no_class_are_refused_with_
         fitted(monkeypatch, class_weight=weights)
 
 
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_an_estimator_says_which_path_runs_where_it_is_verbose(
+    verbose: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scikit-learn's estimators are silent by default: a search fits many."""
+    AdaDPIGUClassifier(**FACTS, **HOW, verbose=verbose).fit(X, Y)
+    out, err = capsys.readouterr()
+    assert err.startswith("per-record gradients: layer rules" if verbose else "")
+    assert bool(out or err) == bool(verbose)
+
+
 def test_a_scaler_fitted_on_the_same_records_is_warned_of_and_named_in_the_statement() -> None:
     pipeline = make_pipeline(StandardScaler(), AdaDPIGUClassifier(**FACTS, **HOW))
     with pytest.warns(UserWarning, match="a scaler that was fitted on these records .*bounds="):

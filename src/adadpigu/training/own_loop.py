@@ -32,6 +32,7 @@ from adadpigu.training.distributed.job import current
 from adadpigu.training.guarding import Guard
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.reporting import print_path
 from adadpigu.training.step import Step
 from adadpigu.training.threads import using
 from adadpigu.training.train import device_of, prepared_for, session
@@ -199,7 +200,7 @@ class PrivateLoop:
             resume=resume,
             **{"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"},
         )
-        place = {"out": out, "resuming": resume, "shared": ledger}
+        place = {"out": out, "resuming": resume, "shared": ledger, "introduce": print_path}
         given = losses if loss is None else loss
         self._start(optimizer, given, observers=observers, randomness=randomness, **place)
         if resume:

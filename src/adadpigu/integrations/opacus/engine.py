@@ -7,7 +7,6 @@ is a run of its own, planned and charged in full before it begins; with one, all
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +185,6 @@ class PrivacyEngine:
             ),
             loss=criterion,
         )
-        print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
         private = PrivateDataLoader(loader, prepared, optimizer, length=length, open_ended=steps is None, **self._how)
         self._loader, self.accountant.loops = private, private.loops
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model

@@ -21,6 +21,7 @@ from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.reporting import print_path
 
 _OPEN = (
     "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
@@ -55,7 +56,8 @@ class PrivateDataLoader:
         self._begin()
 
     def _begin(self) -> None:
-        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **self._how)
+        how = {"introduce": None if self._ended else print_path, **self._how}
+        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **how)
         self.loop.add_caveat(SEEN)
         if self._open_ended:
             self.loop.add_caveat(_OPEN)

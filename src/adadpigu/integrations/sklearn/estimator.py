@@ -185,6 +185,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             observers=[Progress(Console())] if self.verbose else [],
             ledger=self.ledger,
+            quiet=not self.verbose,
             **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere

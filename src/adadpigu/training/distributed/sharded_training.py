@@ -34,6 +34,7 @@ from adadpigu.runs.run import Run
 from adadpigu.training.distributed.job import Job, JobError, current
 from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.reporting import print_path
 from adadpigu.training.train import opened, prepared_for, randomness_of
 
 Shard = Callable[[nn.Module], None]  # applies `fully_shard` to the parts of a model and then to the model
@@ -227,6 +228,8 @@ def train_sharded(
     prepared = prepared_for(model, dataset, method=DPSGD(clip_norm=clip_norm), out=out, **asked)
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, out=out) as begun:
+        if current().rank == 0:
+            print_path(prepared)
         sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
         ready = replace(begun, prepared=replace(begun.prepared, engine=engine), folder=None)
         run = Session(ready, randomness=source, processes=sharing, optimiser=ShardedOptimiser).run()
