@@ -89,6 +89,7 @@ def test_a_metric_of_public_records_may_decide_and_the_whole_plan_is_claimed(kin
         for batch in loop:
             loss = batch.backward()
             optimizer.step()
+            assert f"loss {loss:.3f}" == f"loss {loss}" == "loss <the loss is private>"
             with pytest.raises(ad.PrivacyLineError, match=r"allowed for ReduceLROnPlateau.*: a public metric"):
                 plateau.step(loss)
             accuracy = float((net(public).argmax(1) == 0).float().mean())

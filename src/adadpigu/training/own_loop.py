@@ -57,6 +57,9 @@ class WithheldLoss:
 
     item = __float__
 
+    def __format__(self, spec: str) -> str:  # also with ".3f", as people print a loss: the step is paid for
+        return repr(self)
+
     def __repr__(self) -> str:
         return "<the loss is private>"
 
