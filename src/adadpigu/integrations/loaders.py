@@ -46,6 +46,7 @@ def validate_loader(loader: object, name: str) -> DataLoader[Any]:
         "shuffle=True": _is_shuffle(loader.sampler),
         "drop_last=True": loader.drop_last,
         f"num_workers={loader.num_workers}": loader.num_workers > 0,
+        "pin_memory=True": loader.pin_memory,
     }
     if idle := [setting for setting, given in settings.items() if given]:
         warn_of_no_effect(
