@@ -7,7 +7,7 @@ collated by itself, so that none can change another. Sensitive: records before a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
 
@@ -29,7 +29,10 @@ from adadpigu.errors import InputError, require
 from adadpigu.integrations.shared import warn_of_no_effect
 
 Collate = Callable[[list[Any]], Any]
-PAIRS = "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records"
+PAIRS = (
+    "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records; in a script "
+    "for Opacus losses=f takes batches of any form"
+)
 _SEVERAL = (
     "the training loader: records of several lengths; allowed: one; pad each record to a public length in the Dataset "
     "or in collate_fn"
@@ -158,7 +161,7 @@ class CollatedRecords:
 
 def _without_texts(batch: Any) -> Any:
     """The batch without columns of strings, which no tensor holds."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):  # also what a tokenizer makes
         texts = {key for key, part in batch.items() if isinstance(part, list | tuple) and isinstance(part[0], str)}
         return {key: _without_texts(part) for key, part in batch.items() if key not in texts}
     return tuple(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
 from adadpigu.errors import require
-from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
+from adadpigu.integrations.opacus.script import SEEN, ScriptBatch, WholeBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation
@@ -39,11 +39,13 @@ class PrivateDataLoader:
         *,
         length: int,
         open_ended: bool,
+        batches: type[ScriptBatch] | type[WholeBatch] = ScriptBatch,
         **how: Any,
     ) -> None:
         """`length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
         self.original, self.dataset, self.batch_size = loader, loader.dataset, loader.batch_size
-        self.batch: ScriptBatch | None = None
+        self.batch: ScriptBatch | WholeBatch | None = None
+        self._kind = batches
         self.prepared, self._optimizer, self._how = prepared, optimizer, how
         self._length, self._open_ended = length, open_ended
         clip_norm = cast(DPSGD, prepared.method).clip_norm
@@ -106,7 +108,7 @@ class PrivateDataLoader:
                 self._drawn = next(batches, None)
                 if self._drawn is None:  # the plan ends within this pass
                     return
-                self.batch = ScriptBatch(self._drawn, self._query, self.prepared)
+                self.batch = self._kind(self._drawn, self._query, self.prepared)
                 yield self.batch.shown()
             if self.loop.done == self.prepared.plan.steps - 1:
                 next(batches, None)  # ends the run
