@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
+from adadpigu.integrations.sklearn import AdaDPIGUClassifier, AdaDPIGURegressor, estimator
 
 N = 40
 X = np.random.default_rng(0).uniform(-1, 1, (N, 3))
@@ -54,6 +54,27 @@ def test_class_weights_in_a_dict_multiply_the_loss_of_each_record(monkeypatch: p
         torch.testing.assert_close(one, other)
         assert not torch.equal(one, unweighted)
     assert any("weight of CrossEntropyLoss" in fact for fact in found.privacy_.not_covered)
+
+
+def test_a_loss_of_ones_own_is_taken_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle: the same net and noise in `train`. So do regressors, whose targets are scaled."""
+    smooth, margin = nn.CrossEntropyLoss(label_smoothing=0.3), nn.HuberLoss(delta=0.1)
+    seed, how = int(np.random.RandomState(0).randint(2**31 - 1)), {"records": N, **HOW}
+    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y == "rare").long()
+    known = {"privacy": ad.Budget(epsilon=4.0, delta=1e-5), "seed": seed}
+    classifier = fitted(monkeypatch, loss=smooth)
+    facts = {name: FACTS[name] for name in ("bounds", "records", "random_state", "model")}
+    regressor = AdaDPIGURegressor(**facts, **HOW, target_bounds=(0, 1), loss=margin).fit(X, y.numpy())
+    for found, outputs, targets, loss in (
+        (classifier, 2, y, smooth),
+        (regressor, 1, 2 * y.float()[:, None] - 1, margin),
+    ):
+        net = estimator.made_model("linear", 3, outputs, seed)
+        ad.train(net, (x, targets), loss=loss, randomness=ReproducibleRandomness(5), **known, **how)
+        for one, other in zip(found.run_.model.parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+    with pytest.raises(ad.InputError, match="loss and class_weight are both given"):
+        fitted(monkeypatch, loss=smooth, class_weight={"rare": 2.0})
 
 
 @pytest.mark.parametrize(

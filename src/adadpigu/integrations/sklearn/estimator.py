@@ -86,6 +86,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     delta: float | None = None
     method: Method | str = "adadpigu"
     model: ModelMaker | str | None = None
+    loss: Loss | None = None
     batch_size: int | None = None
     epochs: float = 20
     lr: float = 0.5
@@ -107,6 +108,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         "delta": [Interval(Real, 0, 1, closed="neither"), None],
         "method": [str, Method],
         "model": [str, callable, None],
+        "loss": [callable, None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "epochs": [Interval(Real, 0, None, closed="neither")],
         "lr": [Interval(Real, 0, None, closed="left")],
