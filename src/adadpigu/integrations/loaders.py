@@ -164,7 +164,8 @@ def _without_texts(batch: Any) -> Any:
     if isinstance(batch, Mapping):  # also what a tokenizer makes
         texts = {key for key, part in batch.items() if isinstance(part, list | tuple) and isinstance(part[0], str)}
         return {key: _without_texts(part) for key, part in batch.items() if key not in texts}
-    return tuple(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch
+    make = getattr(batch, "_make", tuple)  # a namedtuple keeps its names
+    return make(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch
 
 
 def _shapes(batch: Tree) -> tuple[Any, ...]:
