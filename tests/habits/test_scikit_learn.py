@@ -61,7 +61,7 @@ def test_a_loss_of_ones_own_is_taken_of_each_record(monkeypatch: pytest.MonkeyPa
     smooth, margin = nn.CrossEntropyLoss(label_smoothing=0.3), nn.HuberLoss(delta=0.1)
     seed, how = int(np.random.RandomState(0).randint(2**31 - 1)), {"records": N, **HOW}
     x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y == "rare").long()
-    known = {"privacy": ad.Budget(epsilon=4.0, delta=1e-5), "seed": seed}
+    known: dict[str, Any] = {"privacy": ad.Budget(epsilon=4.0, delta=1e-5), "seed": seed}
     classifier = fitted(monkeypatch, loss=smooth)
     facts = {name: FACTS[name] for name in ("bounds", "records", "random_state", "model")}
     regressor = AdaDPIGURegressor(**facts, **HOW, target_bounds=(0, 1), loss=margin).fit(X, y.numpy())
