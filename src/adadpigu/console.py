@@ -256,12 +256,9 @@ class Progress:
         )
         if self._preset is not None:
             self._console.print(f"settings of the preset {self._preset}, where no flag says otherwise", style="dim")
-        print_prose(f"gradients: {facts.engine}", self._console, style="dim")
         if facts.steps_charged:
             charged = f"{facts.steps_charged} steps charged so far"
             print_prose(f"goes on after step {facts.steps_done} of {facts.steps}; {charged}", self._console)
-            for warning in facts.warnings:
-                print_warning(warning, self._console)
 
     def update(self, metrics: Metrics) -> None:
         if metrics.epsilon is not None:

@@ -26,6 +26,7 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     code, out, err = call("train", "--json", "--out", "run", "--seed", "3", *QUICK)
     assert code == 0, err
     told = json.loads(out)
+    assert err.startswith("per-record gradients: layer rules")
     needed = {"run", "method", "dataset", "test_accuracy", "epsilon", "epsilon_rdp", "delta", "noise_multiplier"}
     assert needed | {"steps", "seconds"} <= told.keys()
     assert told["method"] == "adadpigu"
@@ -54,6 +55,7 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
 def test_train_for_people_shows_progress_a_table_and_where_to_look(call: Any) -> None:
     code, out, err = call("train", "--out", "run", *QUICK)
     assert code == 0
+    assert err.startswith("per-record gradients: layer rules")
     assert "test accuracy" in out
     assert "statement.txt" in out
     assert "step 6/6" in err

@@ -148,7 +148,7 @@ def test_tables_of_runs_fit_80_columns_however_long_their_names(call: Any, monke
 def test_what_a_run_its_ledger_and_its_audit_say_fits_80_columns(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command, said in (
-        (["train", "--steps", "6", "--out", "run"], "gradients: layer rules"),
+        (["train", "--steps", "6", "--out", "run"], "per-record gradients: layer rules"),
         (["ledger", "verify", "run"], "\ndigest "),
         (["ledger", "show", "run"], "\ndigest "),
         (["audit", "replay", "run"], "Assumed"),

@@ -149,6 +149,33 @@ def test_a_backbone_as_front_is_the_same_as_its_features() -> None:
     assert any("the weights of the front Sequential" in line for line in run.privacy.not_covered)
 
 
+class OfTwo(nn.Module):
+    """A backbone of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 4), nn.Linear(3, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(self.a(a) + self.b(b))
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict"])
+def test_a_front_of_two_inputs_is_the_same_as_its_features(form: str) -> None:
+    torch.manual_seed(0)
+    front, a, b, y = OfTwo(), torch.randn(N, 5), torch.randn(N, 3), torch.arange(N) % 3
+    inputs: Any = (a, b) if form == "tuple" else {"b": b, "a": a}
+    settings: dict[str, Any] = {"records": N, "batch_size": 8, "steps": 3, "noise_multiplier": 1.0, "device": "cpu"}
+    heads = []
+    for source, before in ((front(a, b).detach(), None), (inputs, front)):
+        torch.manual_seed(1)
+        head = nn.Linear(4, 3)
+        run = ad.train(head, (source, y), front=before, randomness=ReproducibleRandomness(4), seed=1, **settings)
+        heads.append(head.weight.detach().clone())
+    torch.testing.assert_close(*heads)
+    torch.testing.assert_close(run.model(**{"a": a, "b": b}), head(front(a, b)))
+
+
 def test_features_of_a_front_are_computed_once_and_only_in_memory(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("ADADPIGU_CACHE", str(tmp_path))
     few, many = Reading(), Reading()

@@ -164,11 +164,14 @@ def test_class_weights_multiply_the_loss_of_each_record(way: str, tmp_path: Path
     assert torch.allclose(found, expected, atol=1e-5)
 
 
-def test_a_compute_loss_of_ones_own_trains_one_record_at_a_time(tmp_path: Path) -> None:
+def test_a_compute_loss_of_ones_own_trains_one_record_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Slower, which is said; what it logs is withheld, and the statement names it."""
     private = trainer(tmp_path, made(AutoModelForSequenceClassification), kind=_Own, settings={"logging_steps": 1})
     with pytest.warns(UserWarning, match="slow for a transformer: one record at a time .*loss=f"):
         private.train()
+    assert capsys.readouterr().err.count("per-record gradients: one record at a time") == 1
     assert private.run.steps_done == 2
     assert not [line for line in private.state.log_history if "seen" in line or "loss" in line]
     assert [text for text in private.run.privacy.not_covered if "compute_loss" in text]

@@ -48,9 +48,10 @@ def test_a_clipped_release_moves_weights_no_further() -> None:
     assert 0 < float(torch.cat([each.flatten() for each in moved]).norm()) <= STEPS * 1e-4 * 1.001
 
 
-def test_fast_dev_run_is_a_plan_of_so_many_steps() -> None:
+def test_fast_dev_run_is_a_plan_of_so_many_steps(capsys: pytest.CaptureFixture[str]) -> None:
     private = strategy()
     trainer(private, fast_dev_run=2).fit(Classifier(), loader())
+    assert capsys.readouterr().err.count("per-record gradients: one record at a time under vmap") == 1
     assert private.run.steps == private.run.steps_done == 2
 
 
@@ -96,7 +97,9 @@ def test_annealing_by_the_step_logging_and_settings_of_a_loader() -> None:
     lines = [str(line.message) for line in told]
     assert torch.allclose(moves[1], moves[0], atol=1e-6)
     assert not torch.allclose(moves[2], moves[1], atol=1e-6)
-    assert any("shuffle=True and drop_last=True and num_workers=1 has no effect" in line for line in lines)
+    assert any(
+        "shuffle=True and drop_last=True and num_workers=1 and pin_memory=True has no effect" in line for line in lines
+    )
     assert any("'train_loss', 'train_accuracy', 'step': not logged" in line for line in lines)
     assert any("'seen'" in line and "not kept" in line for line in lines)
     assert run.logged_metrics == {}

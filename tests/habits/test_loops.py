@@ -61,6 +61,25 @@ def test_what_people_leave_in_a_loop_runs() -> None:
         ad.public("warm")  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["loss", "losses"])
+@pytest.mark.parametrize("way", ["train", "loop"])
+def test_the_first_line_of_output_says_once_which_path_runs_and_why(
+    way: str, own: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that losses of one's own do not take the slow way silently. Standard output stays the user's."""
+    net, losses = Net(), (lambda model, batch: model(batch[0]).square().sum(1)) if own else None
+    if way == "loop":
+        loop_for(net, torch.optim.SGD(net.parameters(), lr=1.0), losses=losses).finish()
+    else:
+        data = torch.randn(N, 5), torch.arange(N) % 3
+        ad.train(net, data, records=N, losses=losses, batch_size=8, steps=1, noise_multiplier=1.0, method="dpsgd")
+    out, err = capsys.readouterr()
+    path = "one record at a time under vmap, because losses" if own else "layer rules, as every trained parameter"
+    assert err.startswith(f"per-record gradients: {path}")
+    assert err.count("per-record gradients") == 1
+    assert out == ""
+
+
 @pytest.mark.parametrize("kind", ["plateau", "stop"])
 def test_a_metric_of_public_records_may_decide_and_the_whole_plan_is_claimed(kind: str) -> None:
     net, public = Net(), torch.randn(16, 5)
@@ -70,6 +89,7 @@ def test_a_metric_of_public_records_may_decide_and_the_whole_plan_is_claimed(kin
         for batch in loop:
             loss = batch.backward()
             optimizer.step()
+            assert f"loss {loss:.3f}" == f"loss {loss}" == "loss <the loss is private>"
             with pytest.raises(ad.PrivacyLineError, match=r"allowed for ReduceLROnPlateau.*: a public metric"):
                 plateau.step(loss)
             accuracy = float((net(public).argmax(1) == 0).float().mean())

@@ -3,17 +3,103 @@
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import adadpigu as ad
+from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.integrations.opacus import PrivacyEngine
 
 N = 24
+
+
+class Masked(nn.Module):
+    """As a tutorial's BERT: ids, a mask and labels by name; its own loss and its scores come out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.out = nn.Embedding(9, 6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        mean = (self.embed(ids) * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True)
+        scores = self.out(mean)
+        return F.cross_entropy(scores, labels), scores
+
+
+def texts() -> dict[str, Tensor]:
+    ids = torch.randint(9, (N, 5), generator=torch.Generator().manual_seed(2))
+    return {"ids": ids, "mask": (torch.arange(5) < 2 + ids[:, :1] % 3).float(), "labels": torch.arange(N) % 3}
+
+
+def by_name(items: list[Any]) -> UserDict[str, Tensor]:
+    """Not quite a dict, as what a tokenizer makes."""
+    return UserDict(zip(texts(), map(torch.stack, zip(*items, strict=True)), strict=True))
+
+
+def masked_losses(model: nn.Module, batch: Any) -> Tensor:
+    batch = batch if isinstance(batch, dict) else dict(zip(texts(), batch, strict=True))
+    return F.cross_entropy(model(**batch)[1], batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("engine", ["auto", "ghost"])
+@pytest.mark.parametrize("form", ["three parts", "dict"])
+def test_batches_that_are_no_pairs_train_by_losses_to_the_weights_of_train(form: str, engine: str) -> None:
+    """`losses=f` in make_private, and `criterion(model, batch)` in the loop; the collate_fn is kept."""
+    model, oracle, private = Masked(), Masked(), PrivacyEngine()
+    private._how["randomness"] = ReproducibleRandomness(5)
+    collate = by_name if form == "dict" else None
+    wrapped, optimizer, criterion, loader = private.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
+        data_loader=DataLoader(TensorDataset(*texts().values()), batch_size=8, collate_fn=collate),
+        losses=masked_losses,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        total_steps=3,
+        engine=engine,
+    )
+    for batch in loader:
+        optimizer.zero_grad()
+        assert isinstance(batch, dict if form == "dict" else list)
+        named = batch if isinstance(batch, dict) else dict(zip(texts(), batch, strict=True))
+        own, scores = wrapped(**named)
+        assert scores.shape == (len(named["ids"]), 3)
+        with pytest.raises(ad.InputError, match="of another loss"):
+            own.backward()
+        with pytest.raises(ad.InputError, match="another batch than that of the private loader"):
+            criterion(wrapped, {**named, "mask": named["mask"] + 1})
+        loss = criterion(wrapped, batch)
+        torch.testing.assert_close(loss.item(), own.item())
+        with pytest.raises(ad.InputError, match="of another loss"):
+            (loss * 2).backward()
+        loss.backward()
+        optimizer.step()
+    how: dict[str, Any] = {
+        "records": N,
+        "batch_size": 8,
+        "steps": 3,
+        "lr": 0.5,
+        "momentum": 0.9,
+        "noise_multiplier": 1.0,
+    }
+    ad.train(
+        oracle,
+        texts(),
+        losses=masked_losses,
+        engine=engine,
+        method=ad.DPSGD(clip_norm=1.0),
+        randomness=ReproducibleRandomness(5),
+        **how,
+    )
+    for one, other in zip(model.parameters(), oracle.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 class Scaled(nn.Module):
@@ -68,7 +154,9 @@ def test_the_first_line_says_which_path_runs_and_why(
     model: nn.Module, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script(model) == N // 8
-    assert re.match(f"per-record gradients: {path}", capsys.readouterr().err.splitlines()[0])
+    told = " ".join(capsys.readouterr().err.split())  # broken at 80 columns
+    assert re.match(f"per-record gradients: {path}", told)
+    assert told.count("per-record gradients") == 1
 
 
 @pytest.mark.filterwarnings("ignore:data_loader")

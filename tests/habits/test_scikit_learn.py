@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
+from adadpigu.integrations.sklearn import AdaDPIGUClassifier, AdaDPIGURegressor, estimator
 
 N = 40
 X = np.random.default_rng(0).uniform(-1, 1, (N, 3))
@@ -56,6 +56,27 @@ def test_class_weights_in_a_dict_multiply_the_loss_of_each_record(monkeypatch: p
     assert any("weight of CrossEntropyLoss" in fact for fact in found.privacy_.not_covered)
 
 
+def test_a_loss_of_ones_own_is_taken_of_each_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle: the same net and noise in `train`. So do regressors, whose targets are scaled."""
+    smooth, margin = nn.CrossEntropyLoss(label_smoothing=0.3), nn.HuberLoss(delta=0.1)
+    seed, how = int(np.random.RandomState(0).randint(2**31 - 1)), {"records": N, **HOW}
+    x, y = torch.tensor(X, dtype=torch.float32), torch.tensor(Y == "rare").long()
+    known: dict[str, Any] = {"privacy": ad.Budget(epsilon=4.0, delta=1e-5), "seed": seed}
+    classifier = fitted(monkeypatch, loss=smooth)
+    facts = {name: FACTS[name] for name in ("bounds", "records", "random_state", "model")}
+    regressor = AdaDPIGURegressor(**facts, **HOW, target_bounds=(0, 1), loss=margin).fit(X, y.numpy())
+    for found, outputs, targets, loss in (
+        (classifier, 2, y, smooth),
+        (regressor, 1, 2 * y.float()[:, None] - 1, margin),
+    ):
+        net = estimator.made_model("linear", 3, outputs, seed)
+        ad.train(net, (x, targets), loss=loss, randomness=ReproducibleRandomness(5), **known, **how)
+        for one, other in zip(found.run_.model.parameters(), net.parameters(), strict=True):
+            torch.testing.assert_close(one, other)
+    with pytest.raises(ad.InputError, match="loss and class_weight are both given"):
+        fitted(monkeypatch, loss=smooth, class_weight={"rare": 2.0})
+
+
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
@@ -69,6 +90,17 @@ def test_weights_that_are_counted_from_records_or_fit_no_class_are_refused_with_
 ) -> None:
     with pytest.raises(ad.InputError, match=told):
         fitted(monkeypatch, class_weight=weights)
+
+
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_an_estimator_says_which_path_runs_where_it_is_verbose(
+    verbose: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """scikit-learn's estimators are silent by default: a search fits many."""
+    AdaDPIGUClassifier(**FACTS, **HOW, verbose=verbose).fit(X, Y)
+    out, err = capsys.readouterr()
+    assert err.startswith("per-record gradients: layer rules" if verbose else "")
+    assert bool(out or err) == bool(verbose)
 
 
 def test_a_scaler_fitted_on_the_same_records_is_warned_of_and_named_in_the_statement() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
 import adadpigu as ad
@@ -115,6 +116,18 @@ def test_records_of_several_lengths_are_padded_to_the_longest_of_all_where_that_
     assert torch.equal(records.take(torch.tensor([0, 2]))[0]["ids"], expected)
     assert records.take(torch.arange(0))[0]["ids"].shape == (0, 3)
     assert records.declared == ("the longest record has length 3: all are padded to it",)
+
+
+class Reading(NamedTuple):
+    x: Any
+    y: Any
+    weight: Any
+
+
+def test_named_records_keep_their_names() -> None:
+    records = CollatedRecords([Reading(torch.ones(2), 1, 0.5)] * 3, default_collate, pairs=False)
+    batch = records.take(torch.arange(2))[0]
+    assert (batch.x.shape, batch.y.tolist(), batch.weight.tolist()) == ((2, 2), [1, 1], [0.5, 0.5])
 
 
 def test_a_record_of_another_shape_than_before_is_refused_without_its_length() -> None:

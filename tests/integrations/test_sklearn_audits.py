@@ -35,7 +35,7 @@ def prepared_by_fit(data: DataSet) -> Preparation:
     """What `fit` makes ready of a table."""
 
     def stop(model: Any, dataset: Any, **asked: Any) -> Run:
-        asked.pop("observers"), asked.pop("ledger")
+        asked.pop("observers"), asked.pop("ledger"), asked.pop("quiet")
         raise _Ready(prepared_for(model, dataset, **asked))
 
     inputs, targets = data.train.take(torch.arange(len(data.train)))

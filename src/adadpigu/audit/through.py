@@ -93,7 +93,7 @@ def by_opacus(ready: Preparation, **how: Any) -> Run:
 
     optimizer = _optimiser(ready)
     privacy_engine = PrivacyEngine(records=ready.data.records)
-    privacy_engine._how.update(how)
+    privacy_engine._how.update(how, introduce=None)
     with patch.object(engine, "prepare", lambda _, data, **__: replace(_stepped_by(ready, optimizer), data=data)):
         model, _, criterion, loader = privacy_engine.make_private(
             module=ready.model,

@@ -49,6 +49,7 @@ from adadpigu.training import Preparation, train_prepared
 from adadpigu.training.configured import configured, resolved
 from adadpigu.training.distributed.launching import agreed, joined, only_first_prints, run_to_resume
 from adadpigu.training.micro_batches import records_at_once
+from adadpigu.training.reporting import print_path
 
 
 @dataclass(frozen=True)
@@ -168,10 +169,15 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
     files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
     found = records_at_once(prepared)
     if found is not None:
-        notes().print(f"up to {found} records at once fit the memory", style="dim")
         files["memory.json"] = json.dumps({"physical_batch_size": found, "memory_limit": settings.memory_limit}) + "\n"
-    for warning in prepared.warnings:
-        print_warning(warning)
+
+    def introduce(opened: Preparation) -> None:
+        print_path(opened)
+        if found is not None:
+            notes().print(f"up to {found} records at once fit the memory", style="dim")
+        for warning in opened.warnings:
+            print_warning(warning)
+
     run = train_prepared(
         prepared,
         out=folder,
@@ -181,6 +187,7 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
         randomness=_chosen_randomness(settings),
         resuming=planned.resuming,
         shared=None if settings.ledger is None else Path(settings.ledger),
+        introduce=introduce,
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended: Ctrl-C must not lose its table
     if run.folder is not None:  # the first process's, of several

@@ -5,7 +5,7 @@ besides the batch size is refused by name; what has no effect where every draw i
 collated by itself, so that none can change another. Sensitive: records before any draw.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
 
@@ -27,7 +27,10 @@ from adadpigu.errors import InputError, require
 from adadpigu.integrations.shared import warn_of_no_effect
 
 Collate = Callable[[list[Any]], Any]
-PAIRS = "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records"
+PAIRS = (
+    "allowed: pairs (inputs, targets) with one row a record, as a collate_fn may make them of any records; in a script "
+    "for Opacus losses=f takes batches of any form"
+)
 _SEVERAL = (
     "the training loader: records of several lengths; allowed: one; pad each record to a public length in the Dataset "
     "or in collate_fn"
@@ -44,6 +47,7 @@ def validate_loader(loader: object, name: str) -> DataLoader[Any]:
         "shuffle=True": _is_shuffle(loader.sampler),
         "drop_last=True": loader.drop_last,
         f"num_workers={loader.num_workers}": loader.num_workers > 0,
+        "pin_memory=True": loader.pin_memory,
     }
     if idle := [setting for setting, given in settings.items() if given]:
         warn_of_no_effect(
@@ -147,10 +151,11 @@ class CollatedRecords:
 
 def _without_texts(batch: Any) -> Any:
     """The batch without columns of strings, which no tensor holds."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):  # also what a tokenizer makes
         texts = {key for key, part in batch.items() if isinstance(part, list | tuple) and isinstance(part[0], str)}
         return {key: _without_texts(part) for key, part in batch.items() if key not in texts}
-    return tuple(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch
+    make = getattr(batch, "_make", tuple)  # a namedtuple keeps its names
+    return make(map(_without_texts, batch)) if isinstance(batch, list | tuple) else batch
 
 
 def _shapes(batch: Tree) -> tuple[Any, ...]:

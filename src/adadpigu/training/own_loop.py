@@ -31,6 +31,7 @@ from adadpigu.training.distributed.job import current
 from adadpigu.training.guarding import Guard
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.reporting import print_path
 from adadpigu.training.step import Step
 from adadpigu.training.threads import using
 from adadpigu.training.train import device_of, prepared_for, session
@@ -51,6 +52,9 @@ class WithheldLoss:
         )
 
     item = __float__
+
+    def __format__(self, spec: str) -> str:  # also with ".3f", as people print a loss: the step is paid for
+        return repr(self)
 
     def __repr__(self) -> str:
         return "<the loss is private>"
@@ -182,7 +186,7 @@ class PrivateLoop:
             raise InputError(f"{name}={options[name]!r}: {yours}")
         given |= {"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"}
         self._prepared = prepared_for(**given)
-        place = {"out": out, "resuming": resume, "shared": ledger}
+        place = {"out": out, "resuming": resume, "shared": ledger, "introduce": print_path}
         own_loss = losses if loss is None else loss
         self._start(optimizer, own_loss, observers=observers, randomness=randomness, **place)
         if resume:

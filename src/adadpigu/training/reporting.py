@@ -14,6 +14,13 @@ COMPARED = "scores on test records, by which the runs of a shared ledger are com
 OWNERS_TESTED = "scores on test records of owners who are trained on: these are exact (split by owner)"
 
 
+def print_path(prepared: Preparation) -> None:
+    """The first line of output: how per-record gradients are computed, and why."""
+    from adadpigu.console import notes, print_prose
+
+    print_prose(f"per-record gradients: {prepared.engine.reason}", notes())
+
+
 def report_on(
     prepared: Preparation,
     ledger: Ledger,

@@ -6,6 +6,7 @@ losses(model, batch)         any records; also what a loss of trees of inputs, t
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -60,7 +61,7 @@ class Task:
         told = f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target)"
         require(not whole, f"{told}; allowed: losses=f, with f(model, batch) -> one loss a record")
         front = _scaling_bytes(model, inputs, front)
-        _check_front(front, inputs)
+        _check_front(front, inputs, call)
         output = _output(model, front, inputs)
         if not all(isinstance(part, Tensor) for part in (inputs, targets, output)):
             return _of_losses(model, data, RecordLoss.of(loss, output, targets).of_model, loss, front, device)
@@ -98,7 +99,7 @@ def _of_losses(
     test = None if data.test is None else as_whole(data.test)
     train = as_whole(data.train)
     example = synthetic_records(train, device)
-    _check_front(front, example[0])
+    _check_front(front, example[0], apply_front)
     output = None if test is None else _output_or_none(model, front, example[0][0])
     comparable = isinstance(output, Tensor) and output.dim() > 1 and isinstance(example[0][1], Tensor)
     told = "test: model(inputs) is not one tensor [n, classes] to compare labels with"
@@ -146,9 +147,9 @@ def synthetic(like: Tensor, count: int, device: torch.device, generator: torch.G
     return torch.zeros(shape, dtype=like.dtype, device=device)
 
 
-def _check_front(front: Front | None, inputs: Tree) -> None:
+def _check_front(front: Front | None, inputs: Tree, apply: Callable[[nn.Module, Tree], Tree]) -> None:
     if front is not None and not front.is_known:
-        inspect_front(front, apply_front, inputs)
+        inspect_front(front, apply, inputs)
 
 
 def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front | None:

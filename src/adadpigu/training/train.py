@@ -35,7 +35,7 @@ from adadpigu.training.loop import Session
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
-from adadpigu.training.reporting import declared_by
+from adadpigu.training.reporting import declared_by, print_path
 from adadpigu.training.resuming import Begun, ledger_settings, noise_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.step import Watch
@@ -61,6 +61,7 @@ def train(
     randomness: Randomness | Tier | None = None,
     resume: bool = False,
     ledger: Path | str | None = None,
+    quiet: bool = False,
     **options: Any,
 ) -> Run:
     """Trains `model` in place on private records and reports what that leaks.
@@ -76,7 +77,7 @@ def train(
     `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
-    tests, a source of one's own. `ledger` is a file that several runs on one data set share (`create_shared`).
+    tests, a source of one's own. `ledger` is a file that several runs on one data set share. `quiet` prints nothing.
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, or one owner, as
@@ -84,10 +85,11 @@ def train(
     through the frame.
     """
     given = dict(locals())  # by name, as the signature has them
-    for name in ("observers", "randomness", "ledger", "options"):
+    for name in ("observers", "randomness", "ledger", "quiet", "options"):
         del given[name]
     prepared = prepared_for(**given, **options)
-    return train_prepared(prepared, out=out, observers=observers, randomness=randomness, resuming=resume, shared=ledger)
+    place = {"out": out, "resuming": resume, "shared": ledger, "introduce": None if quiet else print_path}
+    return train_prepared(prepared, observers=observers, randomness=randomness, **place)
 
 
 def _check_kinds(model: object, method: object, privacy: object, loss: object, losses: object) -> None:
@@ -162,11 +164,13 @@ def session(
     randomness: Randomness | Tier | None = None,
     mechanism: MakeMechanism | None = None,
     watch: Watch | None = None,
+    introduce: Callable[[Preparation], None] | None = None,
     **place: Any,
 ) -> Iterator[Session]:
     """A run that is ready for its first step, until this ends. `place` says where it is kept: arguments of `opened`.
 
     `mechanism` and `watch` are an auditor's. The first process tells observers; the watch, if it is one, does in each.
+    The first process alone calls `introduce`, once nothing can be refused any more.
     """
     check_observers(observers)
     again = trained_before(prepared.model)
@@ -175,6 +179,8 @@ def session(
     processes, everywhere = current(), cast(object, watch)
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, **place) as begun:
+        if introduce is not None and processes.rank == 0:
+            introduce(begun.prepared)
         yield Session(
             begun,
             randomness=source,

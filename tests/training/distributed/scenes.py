@@ -10,6 +10,7 @@ import jobs
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import Ledger
@@ -208,6 +209,21 @@ def blocks() -> nn.Module:
     return nn.Sequential(*parts)
 
 
+class Scale(nn.Module):
+    """A layer that has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def losses(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
 def sharded(folder: Path) -> dict[str, Any]:
     """The same run with weights, sums, noise and momentum sharded, and what is refused there."""
 
@@ -234,8 +250,10 @@ def sharded(folder: Path) -> dict[str, Any]:
         "weights": torch.cat([tensor.double().flatten() for tensor in whole_weights(run.model).values()]),
         "held": sum(local(parameter) for parameter in run.model.parameters()),
         "momentum": sum(local(value) for value in held),
+        "by losses": whole_weights(train(blocks(), losses=losses).model),
         "epsilon": run.epsilon,
         "refused": {
+            "no rule": _refused(lambda: train(nn.Sequential(Scale(), blocks()))),
             "no size": _refused(lambda: train(blocks(), physical_batch_size=None)),
             "an average": _refused(lambda: train(blocks(), ema=0.9)),
             "sharded before": _refused(lambda: train(run.model)),

@@ -122,6 +122,8 @@ def test_a_sharded_model_is_updated_as_a_whole_one(pair: list[dict[str, Any]], f
     alone = jobs.weights(jobs.train(model=scenes.blocks(), momentum=0.9))
     for found in pair:
         torch.testing.assert_close(found["sharded"]["weights"], alone, rtol=0, atol=1e-6)
+        by_losses = torch.cat([tensor.double().flatten() for tensor in found["sharded"]["by losses"].values()])
+        torch.testing.assert_close(by_losses, alone, rtol=0, atol=1e-6)
     for what in ("held", "momentum"):
         assert sum(found["sharded"][what] for found in pair) == len(alone)
         assert max(found["sharded"][what] for found in pair) < 0.6 * len(alone)
@@ -131,6 +133,7 @@ def test_a_sharded_model_is_updated_as_a_whole_one(pair: list[dict[str, Any]], f
 @pytest.mark.parametrize(
     ("misfit", "told"),
     [
+        ("no rule", "no layer rule for '0' (Scale); allowed with shards: engine='ghost'"),
         ("no size", "physical_batch_size=None"),
         ("an average", "ema=0.9"),
         ("sharded before", "sharded by fully_shard already"),

@@ -189,7 +189,6 @@ class PrivateStrategy(SingleDeviceStrategy):
         )
         if trainer.enable_validation:
             self._loop.add_caveat(_VALIDATED)
-        rank_zero_info(f"per-record gradients: {self._loop.gradients}")
         loader.start(self._loop)
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:

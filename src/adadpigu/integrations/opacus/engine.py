@@ -5,7 +5,6 @@ is a run of its own, planned and charged in full before it begins; with one, all
 """
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, default_collate
 
 from adadpigu.accounting import Budget, PrivacyReport
-from adadpigu.core.gradients import Loss
+from adadpigu.core.gradients import ENGINES, Loss, Losses
 from adadpigu.core.sampling import Population
 from adadpigu.core.trees import to_device
 from adadpigu.data.datasets import DataSet, IndexedRecords
@@ -22,7 +21,15 @@ from adadpigu.errors import InputError, check_known, require
 from adadpigu.integrations.loaders import PAIRS, CollatedRecords, validate_loader
 from adadpigu.integrations.opacus.accountants import Accountant
 from adadpigu.integrations.opacus.loader import PrivateDataLoader
-from adadpigu.integrations.opacus.script import FirstOutput, PrivateCriterion, PrivateModule, no_rows
+from adadpigu.integrations.opacus.script import (
+    FirstOutput,
+    MeanOfLosses,
+    PrivateCriterion,
+    PrivateModule,
+    ScriptBatch,
+    WholeBatch,
+    no_rows,
+)
 from adadpigu.integrations.opacus.validators import ModuleValidator
 from adadpigu.integrations.shared import Rule, refuse_settings
 from adadpigu.methods import DPSGD
@@ -67,18 +74,20 @@ class PrivacyEngine:
         noise_multiplier: float,
         max_grad_norm: float,
         criterion: Loss | None = None,
+        losses: Losses | None = None,
         total_steps: int | None = None,
         **options: Any,
     ) -> Private:
         """Module, optimizer, criterion and loader, made private with a given noise; every pass adds to ε.
 
         `criterion(outputs, targets)` is the loss whose per-record gradients are released: a torch loss, or any
-        function, which then holds all that comes after the model.
+        function, which then holds all that comes after the model. Or `losses(model, batch)`, one loss a record, of
+        batches of any form: the criterion that is returned is then called with model and batch.
         """
         out = self._how["out"]
         planned = total_steps is not None or out is None
         require(planned, f"out={str(out)!r}: a run folder is for a planned run; allowed: with total_steps")
-        parts = module, optimizer, data_loader, max_grad_norm, criterion
+        parts = module, optimizer, data_loader, max_grad_norm, criterion, losses
         return self._make(noise_multiplier, total_steps, None, *parts, **options)
 
     def make_private_with_epsilon(
@@ -92,11 +101,12 @@ class PrivacyEngine:
         epochs: int,
         max_grad_norm: float,
         criterion: Loss | None = None,
+        losses: Losses | None = None,
         **options: Any,
     ) -> Private:
         """As `make_private`, with the noise for which so many epochs cost at most the target."""
         budget, parts = Budget(epsilon=target_epsilon, delta=target_delta), (module, optimizer, data_loader)
-        return self._make(budget, None, epochs, *parts, max_grad_norm, criterion, **options)
+        return self._make(budget, None, epochs, *parts, max_grad_norm, criterion, losses, **options)
 
     def get_epsilon(self, delta: float) -> float:
         """ε to cite: of the whole plan from its first step on, however early it is left, or of all passes."""
@@ -138,22 +148,24 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         max_grad_norm: float,
         criterion: Loss | None,
+        losses: Losses | None,
         **further: Any,
     ) -> Private:
         fresh = self._loader is None
         require(fresh, "this PrivacyEngine has made a model private already; allowed: another engine for another")
-        if criterion is None:
-            raise InputError(
-                "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "
-                "criterion=criterion), as in Opacus' ghost mode, and nothing else changes"
-            )
+        require(
+            criterion is not None or losses is not None,
+            "criterion is missing: model, optimizer, criterion, data_loader = privacy_engine.make_private(..., "
+            "criterion=criterion), as in Opacus' ghost mode, and nothing else changes; or losses=f, with "
+            "f(model, batch) -> one loss a record",
+        )
         single = isinstance(max_grad_norm, int | float)
         require(single, f"max_grad_norm={max_grad_norm!r}: allowed: one number, for the whole gradient of a record")
         for name in further:
             check_known("argument", name, _RULES)
         refuse_settings(_RULES, {"reduction": getattr(criterion, "reduction", "mean"), **further})
         loader = validate_loader(getattr(data_loader, "original", data_loader), "data_loader")
-        data = _data_set(loader, self._records)
+        data = _data_set(loader, self._records, whole=losses is not None)
         if self._how["out"] is not None:
             check_free(self._how["out"])
         batch_size = min(int(loader.batch_size or 1), data.records)
@@ -163,7 +175,7 @@ class PrivacyEngine:
         if isinstance(noise, Budget):
             noise = self.accountant.noise_for(noise, batch_size / data.records, steps or 0)
         prepared = prepare(
-            _with_one_output(module, data.train, criterion),
+            module if criterion is None else _with_one_output(module, data.train, criterion),
             data,
             method=DPSGD(clip_norm=float(max_grad_norm)),
             budget=budget,
@@ -176,18 +188,22 @@ class PrivacyEngine:
                 device=str(next(module.parameters()).device),
                 optimizer=lambda _: optimizer,
                 execution="eager",
+                engine=further.get("engine", "auto"),
             ),
             loss=criterion,
+            losses=losses,
         )
-        print(f"per-record gradients: {prepared.engine.reason}", file=sys.stderr)
-        private = PrivateDataLoader(loader, prepared, optimizer, length=length, open_ended=steps is None, **self._how)
+        how = {"open_ended": steps is None, "batches": ScriptBatch if losses is None else WholeBatch, **self._how}
+        private = PrivateDataLoader(loader, prepared, optimizer, length=length, **how)
         self._loader, self.accountant.loops = private, private.loops
         shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
-        model, loss = PrivateModule(shown, lambda: private.batch), PrivateCriterion(criterion, lambda: private.batch)
+        called = criterion if losses is None else MeanOfLosses(losses)
+        assert called is not None
+        model, loss = PrivateModule(shown, lambda: private.batch), PrivateCriterion(called, lambda: private.batch)
         return model, optimizer, loss, private
 
 
-def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:
+def _data_set(loader: DataLoader[Any], records: int | None, *, whole: bool) -> DataSet:
     """The records of a loader; `records` is their public count, None: their number, as Opacus takes it."""
     source: Any = loader.dataset
     name = "data_loader.dataset"
@@ -195,9 +211,9 @@ def _data_set(loader: DataLoader[Any], records: int | None) -> DataSet:
     public, records = (known, len(source)) if records is None else (f"{records:,} records", records)
     if loader.collate_fn is default_collate:
         plain = IndexedRecords(source, name=name)
-        require(not plain.whole, f"{name}: its records are no pairs; {PAIRS}")
+        require(whole or not plain.whole, f"{name}: its records are no pairs; {PAIRS}")
         return DataSet(name=name, train=plain, records=records, public=(public,))
-    train = CollatedRecords(source, loader.collate_fn, pairs=True, pad=True)
+    train = CollatedRecords(source, loader.collate_fn, pairs=not whole, pad=True)
     return DataSet(name=name, train=train, records=records, public=(public, *train.declared))
 
 
@@ -223,6 +239,7 @@ _RULES: dict[str, Rule] = {
     "noise_generator": ((None,), "allowed: None; noise from a seed that somebody knows is no noise"),
     "grad_sample_mode": (_MODES, f"allowed: {', '.join(_MODES)}; any is as fast here"),
     "normalize_clipping": ((False,), "allowed: False; clipping='automatic' normalises"),
+    "engine": (ENGINES, f"allowed: {', '.join(ENGINES)}"),
     "strict": ((True, False), "allowed: True or False"),
     "wrap_model": ((True,), "allowed: True; the wrapped model shows batches"),
     "rand_on_empty": ((False,), "allowed: False; an empty batch is a step like any other"),

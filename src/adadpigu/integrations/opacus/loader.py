@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 
 from adadpigu.core.bounding import GradientSum
 from adadpigu.errors import require
-from adadpigu.integrations.opacus.script import SEEN, ScriptBatch
+from adadpigu.integrations.opacus.script import SEEN, ScriptBatch, WholeBatch
 from adadpigu.methods import DPSGD
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.reporting import print_path
 
 _OPEN = (
     "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
@@ -36,11 +37,13 @@ class PrivateDataLoader:
         *,
         length: int,
         open_ended: bool,
+        batches: type[ScriptBatch] | type[WholeBatch] = ScriptBatch,
         **how: Any,
     ) -> None:
         """`length`: steps of a pass; `how`: as for `PrivateLoop.of`."""
         self.original, self.dataset, self.batch_size = loader, loader.dataset, loader.batch_size
-        self.batch: ScriptBatch | None = None
+        self.batch: ScriptBatch | WholeBatch | None = None
+        self._kind = batches
         self.prepared, self._optimizer, self._how = prepared, optimizer, how
         self._length, self._open_ended = length, open_ended
         clip_norm = cast(DPSGD, prepared.method).clip_norm
@@ -53,7 +56,8 @@ class PrivateDataLoader:
         self._begin()
 
     def _begin(self) -> None:
-        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **self._how)
+        how = {"introduce": None if self._ended else print_path, **self._how}
+        self.loop = PrivateLoop.of(self.prepared, self._optimizer, **how)
         self.loop.add_caveat(SEEN)
         if self._open_ended:
             self.loop.add_caveat(_OPEN)
@@ -96,7 +100,7 @@ class PrivateDataLoader:
                 self._drawn = next(batches, None)
                 if self._drawn is None:  # the plan ends within this pass
                     return
-                self.batch = ScriptBatch(self._drawn, self._query, self.prepared)
+                self.batch = self._kind(self._drawn, self._query, self.prepared)
                 yield self.batch.shown()
             if self.loop.done == self.prepared.plan.steps - 1:
                 next(batches, None)  # ends the run

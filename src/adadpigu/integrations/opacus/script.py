@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import Loss
+from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.gradients.norms import keep_norms_frozen
 from adadpigu.core.gradients.state import refuse_changes, untouched
 from adadpigu.core.sensitive import unseal
@@ -81,6 +81,44 @@ class ScriptBatch:
         return PrivateLoss.of(value, self._release)
 
 
+class WholeBatch:
+    """One batch of records of any form, of which `losses(model, batch)` makes one loss a record. Sensitive."""
+
+    def __init__(self, batch: PrivateBatch, query: GradientSum, prepared: Preparation) -> None:
+        self._drawn, self._release = unseal(batch.ahead(query))[0], batch.backward
+
+    def shown(self) -> Tree:
+        """A copy for the script, which may write to it."""
+        return map_tensors(torch.clone, self._drawn)
+
+    def outputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
+        """The model's outputs for the script's eyes: of them nothing is released."""
+        with torch.no_grad(), refuse_changes(module):
+            made = module(*args, **kwargs) if count_rows(self._drawn) else no_rows(module, kwargs or args)
+        return map_tensors(_as_leaf, made)
+
+    def loss(self, module: nn.Module, batch: Tree, value: Tensor) -> Tensor:
+        """The loss whose `backward` releases."""
+        require(
+            _alike(batch, self._drawn),
+            "the criterion was called with another batch than that of the private loader; allowed: criterion(model, "
+            "batch) with the batch as it is, or on another device; put what changes it into losses=f, the Dataset or "
+            "the collate_fn",
+        )
+        return PrivateLoss.of(_as_leaf(value), self._release)
+
+
+class MeanOfLosses:
+    """`losses(model, batch)` as a criterion that a script shows: their mean, of which nothing is differentiated."""
+
+    def __init__(self, losses: Losses) -> None:
+        self.losses = losses
+
+    def __call__(self, model: nn.Module, batch: Tree) -> Tensor:
+        with torch.no_grad(), refuse_changes(model):
+            return self.losses(model, batch).mean() if count_rows(batch) else torch.tensor(torch.nan)
+
+
 class PrivateLoss(Tensor):
     """The value of a criterion; its `backward` releases the batch. What is computed from it is a plain tensor."""
 
@@ -110,7 +148,7 @@ class PrivateLoss(Tensor):
         return self.detach().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-CurrentBatch = Callable[[], ScriptBatch | None]
+CurrentBatch = Callable[[], ScriptBatch | WholeBatch | None]
 
 
 class PrivateModule(nn.Module):
@@ -149,7 +187,7 @@ class PrivateCriterion(nn.Module):
         super().__init__()
         self.criterion, self._current = criterion, current
 
-    def forward(self, outputs: Tree, targets: Tree) -> Tensor:
+    def forward(self, outputs: Any, targets: Tree) -> Tensor:
         batch = self._current()
         if batch is None:
             return self.criterion(outputs, targets)
@@ -207,7 +245,7 @@ def _as_leaf(output: Tensor) -> Tensor:
 
 def _refuse_other_loss(*_: object) -> None:
     raise InputError(
-        "backward() of another loss than criterion(outputs, targets) as make_private returned it: per-record gradients "
+        "backward() of another loss than that of the criterion as make_private returned it: per-record gradients "
         f"are those of the declared criterion; {_DECLARE} (a factor, a squeeze, a further term; to "
         "accumulate: BatchMemoryManager)"
     )

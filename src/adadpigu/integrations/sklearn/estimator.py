@@ -84,6 +84,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     delta: float | None = None
     method: Method | str = "adadpigu"
     model: ModelMaker | str | None = None
+    loss: Loss | None = None
     batch_size: int | None = None
     epochs: float = 20
     lr: float = 0.5
@@ -105,6 +106,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         "delta": [Interval(Real, 0, 1, closed="neither"), None],
         "method": [str, Method],
         "model": [str, callable, None],
+        "loss": [callable, None],
         "batch_size": [Interval(Integral, 1, None, closed="left"), None],
         "epochs": [Interval(Real, 0, None, closed="neither")],
         "lr": [Interval(Real, 0, None, closed="left")],
@@ -179,6 +181,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             seed=seed,
             observers=[Progress(Console())] if self.verbose else [],
             ledger=self.ledger,
+            quiet=not self.verbose,
             **options,
         )
         run.model.to("cpu")  # so that it can be unpickled, and asked, anywhere

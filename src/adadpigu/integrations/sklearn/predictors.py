@@ -33,9 +33,10 @@ class AdaDPIGUClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[mis
     a class to the public number that multiplies the loss of its records; a class that is left out has 1.
 
     `delta` None is 1e-5, or 1/(10 N) where that is less. `method` is a name or a `Method`; `model` None is a net with
-    one hidden layer of 64, a name is a model of the package, a function takes (features, outputs). `batch_size` None is
-    N/4, from 32 to 4096. `options` are further fields of `TrainingOptions`. `ledger` is a file that all fits on the
-    data set `dataset` share. `random_state` fixes public choices (the initial weights), never noise or draws.
+    one hidden layer of 64, a name is a model of the package, a function takes (features, outputs). `loss` is a torch
+    loss of (outputs, targets), taken of each record by itself; None is cross entropy. `batch_size` None is N/4, from 32
+    to 4096. `options` are further fields of `TrainingOptions`. `ledger` is a file that all fits on the data set
+    `dataset` share. `random_state` fixes public choices (the initial weights), never noise or draws.
 
     Formal guarantee: what fit leaves is (`epsilon_`, `delta_`)-differentially private with respect to adding or
     removing one record of those given to fit, as `privacy_` states, provided that what was declared is public.
@@ -55,6 +56,8 @@ rate; the length of X is private, so it is never read for that)
     def fit(self, X: Any, y: Any) -> Self:
         """Trains a fresh model on private records; charged in full, whatever was fitted before."""
         self._check_arguments()
+        alone = self.loss is None or self.class_weight is None
+        require(alone, "loss and class_weight are both given; allowed: one of them, e.g. loss with weights of its own")
         cells, labels = self._read(X, y)
         check_classification_targets(labels)
         classes = declared_classes(self.classes)
@@ -64,7 +67,7 @@ rate; the length of X is private, so it is never read for that)
             cells,
             torch.from_numpy(places),
             outputs=len(classes),
-            loss=weighted_loss(self.class_weight, classes),
+            loss=self.loss or weighted_loss(self.class_weight, classes),
             public=(f"{len(classes)} classes: {listed([*map(repr, classes.tolist())])}",),
         )
         self.classes_ = classes
@@ -87,7 +90,8 @@ class AdaDPIGURegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     """Predicts a number after training under (ε, δ)-differential privacy.
 
     `target_bounds` is the public pair (low, high) of y: values beyond it are clamped, in training and in predictions.
-    The other arguments and the guarantee are those of `AdaDPIGUClassifier`.
+    `loss` is of outputs and targets [n, 1], scaled to [−1, 1]; None is the squared error. The other arguments and the
+    guarantee are those of `AdaDPIGUClassifier`.
     """
 
     lr: float = 0.1
@@ -108,7 +112,7 @@ class AdaDPIGURegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                 raise
             raise InputError(f"y: {first_line(error)}; allowed: numbers") from None
         goal = torch.from_numpy(scale(values, target.low, target.high).astype(np.float32))
-        self._learn(cells, goal[:, None], outputs=1, loss=F.mse_loss, public=(known,))
+        self._learn(cells, goal[:, None], outputs=1, loss=self.loss or F.mse_loss, public=(known,))
         self.target_ = target
         return self
 

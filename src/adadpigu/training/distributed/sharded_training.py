@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from adadpigu.core.bounding import GradientSum, record_factors
+from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.gradients.rule_engine import RuleEngine, Wanted
 from adadpigu.core.gradients.state import Remembered, refuse_differences, remember
 from adadpigu.core.layout import Layout, Slot
@@ -32,6 +33,7 @@ from adadpigu.runs.run import Run
 from adadpigu.training.distributed.job import Job, JobError, current
 from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
+from adadpigu.training.reporting import print_path
 from adadpigu.training.train import opened, prepared_for, randomness_of
 
 Shard = Callable[[nn.Module], None]  # applies `fully_shard` to the parts of a model and then to the model
@@ -172,10 +174,10 @@ def by_blocks(model: nn.Module) -> None:
     fully_shard(model, reshard_after_forward=True)
 
 
-def shard(model: nn.Module, engine: object, how: Shard) -> tuple[Shards, ShardedEngine]:
+def shard(model: nn.Module, engine: GradientEngine, how: Shard) -> tuple[Shards, ShardedEngine]:
     """Shards a model whose engine was chosen while it was whole."""
     if not isinstance(engine, RuleEngine):
-        raise ModelError("<model>: it is not covered by layer rules; allowed with shards: layers that have a rule")
+        raise ModelError(f"<model>: {engine.reason}; allowed with shards: engine='ghost', for layers that have a rule")
     order = [slot for slots in engine.layout.layers().values() for slot in slots]
     if order != list(engine.layout.slots):
         raise ModelError("<model>: the parameters of a layer do not follow each other; allowed with shards: they do")
@@ -208,9 +210,9 @@ def train_sharded(
 
     `model` is whole and the same everywhere when it comes, on the CPU or on each rank's own device; `shards` applies
     `fully_shard` to it. `optimizer` makes any optimiser of one gradient a step from the sharded parameters.
-    `options` are arguments of `train`: records, privacy, delta, loss, batch_size, steps or epochs, noise_multiplier,
-    physical_batch_size (needed: rows of a layer's gradients that are built at once), device, reserve. With `out` the
-    ledger and the statement are written there; a run has no checkpoints.
+    `options` are arguments of `train`: records, privacy, delta, loss or losses, batch_size, steps or epochs, device,
+    noise_multiplier, reserve, physical_batch_size (needed: rows of a layer's gradients that are built at once). With
+    `out` the ledger and the statement are written there; a run has no checkpoints.
 
     Formal guarantee: as for `train`. No process sees a coordinate's sum before its noise but the coordinate's owner.
     """
@@ -220,12 +222,15 @@ def train_sharded(
         raise InputError(f"{name}={options[name]!r} is not for sharded training; allowed: leave it out")
     at_once = options.get("physical_batch_size")
     require(isinstance(at_once, int), f"physical_batch_size={at_once}: sharded training needs a number of records")
-    asked = {"device": "cpu", **options, "optimizer": optimizer}
+    engine = "auto" if options.get("losses") is None else "ghost"  # by themselves they run one record at a time
+    asked = {"device": "cpu", "engine": engine, **options, "optimizer": optimizer}
     prepared = prepared_for(model, dataset, method=DPSGD(clip_norm=clip_norm), out=out, **asked)
     source = randomness_of(randomness, prepared)
     with opened(prepared, source, out=out) as begun:
-        sharing, engine = shard(begun.prepared.model, begun.prepared.engine, shards)
-        ready = replace(begun, prepared=replace(begun.prepared, engine=engine), folder=None)
+        if current().rank == 0:
+            print_path(prepared)
+        sharing, layered = shard(begun.prepared.model, begun.prepared.engine, shards)
+        ready = replace(begun, prepared=replace(begun.prepared, engine=layered), folder=None)
         run = Session(ready, randomness=source, processes=sharing, optimiser=ShardedOptimiser).run()
         if begun.folder is not None:
             begun.folder.write_privacy(run.privacy)
