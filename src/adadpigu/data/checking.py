@@ -8,8 +8,11 @@ copies by Python's hashes, keyed by this process and never written. A refusal na
 from __future__ import annotations
 
 import math
+import mimetypes
+import os
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -88,6 +91,8 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple
         yield "objects", np.array([id(dataset[position]) for position in wanted], np.int64)[objects], which[objects]
     elif (inner := _wrapped(dataset)) is not None:
         yield from _places(inner, wanted, which)
+    elif (files := _files(dataset)) is not None:
+        yield files[0], files[1][wanted], which
     else:
         rows = next(filter(None, map(_memory, _arrays(dataset))), None)
         if rows is None or rows[3] != len(dataset):
@@ -95,6 +100,28 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple
         else:
             device, start, step, _ = rows
             yield ("memory", device), start + step * wanted, which
+
+
+def _files(dataset: Any) -> tuple[Hashable, Positions] | None:
+    """Of a data set that lists files, one a record: where they are, and each by its entry; None of an entry twice.
+
+    Of files that are not on this disk (names in an archive), whatever else two data sets hold must be the same.
+    """
+    plain = (*PLAIN_VALUES, np.generic, os.PathLike)
+    told = {k: v for k, v in getattr(dataset, "__dict__", {}).items() if v is not None and not callable(v)}
+    folders = ["", *(v for v in told.values() if isinstance(v, str | os.PathLike))]
+    lists = {k: v for k, v in told.items() if isinstance(v, list | tuple) or (isinstance(v, np.ndarray) and v.ndim)}
+    first = {k: tree_leaves(v[0]) for k, v in lists.items() if 0 < len(v) == len(dataset)}
+    others = [(k, str(v) if isinstance(v, plain) else id(v)) for k, v in sorted(told.items())]
+    others = [(k, v) for k, v in others if k not in first or not all(isinstance(leaf, plain) for leaf in first[k])]
+    for key, leaves in first.items():
+        name = next((leaf for leaf in leaves if isinstance(leaf, str | os.PathLike)), "")
+        where = [folder for folder in folders if os.path.isfile(Path(folder, name))]  # noqa: PTH113 (texts are long)
+        files = np.array([hash(str(each)) for each in told[key]], np.int64)
+        media = (mimetypes.guess_type(name)[0] or "").startswith(("image/", "audio/", "video/"))
+        if (where or media) and len(np.unique(files)) == len(files):
+            return ("files", Path(where[0]).resolve()) if where else ("names", type(dataset), *others), files
+    return None
 
 
 def _arrays(dataset: Any) -> Iterable[Any]:
