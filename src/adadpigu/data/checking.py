@@ -157,6 +157,7 @@ Digests = NDArray[np.int64]
 _FRESH = 0.6  # of the test records that should be new to training: where no more of them are, about half are copies
 _COPIES, _DISTINCT, _NUMBERS = 0.1, 0.25, 8
 """the caller is warned where so large a share of rows are copies, so many distinct, and rows have so many numbers"""
+_LOOKED_AT = 64  # of fewer distinct rows: so few differ in some column of whole bytes too, as in images
 _ALARM = 1e-6  # with at most this probability an honest test set is refused
 
 
@@ -179,10 +180,13 @@ def check_data(data: DataSet, classes: int | None, ignored: int | None = None) -
 
 def _warn_of_copies(trained: Digests, data: DataSet) -> None:
     """Warns of copies by value, as oversampling makes them. Equal rows may be honest: a table of few categories has
-    few distinct ones, and is left alone. The warning goes to the caller, who holds the data, and into no file."""
+    few distinct ones, fewer values in each column, and is left alone. The warning goes to the caller, into no file."""
     size = sum(math.prod(leaf.shape[1:]) for leaf in tree_leaves(data.train.take(torch.arange(0))[0]))
-    share = len(np.unique(trained)) / max(1, len(trained))
-    if size >= _NUMBERS and _DISTINCT <= share <= 1 - _COPIES:
+    _, first = np.unique(trained, return_index=True)
+    share = len(first) / max(1, len(trained))
+    if size < _NUMBERS or share > 1 - _COPIES:
+        return
+    if share >= _DISTINCT or _has_unique_column(data.train, first[:_LOOKED_AT]):
         warnings.warn(
             f"{data.name}: many rows are exact copies of others; if they are one record (oversampling), it counts as "
             "often as it stands there, and so does its epsilon; then give each record once, and weigh rare classes in "
@@ -190,6 +194,14 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _has_unique_column(population: Population, rows: Positions) -> bool:
+    """Whether some column has about as many values as these different rows are."""
+    leaves = tree_leaves(population.take(torch.from_numpy(rows))[0]) if len(rows) >= _NUMBERS else []
+    sorted_columns = [leaf.flatten(1).sort(dim=0).values for leaf in leaves if leaf.numel()]
+    values = [1 + int((column[1:] != column[:-1]).sum(dim=0).max()) for column in sorted_columns]
+    return max(values, default=0) >= (1 - _COPIES) * len(rows)
 
 
 def check_records(population: Population, classes: int | None, ignored: int | None = None, *, name: str) -> Digests:
@@ -236,7 +248,9 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     Equal values are no proof: a table of few categories holds the same row many times. If n₁ of n training rows occur
     once, a fresh row is new with probability about n₁/n (Good and Turing), and a copied one is among the n₁ with that
     probability. Refused: far fewer are new, and as many are among the n₁ as in half a copy; or all are the training
-    records in their order (a file read twice). Else the caller is warned where most have values of training records.
+    records (a file read twice), in their order or with each row as often. That a fresh table has the same order, or the
+    same counts, is likeliest where its shares are those counts (multinomial), and so bounds the false alarms by 1e-6.
+    Else the caller is warned where most have values of training records.
     """
     rows, counts = np.unique(trained, return_counts=True)
     fresh, once = count - int(np.isin(other, rows).sum()), int((counts == 1).sum()) / max(1, len(trained))
@@ -244,9 +258,11 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     unlikely = count * _divergence(fresh / max(1, count), once) > -math.log(_ALARM)
     few = fresh <= _FRESH * once * count and copied >= (1 - _FRESH) * once * count
     chance = float((counts * np.log(counts / max(1, len(trained)))).sum())  # log-probability of this very order
-    same = chance < math.log(_ALARM) and np.array_equal(trained, other)
+    orders = math.lgamma(len(trained) + 1) - sum(map(math.lgamma, counts + 1))
+    ordered = chance < math.log(_ALARM) and np.array_equal(trained, other)
+    counted = chance + orders < math.log(_ALARM) and np.array_equal(np.sort(trained), np.sort(other))
     fault = f"{name}: these are the training records, about half of them or more, and scores on them would be exact"
-    copies = same or (fresh < count and unlikely and few)
+    copies = ordered or counted or (fresh < count and unlikely and few)
     require(not copies, f"{fault}; allowed: others, or none, and those scored after training")
     if 2 * fresh < count:
         warnings.warn(
