@@ -150,40 +150,36 @@ def _may_hold_records(value: Any) -> bool:
     if isinstance(value, dict | list | tuple | set):
         each = value.values() if isinstance(value, dict) else value
         return not all(isinstance(one, PLAIN_VALUES) for one in each)
+    seen: dict[int, Any] = {}
     level: dict[int, Any] = {id(value): value}
-    seen = dict(level)
     for _ in range(_LEVELS):
-        if any(map(_holds_much, level.values())):
-            return True
+        seen |= level
         found = {id(part): part for each in level.values() for part in _parts(each)}
         level = {key: part for key, part in found.items() if key not in seen}
-        seen |= level
-    return False
+    return any(map(_holds_much, seen.values()))
 
 
 def _holds_much(value: Any) -> bool:
     """Whether it is a data set, a store that is read by index, or many numbers."""
-    arrays = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | np.ndarray)]
-    if sum(int(np.prod(each.shape)) for each in arrays) > _FEW:
-        return True
+    if isinstance(value, Tensor | np.ndarray | dict | list | tuple):
+        arrays = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | np.ndarray)]
+        return sum(int(np.prod(each.shape)) for each in arrays) > _FEW
     indexed = not callable(value) and hasattr(type(value), "__getitem__")
-    settings = (Tensor, np.ndarray, dict, list, tuple, str, np.generic, np.dtype, range)
-    return isinstance(value, Dataset) or (indexed and not isinstance(value, settings))
+    return isinstance(value, Dataset) or (indexed and not isinstance(value, str | np.generic | np.dtype | range))
 
 
 def _parts(value: Any) -> list[Any]:
     """What a container, a function or an object leads to, without what is a library's own."""
     if isinstance(value, Tensor | np.ndarray | type | ModuleType):
         return []
-    method = [getattr(value, name, None) for name in ("__self__", "__func__")]
-    parts: list[Any] = [*method, *getattr(value, "__dict__", {}).values()]
+    parts: list[Any] = [getattr(value, name, None) for name in ("__self__", "__func__")]
+    parts += getattr(value, "__dict__", {}).values()
     if isinstance(value, dict | list | tuple | set):
         parts += value.values() if isinstance(value, dict) else value
     elif isinstance(value, partial):
         parts += [value.func, value.args, value.keywords]
     elif isinstance(value, FunctionType):
-        parts += [cell.cell_contents for cell in value.__closure__ or ()]
-        parts += [value.__defaults__, value.__kwdefaults__]
+        parts += [value.__defaults__, value.__kwdefaults__, *(cell.cell_contents for cell in value.__closure__ or ())]
         code = value.__code__
         codes = [] if _of_library(value) else [code, *(each for each in code.co_consts if isinstance(each, CodeType))]
         lines = [line for each in codes for line in get_instructions(each) if line.opname == "LOAD_GLOBAL"]
