@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import adadpigu as ad
-from adadpigu.data.checking import Digests, digests, refuse_copies
-from adadpigu.data.datasets import TensorRecords
+from adadpigu.data.checking import Digests, _warn_of_copies, digests, refuse_copies
+from adadpigu.data.datasets import DataSet, TensorRecords
 
 COPIES = "these are the training records"
 
@@ -59,6 +59,17 @@ def test_of_few_categories_the_same_rows_in_the_same_order_are_refused_and_other
             refuse_copies(of(rows), of(other), len(other), "test")
 
 
+@pytest.mark.parametrize("cells", [8, 16, 64])
+def test_of_few_categories_all_rows_shuffled_are_refused_and_fresh_ones_never(cells: int) -> None:
+    """False alarms: each category exactly as often has probability 6e-8 for 8 of them, less for more; 20 test sets."""
+    rows = table(200, cells, 0)
+    with pytest.raises(ad.InputError, match=COPIES):
+        refuse_copies(of(rows), of(rows[torch.randperm(200)]), 200, "test")
+    for seed in range(1, 21):
+        with pytest.warns(UserWarning, match="of few categories"):
+            refuse_copies(of(rows), of(table(200, cells, seed)), 200, "test")
+
+
 @pytest.mark.parametrize("blanks", [1, 2, 100])
 def test_a_test_set_of_one_row_that_training_repeats_is_told_and_not_refused(blanks: int) -> None:
     """Blank images of one class: equal to training rows, and still other records."""
@@ -96,6 +107,30 @@ def test_a_record_that_stands_there_twice_is_refused_by_train(repeated: Any) -> 
 def test_a_part_of_the_training_records_is_no_test_set(test: Any) -> None:
     with pytest.raises(ad.InputError, match="test: there are training records among its records"):
         ad.train(torch.nn.Linear(3, 2), WHOLE, records=40, test=test, batch_size=10, steps=2)
+
+
+REALS = torch.rand(100, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (REALS.repeat(8, 1), True),
+        ((REALS * 256).to(torch.uint8).repeat(50, 1), True),
+        ((REALS[:, :4] * 4).int().repeat(8, 2), False),
+        (torch.eye(30).repeat(20, 1), False),
+        (torch.zeros(200, 8), False),
+        (REALS[:, :7].repeat(8, 1), False),
+    ],
+)
+def test_heavier_oversampling_is_warned_of_too_and_few_categories_are_not(rows: Tensor, told: bool) -> None:
+    """Every row 8 or 50 times; few categories in numbers, in one-hot columns, blank rows, and rows of few numbers."""
+    records = TensorRecords(rows, torch.zeros(len(rows)))
+    data = DataSet(name="mine", train=records, records=len(rows))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _warn_of_copies(digests(records), data)
+    assert ["exact copies" in str(each.message) for each in caught] == [True] * told
 
 
 @pytest.mark.slow

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import adadpigu as ad
-from adadpigu.data.mixing import OWN_GENERATOR, refuse_mixed_items
+from adadpigu.data.mixing import OWN_GENERATOR, _may_hold_records, refuse_mixed_items
 
 INPUTS, LABELS = torch.rand(30, 3, generator=torch.Generator().manual_seed(0)), torch.arange(30) % 2
 WHOLE = TensorDataset(INPUTS, LABELS)
@@ -193,6 +195,130 @@ def test_where_nothing_can_be_seen_the_statement_says_what_items_must_be() -> No
 def test_what_cannot_be_followed_is_told_and_not_refused(dataset: Any) -> None:
     (line,) = refuse_mixed_items(dataset, "mine")
     assert "each must be made of one; that was not checked" in line
+
+
+class MixWith:
+    """As `MixUp(reference_data=…)`: some training records, held by the transform."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __call__(self, value: Any) -> Any:
+        return value + torch.as_tensor(tree_leaves(self.held[0])[0])
+
+    def get(self, value: Any) -> Any:
+        return self(value)
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, value: Any) -> Any:
+        return functools.reduce(lambda made, transform: transform(made), self.transforms, value)
+
+
+class Transformed(Own):
+    def __init__(self, transform: Any) -> None:
+        super().__init__(INPUTS, LABELS)
+        self.transform = transform
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.inputs[index]), self.labels[index]
+
+
+class Global(Own):
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] + INPUTS[index - 1], self.labels[index]
+
+
+class Held(Dataset[Any]):
+    """Items are read from what no index reaches."""
+
+    def __init__(self, store: MixWith) -> None:
+        self.store, self.labels = store, torch.rand(30)
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        return self.store.held[index] + self.store.held[index - 1], self.labels[index]
+
+
+class Buffered(torch.nn.Module):
+    """A transform that is a module, with records in a buffer."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+    def forward(self, value: Any) -> Any:
+        return value + self.get_buffer("held")[0]
+
+
+def closure(held: torch.Tensor) -> Any:
+    return lambda value: value + held[0]
+
+
+def added(value: Any, held: Any) -> Any:
+    return value + held[0]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Transformed(MixWith(INPUTS[:10])),
+        Transformed(MixWith([*INPUTS])),
+        Transformed(MixWith([{"image": row} for row in NUMPY[0]])),
+        Transformed(Compose(functools.partial(MixWith(INPUTS)))),
+        Transformed(MixWith(TensorDataset(INPUTS[:2]))),
+        Transformed(MixWith(INPUTS[:10]).get),
+        Transformed(Compose(Compose(MixWith(INPUTS[:10])))),
+        Transformed(closure(INPUTS)),
+        Transformed(lambda value: value + INPUTS[0]),
+        Transformed(lambda value, held=INPUTS: value + held[0]),
+        Transformed(lambda value: value + sum(row for row in INPUTS)),
+        Transformed(functools.partial(added, held=INPUTS)),
+        Transformed(torch.nn.Sequential(Buffered(INPUTS))),
+        Global(INPUTS, LABELS),
+        Held(MixWith(INPUTS)),
+    ],
+)
+def test_records_that_a_transform_may_hold_are_told(dataset: Any) -> None:
+    """One record that was not drawn moved a sum by 25 C."""
+    (line,) = refuse_mixed_items(dataset, "mine")
+    assert "each must be made of one; that was not checked" in line
+
+
+class Normalize(torch.nn.Module):
+    """As torchvision has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.std, self.mode = [0.5] * 3, torch.ones(3), np.dtype("float32")
+
+    def forward(self, value: Any) -> Any:
+        return (value - torch.tensor(self.mean)) / self.std
+
+
+MEAN = torch.zeros(3)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        Normalize(),
+        Compose(Normalize(), Compose(Normalize()), torch.nn.Identity()),
+        torch.nn.BatchNorm1d(30).eval(),
+        lambda value: (value - MEAN) * np.pi,
+        functools.partial(torch.mul, other=torch.ones(3)),
+        closure(MEAN),
+        torch.nn.Linear(3, 7),
+        torch.asarray,
+    ],
+)
+def test_ordinary_transforms_are_taken_in_silence(transform: Any) -> None:
+    assert not _may_hold_records(transform)
 
 
 def test_constants_and_names_are_no_records() -> None:

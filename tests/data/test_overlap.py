@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +172,67 @@ def test_a_record_that_is_there_twice_is_named(dataset: Any, one: int, two: int)
 def test_records_that_are_there_once_are_taken(dataset: Any) -> None:
     """Also equal ones, and those whose input is another one's target."""
     refuse_repeated(dataset, "mine")
+
+
+class Listing(Dataset[Any]):
+    """Files by a list of them, as of a folder of images."""
+
+    def __init__(self, samples: Any, transform: Any = None, root: str = "", **more: Any) -> None:
+        self.labels, self.samples = [0] * len(samples), samples
+        self.transform, self.root = transform, root
+        vars(self).update(more)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index], self.labels[index]
+
+
+class Other(Listing):
+    """The same files, read by another class."""
+
+
+FILES = [(f"{number}.png", number % 2) for number in range(10)]
+
+
+def test_the_same_files_in_two_folder_data_sets_are_the_same_records(tmp_path: Path) -> None:
+    """An augmented one to train on and a plain one to test on; on disk, by any class and any list."""
+    augmented, plain = Listing(FILES, abs), Listing([*FILES])
+    refuse_shared_records(Subset(augmented, range(5)), Subset(plain, range(5, 10)), "val")
+    pairs: list[Any] = [(augmented, Subset(plain, [9])), (Subset(augmented, range(6)), Subset(plain, range(5, 10)))]
+    for number in range(10):
+        (tmp_path / f"{number}.png").touch()
+    names, root = [name for name, _ in FILES], str(tmp_path)
+    pairs.append((Listing(names, root=root, augment=True), Other(np.array(names[:3]), root=f"{root}/", augment=False)))
+    pairs.append((Listing([str(tmp_path / name) for name in names]), Other([tmp_path / name for name in names])))
+    for train, other in pairs:
+        with pytest.raises(ad.InputError, match="val: there are training records"):
+            refuse_shared_records(train, other, "val")
+    with pytest.raises(ad.InputError, match="its items 0 and 10 are the same record"):
+        refuse_repeated(ConcatDataset([augmented, plain]), "mine")
+
+
+@pytest.mark.parametrize(
+    ("train", "other"),
+    [
+        (Listing(FILES, root="a"), Listing(FILES, root="b")),
+        (Listing(FILES), Other(FILES)),
+        (Listing(FILES, archive={"0.png": ROWS}), Listing(FILES, archive={"0.png": ROWS + 1})),
+        (
+            Listing(FILES, archive=dict(zip("abcdefghij", ROWS, strict=True))),
+            Listing(FILES, archive=dict.fromkeys("abcdefghij")),
+        ),
+        (Listing(FILES, images=[*ROWS]), Listing(FILES, images=[*ROWS + 1])),
+        (Listing(FILES, images=ARRAY), Listing(FILES, images=ARRAY + 1)),
+        (Listing(FILES, root="data/train"), Listing(FILES, root="data/valid")),
+        (Listing(FILES, train=True), Listing(FILES, train=False)),
+        (Subset(WORDS := Listing(["good", "bad"] * 5), [0, 2]), Subset(WORDS, [4, 5])),
+        (Listing(["fine by me " * 400, "bad"]), Listing(["fine by me " * 400, "good"])),
+        (Subset(CROPS := Listing(FILES[:5] * 2), range(5)), Subset(CROPS, range(5, 10))),
+    ],
+)
+def test_equal_names_of_other_files_and_equal_texts_are_other_records(train: Any, other: Any) -> None:
+    """Names below another root or in another archive, texts and labels, and several records of a file."""
+    refuse_shared_records(train, other, "val")
+    refuse_repeated(train, "mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import adadpigu as ad
 from adadpigu.accounting.journal import head_path
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
+from adadpigu.runs.loading import load_run
 from adadpigu.runs.verifying import verify
 from adadpigu.tensors import digest, read_tensors
 from run_folders import changed, rebound, rewritten, trained
@@ -181,3 +184,34 @@ def test_importance_of_another_run_is_told(made: Path, tmp_path: Path) -> None:
     assert verify(tmp_path / "run").file == "importance.safetensors"
     (tmp_path / "run" / "importance.safetensors").unlink()
     assert verify(tmp_path / "run").bound, "a file that is gone claims nothing"
+
+
+def test_files_that_are_gone_are_named_as_missing_and_not_as_the_run_left_them(call: Any, run: Path) -> None:
+    for name in ("summary.json", "data.json"):
+        (run / name).unlink()
+    code, out, _ = call("ledger", "verify", str(run))
+    kept, missing = out.split("as the run left them:")[1].split("missing, so not compared:")
+    assert (code, missing.split()) == (0, ["data.json,", "summary.json"])
+    assert MODEL in kept
+    assert "summary.json" not in kept
+    assert json.loads(call("ledger", "verify", str(run), "--json")[1])["missing"] == ["data.json", "summary.json"]
+
+
+def test_a_file_that_was_added_is_told_because_it_changes_what_is_predicted(call: Any, made: Path, run: Path) -> None:
+    """A description scales the records; the run was of a named data set and left none."""
+    (run / "description.toml").write_text(f"records = 9\nclasses = {[*'abcdefghij']}\nrange = [0, 9]\n")
+    code, out, _ = call(*arguments("predict", run, made), "--json")
+    assert (code, json.loads(out)["bound"], json.loads(out)["differs"]) == (0, False, "description.toml")
+    code, _, err = call("ledger", "verify", str(run))
+    assert (code, "description.toml is not the run's" in err) == (1, True)
+    assert verify(run).state == "partly"
+
+
+def test_python_loads_weights_of_another_run_with_a_warning(made: Path, run: Path) -> None:
+    model = load_run(run).model
+    with warnings.catch_warnings(action="error"):
+        ad.load(run, model)
+    shutil.copy(made / "loud" / MODEL, run)
+    with pytest.warns(UserWarning, match=f"{MODEL} is of run .*no ε holds for this model") as caught:
+        ad.load(run, model)
+    assert len(caught) == 1

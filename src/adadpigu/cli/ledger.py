@@ -62,6 +62,8 @@ def verify(run: Where, as_json: Json = False) -> int:
         found.print_state("whole: ")
         if binding is not None:
             print_prose(f"as the run left them: {', '.join(binding.files)}" if binding.bound else binding.why)
+            if binding.missing:
+                print_prose(f"missing, so not compared: {', '.join(binding.missing)}")
     return 1 if differs else 0
 
 

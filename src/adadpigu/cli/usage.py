@@ -28,7 +28,7 @@ def _binding(run: Path, as_json: bool) -> dict[str, object]:
     """Whether the model is the one that the run's ledger closed with: as fields, and where it is not as a warning."""
     found = verify(run)
     if not found.bound and not as_json:
-        print_warning(found.why + ("" if found.claimed else "; no ε holds for this model by the folder's word"))
+        print_warning(found.warning)
     return found.to_json()
 
 

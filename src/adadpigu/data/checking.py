@@ -6,8 +6,11 @@ copies by Python's hashes, keyed by this process and never written. A refusal na
 """
 
 import math
+import mimetypes
+import os
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +94,8 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple
         yield "objects", np.array([id(dataset[position]) for position in wanted], np.int64)[objects], which[objects]
     elif (inner := _wrapped(dataset)) is not None:
         yield from _places(inner, wanted, which)
+    elif (files := _files(dataset)) is not None:
+        yield files[0], files[1][wanted], which
     else:
         rows = next(filter(None, map(_memory, _arrays(dataset))), None)
         if rows is None or rows[3] != len(dataset):
@@ -98,6 +103,28 @@ def _places(dataset: Any, wanted: Positions, which: Positions) -> Iterator[tuple
         else:
             device, start, step, _ = rows
             yield ("memory", device), start + step * wanted, which
+
+
+def _files(dataset: Any) -> tuple[Hashable, Positions] | None:
+    """Of a data set that lists files, one a record: where they are, and each by its entry; None of an entry twice.
+
+    Of files that are not on this disk (names in an archive), whatever else two data sets hold must be the same.
+    """
+    plain = (*PLAIN_VALUES, np.generic, os.PathLike)
+    told = {k: v for k, v in getattr(dataset, "__dict__", {}).items() if v is not None and not callable(v)}
+    folders = ["", *(v for v in told.values() if isinstance(v, str | os.PathLike))]
+    lists = {k: v for k, v in told.items() if isinstance(v, list | tuple) or (isinstance(v, np.ndarray) and v.ndim)}
+    first = {k: tree_leaves(v[0]) for k, v in lists.items() if 0 < len(v) == len(dataset)}
+    others = [(k, str(v) if isinstance(v, plain) else id(v)) for k, v in sorted(told.items())]
+    others = [(k, v) for k, v in others if k not in first or not all(isinstance(leaf, plain) for leaf in first[k])]
+    for key, leaves in first.items():
+        name = next((leaf for leaf in leaves if isinstance(leaf, str | os.PathLike)), "")
+        where = [folder for folder in folders if os.path.isfile(Path(folder, name))]  # noqa: PTH113 (texts are long)
+        files = np.array([hash(str(each)) for each in told[key]], np.int64)
+        media = (mimetypes.guess_type(name)[0] or "").startswith(("image/", "audio/", "video/"))
+        if (where or media) and len(np.unique(files)) == len(files):
+            return ("files", Path(where[0]).resolve()) if where else ("names", type(dataset), *others), files
+    return None
 
 
 def _arrays(dataset: Any) -> Iterable[Any]:
@@ -134,6 +161,7 @@ _FRESH = 0.6  # of the test records that should be new to training: where no mor
 _COPIES, _DISTINCT, _NUMBERS = 0.1, 0.25, 8
 """the caller is warned where so large a share of rows are copies, so many distinct, and rows have so many numbers"""
 _CHANCE = 1000  # public records, of which one may be known by chance
+_LOOKED_AT = 64  # of fewer distinct rows: so few differ in some column of whole bytes too, as in images
 _ALARM = 1e-6  # with at most this probability an honest test set is refused
 
 
@@ -163,10 +191,13 @@ def check_data(
 
 def _warn_of_copies(trained: Digests, data: DataSet) -> None:
     """Warns of copies by value, as oversampling makes them. Equal rows may be honest: a table of few categories has
-    few distinct ones, and is left alone. The warning goes to the caller, who holds the data, and into no file."""
+    few distinct ones, fewer values in each column, and is left alone. The warning goes to the caller, into no file."""
     size = sum(math.prod(leaf.shape[1:]) for leaf in tree_leaves(data.train.take(torch.arange(0))[0]))
-    share = len(np.unique(trained)) / max(1, len(trained))
-    if size >= _NUMBERS and _DISTINCT <= share <= 1 - _COPIES:
+    _, first = np.unique(trained, return_index=True)
+    share = len(first) / max(1, len(trained))
+    if size < _NUMBERS or share > 1 - _COPIES:
+        return
+    if share >= _DISTINCT or _has_unique_column(data.train, first[:_LOOKED_AT]):
         warnings.warn(
             f"{data.name}: many rows are exact copies of others; if they are one record (oversampling), it counts as "
             "often as it stands there, and so does its epsilon; then give each record once, and weigh rare classes in "
@@ -174,6 +205,14 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _has_unique_column(population: Population, rows: Positions) -> bool:
+    """Whether some column has about as many values as these different rows are."""
+    leaves = tree_leaves(population.take(torch.from_numpy(rows))[0]) if len(rows) >= _NUMBERS else []
+    sorted_columns = [leaf.flatten(1).sort(dim=0).values for leaf in leaves if leaf.numel()]
+    values = [1 + int((column[1:] != column[:-1]).sum(dim=0).max()) for column in sorted_columns]
+    return max(values, default=0) >= (1 - _COPIES) * len(rows)
 
 
 def check_records(population: Population, classes: int | None, ignored: int | None = None, *, name: str) -> Digests:
@@ -220,7 +259,9 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     Equal values are no proof: a table of few categories holds the same row many times. If n₁ of n training rows occur
     once, a fresh row is new with probability about n₁/n (Good and Turing), and a copied one is among the n₁ with that
     probability. Refused: far fewer are new, and as many are among the n₁ as in half a copy; or all are the training
-    records in their order (a file read twice). Else the caller is warned where most have values of training records.
+    records (a file read twice), in their order or with each row as often. That a fresh table has the same order, or the
+    same counts, is likeliest where its shares are those counts (multinomial), and so bounds the false alarms by 1e-6.
+    Else the caller is warned where most have values of training records.
     """
     rows, counts = np.unique(trained, return_counts=True)
     fresh, once = count - int(np.isin(other, rows).sum()), int((counts == 1).sum()) / max(1, len(trained))
@@ -264,9 +305,11 @@ def _divergence(found: float, expected: float) -> float:
 
 
 def _is_the_same(trained: Digests, other: Digests, counts: NDArray[np.int64]) -> bool:
-    """Whether the others are the training records in their order, and not by chance."""
-    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())
-    return chance < math.log(_ALARM) and np.array_equal(trained, other)
+    """Whether the others are the training records, in their order or with each row as often, and not by chance."""
+    chance = float((counts * np.log(counts / max(1, len(trained)))).sum())  # log-probability of this very order
+    orders = math.lgamma(len(trained) + 1) - sum(map(math.lgamma, counts + 1))
+    ordered = chance < math.log(_ALARM) and np.array_equal(trained, other)
+    return ordered or (chance + orders < math.log(_ALARM) and np.array_equal(np.sort(trained), np.sort(other)))
 
 
 def _first(bad: Tensor) -> int | None:

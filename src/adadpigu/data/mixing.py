@@ -8,6 +8,9 @@ with both mixes records. Where not all that items read can be followed, the stat
 
 import copy
 from collections.abc import Sized
+from dis import get_instructions
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from adadpigu.errors import InputError
 
 _PROBED = 32  # items that are made again, spread over the data set
 _FEW = 16  # numbers that an array may hold as constants, such as a mean and a deviation for each channel
+_LEVELS = 6  # from an attribute to what it holds: a list of a composed transform, the transform, what it closes over
 _LARGE = 1 << 30  # bytes of an array that is not copied to be changed
 PLAIN_VALUES = (bool, int, float, complex, str, bytes, type(None))
 
@@ -66,9 +70,10 @@ def _made_of_one(dataset: Any, name: str) -> bool:
     count = len(dataset)
     first = np.random.default_rng(0).permutation(count) < count // 2
     containers = {key: value for key, value in vars(dataset).items() if _has_one_entry_a_record(value, count)}
-    followed = all(key in containers or not _may_hold_records(value) for key, value in vars(dataset).items())
+    others = [value for key, value in vars(dataset).items() if key not in containers]
     seen = False
     try:
+        followed = not any(map(_may_hold_records, [*others, type(dataset).__getitem__]))
         changed = {key: [_changed(dataset, key, half) for half in (first, ~first)] for key in containers}
         for place in map(int, np.linspace(0, count - 1, min(count, _PROBED))):
             before = _item(dataset, place)
@@ -139,14 +144,53 @@ def _has_one_entry_a_record(value: Any, count: int) -> bool:
 
 
 def _may_hold_records(value: Any) -> bool:
-    """Not functions, settings, few constants and lists of names."""
-    if isinstance(value, Tensor | np.ndarray):
-        return int(np.prod(value.shape)) > _FEW
+    """Not settings, few constants, lists of names, and functions and objects that lead to nothing else."""
     if isinstance(value, dict | list | tuple | set):
-        return not all(
-            isinstance(each, PLAIN_VALUES) for each in (value.values() if isinstance(value, dict) else value)
-        )
-    return not callable(value) and hasattr(type(value), "__getitem__") and not isinstance(value, str)
+        each = value.values() if isinstance(value, dict) else value
+        return not all(isinstance(one, PLAIN_VALUES) for one in each)
+    seen: dict[int, Any] = {}
+    level: dict[int, Any] = {id(value): value}
+    for _ in range(_LEVELS):
+        seen |= level
+        found = {id(part): part for each in level.values() for part in _parts(each)}
+        level = {key: part for key, part in found.items() if key not in seen}
+    return any(map(_holds_much, seen.values()))
+
+
+def _holds_much(value: Any) -> bool:
+    """Whether it is a data set, a store that is read by index, or many numbers."""
+    if isinstance(value, Tensor | np.ndarray | dict | list | tuple):
+        arrays = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor | np.ndarray)]
+        return sum(int(np.prod(each.shape)) for each in arrays) > _FEW
+    indexed = not callable(value) and hasattr(type(value), "__getitem__")
+    return isinstance(value, Dataset) or (indexed and not isinstance(value, str | np.generic | np.dtype | range))
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a container, a function or an object leads to, without what is a library's own."""
+    if isinstance(value, Tensor | np.ndarray | type | ModuleType):
+        return []
+    parts: list[Any] = [getattr(value, name, None) for name in ("__self__", "__func__")]
+    parts += getattr(value, "__dict__", {}).values()
+    if isinstance(value, dict | list | tuple | set):
+        parts += value.values() if isinstance(value, dict) else value
+    elif isinstance(value, partial):
+        parts += [value.func, value.args, value.keywords]
+    elif isinstance(value, FunctionType):
+        parts += [value.__defaults__, value.__kwdefaults__, *(cell.cell_contents for cell in value.__closure__ or ())]
+        code = value.__code__
+        codes = [] if _of_library(value) else [code, *(each for each in code.co_consts if isinstance(each, CodeType))]
+        lines = [line for each in codes for line in get_instructions(each) if line.opname == "LOAD_GLOBAL"]
+        parts += [value.__globals__.get(line.argval) for line in lines]
+    else:
+        parts += [getattr(type(value), name, None) for name in ("__call__", "forward")]
+        if isinstance(value, torch.nn.Module) and _of_library(type(value).forward):
+            parts = [part for part in parts if part is not value._buffers and part is not value._parameters]
+    return [part for part in parts if not isinstance(part, PLAIN_VALUES)]
+
+
+def _of_library(function: Any) -> bool:
+    return "-packages" in getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
 def _holds_places(value: Any) -> bool:

@@ -4,6 +4,7 @@ TOML, JSON and safetensors; nothing is unpickled, and no code is imported unless
 is checked before anything is allocated for it: a model is built as shapes alone first, and must be the stored one.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from adadpigu.features.front import Front, Fronted, is_own, make_front
 from adadpigu.models import make_model
 from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
+from adadpigu.runs.verifying import verify
 from adadpigu.tensors import read_tensors
 
 
@@ -72,13 +74,15 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
 def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
     """Gives a model of your own the weights of a run that trained such a model, and returns it.
 
-    The run may be one of the Hugging Face trainer.
+    The run may be one of the Hugging Face trainer. Warns where the weights are not those that its ledger names.
     """
     folder = Path(folder)
     stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
     packed = not own.keys() & stored.keys() and all(name.startswith("model.") for name in stored)
     prefix = "model." if packed else ""
     _fill(model, {name.removeprefix(prefix): tensor for name, tensor in stored.items()}, folder)
+    if text := verify(folder).warning:
+        warnings.warn(text, UserWarning, stacklevel=2)
     return model
 
 

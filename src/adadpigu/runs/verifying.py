@@ -32,7 +32,7 @@ UNBOUND = (
     "the epsilon is this model's is the word of whoever kept the run folder"
 )
 """a warning in the report of such a run"""
-_REMEDY = "put the run's own file back, or train again"
+_REMEDY = "put the run's own file back (or take away what it left none of), or train again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,7 @@ class Binding:
     file: str = ""  # which one differs, or has nothing to be compared with
     why: str = ""  # and what to do, in one line
     files: tuple[str, ...] = ()  # that were compared, where all are as the run left them
+    missing: tuple[str, ...] = ()  # that the run left and are gone: they claim nothing
 
     @property
     def bound(self) -> bool:
@@ -60,7 +61,13 @@ class Binding:
         return self.state in ("open", "older")
 
     def to_json(self) -> dict[str, object]:
-        return {"bound": self.bound, "differs": self.file or None, "why": self.why or None}
+        found = {"bound": self.bound, "differs": self.file or None, "why": self.why or None}
+        return {**found, "missing": list(self.missing)}
+
+    @property
+    def warning(self) -> str:
+        """For whoever uses the model; empty where every file is as the run left it."""
+        return self.why + ("" if self.claimed else "; no ε holds for this model by the folder's word")
 
 
 def verify(folder: Path) -> Binding:
@@ -86,7 +93,8 @@ def compare(folder: Path, record: LedgerRecord) -> Binding:
         if name not in record.closing:
             why = f"{where}: the last record of {LEDGER_FILE} does not name {name}, so nothing binds it; {_REMEDY}"
             return Binding(state="differs", file=name, why=why)
-    for name in (MODEL, *TEXTS, *(name for name in record.closing if name not in (MODEL, *TEXTS))):
+    further = FURTHER if record.closing.keys() & {*FURTHER} else ()  # what the run left none of counts as well
+    for name in dict.fromkeys((MODEL, *TEXTS, *further, *record.closing)):
         try:
             odd = _difference(folder, name, record.closing.get(name), run)
         except InputError as error:
@@ -94,7 +102,8 @@ def compare(folder: Path, record: LedgerRecord) -> Binding:
         if odd:
             why = odd if odd.startswith(where) else f"{where}: {odd}; {_REMEDY}"
             return Binding(state="partly" if name in FURTHER else "differs", file=name, why=why)
-    return Binding(state="bound", files=tuple(record.closing))
+    missing = tuple(sorted(name for name in record.closing if _is_gone(folder / name)))
+    return Binding(state="bound", files=tuple(name for name in record.closing if name not in missing), missing=missing)
 
 
 def verified(folder: Path, *, unbound: bool = False) -> tuple[PrivacyReport, LedgerRecord]:
@@ -122,8 +131,8 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
     """What is wrong with a file; empty where nothing is."""
     if wanted is None:
         return f"{name} is not the run's, which left none by its {LEDGER_FILE}" if (folder / name).exists() else ""
-    if name in FURTHER and not (folder / name).is_symlink() and not (folder / name).exists():
-        return ""  # a file that is gone claims nothing
+    if name in FURTHER and _is_gone(folder / name):
+        return ""  # it claims nothing
     path = file_of(folder, name)
     if name == MODEL:
         tensors, told = read_file(path, "model")
@@ -135,3 +144,7 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
     else:
         same = matches_digest(path, wanted)
     return "" if same else f"{name} is not as the run left it, by the SHA-256 in the last record of {LEDGER_FILE}"
+
+
+def _is_gone(path: Path) -> bool:
+    return not path.is_symlink() and not path.exists()
