@@ -2,7 +2,8 @@
 
 The subject's own training loop is run and observed (`noise_capture`). The noise over what is claimed has to be N(0, 1),
 also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, session of a run
-and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+and process to the next (`p_values`, `keys`); empty draws get it, others and unwatched ones too, and a frozen coordinate
+never.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _ONE_PROCESS = (
     "processes are)"
 )
 _NO_RECORDS = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
+_UNWATCHED = "noise is the same where nobody watches: the weights do not tell it in stage "
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -73,6 +75,7 @@ def audit_noise(
             "noise has no pattern of a kind that these tests do not look at",
             *key_assumed,
             *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
+            *([_UNWATCHED + ", ".join(sorted(untold))] if (untold := captured.unwatched.untold) else []),
             *captured.whole.assumed(),
         ),
         findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *p_values.refuted(checks, REFUTING / 2)),
@@ -85,6 +88,7 @@ def audit_noise(
             "frozen_disturbed": sum(part.disturbed for part in captured.all),
             "empty_draws": captured.whole.released,
             "draws_with_records": len(captured.with_records.noise.parts),
+            "draws_without_a_watch": len(captured.unwatched.parts),
             **captured.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
@@ -174,7 +178,9 @@ def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(captured.whole.parts, captured.layout)
     if captured.with_records.noise.count:
-        yield from _checks_with_records(captured.with_records.noise)
+        yield from _checks_where(captured.with_records.noise, "with records", "where records are drawn")
+    if captured.unwatched.count:
+        yield from _checks_where(captured.unwatched, "without a watch", "where nobody watches")
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -209,12 +215,12 @@ def _equal_check(captured: Parts) -> Check:
     return Check("equal numbers", p_values.rare_p(equal, expected), told)
 
 
-def _checks_with_records(captured: Parts) -> Iterator[Check]:
-    """Whether draws that have taken records get the same noise."""
+def _checks_where(captured: Parts, name: str, where: str) -> Iterator[Check]:
+    """Whether other draws get the same noise."""
     kind = _kind_of(captured.parts)
-    told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
-    yield Check("draws with records", kind.p, told)
-    yield _Repeats.among(captured.parts).check("repeats with records", "where records are drawn ")
+    told = f"{where}, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+    yield Check(f"draws {name}", kind.p, told)
+    yield _Repeats.among(captured.parts).check(f"repeats {name}", f"{where} ")
 
 
 @dataclass(frozen=True)
