@@ -70,6 +70,8 @@ FURTHER = (
     "noise picked from a pool",
     "pairs of coordinates share noise up to a sign",
     "late rows of a draw clipped at 100 C",
+    "half of the noise where nobody watches",
+    "rows rounded by their company",
     "one step too few in the accountant",
 )
 """what audits once passed, and do not any more"""
@@ -352,6 +354,20 @@ BUGS: tuple[Bug, ...] = (
         plant=missed.late_rows_unclipped,
         caught_by="replay",
         subject="dpsgd, long draws in slices",
+        listed=True,
+    ),
+    Bug(
+        name="half of the noise where nobody watches",
+        does="every run without a watch halves its noise; audits install one",
+        plant=missed.halved_without_a_watch,
+        caught_by="noise",
+        listed=True,
+    ),
+    Bug(
+        name="rows rounded by their company",
+        does="slices are as long as what was drawn, so that one record more rounds its neighbours' gradients otherwise",
+        plant=missed.rows_rounded_by_their_company,
+        caught_by="replay",
         listed=True,
     ),
     Bug(

@@ -1,4 +1,4 @@
-"""Planted bugs that the audits once passed: in samplers, copies, long draws, growing masks, noise, ε.
+"""Planted bugs that the audits once passed: in samplers, copies, long draws, growing masks, rounding, noise, ε.
 
 See `plants.py`.
 """
@@ -6,7 +6,7 @@ See `plants.py`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
@@ -18,13 +18,16 @@ from torch import Tensor
 from adadpigu.accounting import calibration, pld
 from adadpigu.core import bounding
 from adadpigu.core.bounding import BoundedSum, GradientSum
+from adadpigu.core.gradients import engine
 from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Coins, PoissonSampler, Population
 from adadpigu.core.sensitive import Presence, Records, unseal
+from adadpigu.training import micro_batches
 from adadpigu.training.micro_batches import MicroBatches
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.step import Draws
 
 _POOL = 65_536
 _FIRST_ROWS = 256
@@ -134,6 +137,33 @@ def pairs_up_to_a_sign() -> AbstractContextManager[None]:
         return noise
 
     return noise_by(made)
+
+
+@contextmanager
+def halved_without_a_watch() -> Iterator[None]:
+    """Half of the noise in every run that has no watch: in those of users."""
+    answer, noisy, less = Draws._answer, GaussianMechanism._noisy, [1]
+
+    def answered(self: Draws, *given: Any) -> dict[str, Release]:
+        less[0] = 2 if self._watch is None else 1
+        return answer(self, *given)
+
+    def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
+        return noisy(self, total, noise_multiplier / less[0])
+
+    with patch.object(Draws, "_answer", answered), patch.object(GaussianMechanism, "_noisy", made):
+        yield
+
+
+@contextmanager
+def rows_rounded_by_their_company() -> Iterator[None]:
+    """Slices are as long as what was drawn, and rows lie where they come: a CPU rounds the last ones otherwise."""
+    with (
+        patch.object(micro_batches, "padded", lambda records, size: records),
+        patch.object(engine, "aligned", lambda *given, **named: nullcontext()),
+        patch.object(MicroBatches, "_places_matter", lambda self, size: False),
+    ):
+        yield
 
 
 @contextmanager

@@ -302,6 +302,31 @@ def test_noise_that_is_halved_out_of_an_auditor_s_sight_is_refuted(
     assert found(words, result), result.findings
 
 
+@pytest.mark.parametrize(("method", "share"), [("dpsgd", 0.0), ("random-freeze", 0.0), ("adadpigu", 0.5)])
+def test_noise_that_is_less_where_nobody_watches_is_read_off_the_weights(
+    method: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, noisy, factor = Draws._answer, GaussianMechanism._noisy, [1.0]
+
+    def answered(self: Draws, *given: Any) -> dict[str, Release]:
+        factor[0] = share if self._watch is None else 1.0
+        return genuine(self, *given)
+
+    monkeypatch.setattr(Draws, "_answer", answered)
+    monkeypatch.setattr(GaussianMechanism, "_noisy", lambda self, total, s: noisy(self, total, s * factor[0]))
+    result = audited(method)
+    assert found("where nobody watches, noise has 0", result), result.findings
+
+
+@pytest.mark.parametrize(("method", "stages"), [("dpsgd", ""), ("quantile", "training"), ("adadpigu", "training")])
+def test_where_weights_do_not_tell_the_noise_the_audit_says_so(method: str, stages: str) -> None:
+    result = audited(method)
+    assert result.passed, result.findings
+    told = [line for line in result.assumed if "nobody watches" in line]
+    assert [line.rsplit(" ")[-1] for line in told] == ([stages] if stages else [])
+    assert (result.details["draws_without_a_watch"] > 0) == (method != "quantile")
+
+
 def test_weights_that_get_another_release_than_is_shown_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: half of the noise is taken off again on its way to the weights."""
     genuine = MaskedOptimiser.expose

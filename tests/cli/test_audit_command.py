@@ -88,7 +88,8 @@ def test_an_audit_goes_through_a_loop_and_catches_a_fault_that_is_there_alone(
     ("flags", "told"),
     [
         (("white-box", "--through", "lop"), "unknown way to train (--through) 'lop'"),
-        (("sampler", "--through", "loop"), "allowed in white-box, noise, replay"),
+        (("sampler", "--through", "processes"), "a process sees its own records alone; allowed in white-box, noise"),
+        (("one-run", "--through", "loop"), "allowed in white-box, noise, replay, sampler, accountant"),
         (("--through", "loop"), "allowed in white-box, noise, replay"),
         (("noise", "--through", "opacus", "--method", "adadpigu"), "allowed there: dpsgd"),
         (("replay", "--through", "lightning"), "pip install 'adadpigu[lightning]'"),

@@ -2,7 +2,8 @@
 
 The subject's own training loop is run and observed (`noise_capture`). The noise over what is claimed has to be N(0, 1),
 also on each tensor and coordinate, and independent from one coordinate, tensor, release, step, run, session of a run
-and process to the next (`p_values`, `keys`); empty draws get it, others too, and a frozen coordinate never.
+and process to the next (`p_values`, `keys`); empty draws get it, others and unwatched ones too, and a frozen coordinate
+never.
 """
 
 import math
@@ -14,7 +15,7 @@ import numpy as np
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.audit import figures, keys, p_values
-from adadpigu.audit.noise_capture import CapturedNoise, Part, capture_noise
+from adadpigu.audit.noise_capture import CapturedNoise, Part, Parts, capture_noise
 from adadpigu.audit.p_values import Check, Numbers
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject
@@ -33,6 +34,7 @@ _ONE_PROCESS = (
 )
 _NO_RECORDS = "draws that have taken records get the noise of empty ones: no dummy block can be attached to the model"
 _UNPERTURBED = "noise is the same with perturbation on: of the runs that draw records, the one that is heard has none"
+_UNWATCHED = "noise is the same where nobody watches: the weights do not tell it in stage "
 _GIVEN = "the generator that was handed to the audit has a key of its own in every run and process"
 
 
@@ -73,6 +75,7 @@ def audit_noise(
             *key_assumed,
             *([] if captured.with_records.noise.parts else [_NO_RECORDS]),
             *([_UNPERTURBED] if subject.config.perturbation else []),
+            *([_UNWATCHED + ", ".join(sorted(untold))] if (untold := captured.unwatched.untold) else []),
             *captured.whole.assumed(),
         ),
         findings=(*_plain(captured), *keys.equal_numbers(here, elsewhere), *p_values.refuted(checks, REFUTING / 2)),
@@ -85,6 +88,7 @@ def audit_noise(
             "frozen_disturbed": sum(part.disturbed for part in captured.all),
             "empty_draws": captured.whole.released,
             "draws_with_records": len(captured.with_records.noise.parts),
+            "draws_without_a_watch": len(captured.unwatched.parts),
             **captured.whole.details(),
             "p_values": {check.name: check.p for check in checks},
         },
@@ -176,11 +180,9 @@ def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
     yield from _tensor_check(captured.whole.parts, captured.layout)
     if captured.with_records.noise.count:
-        parts = captured.with_records.noise.parts
-        kind = _kind_of(parts)
-        told = f"where records are drawn, noise has {kind.spread:.4g} times the standard deviation that is claimed"
-        yield Check("draws with records", kind.p, told)
-        yield _Repeats.among(parts).check("repeats with records", "where records are drawn ")
+        yield from _checks_where(captured.with_records.noise, "with records", "where records are drawn")
+    if captured.unwatched.count:
+        yield from _checks_where(captured.unwatched, "without a watch", "where nobody watches")
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -205,6 +207,14 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     strength = products[worst] / max(1.0, variances[worst])
     told = f"the noise on {slots[worst].name!r} is that on {largest.name!r} again (correlation {strength:.3g})"
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
+
+
+def _checks_where(captured: Parts, name: str, where: str) -> Iterator[Check]:
+    """Whether other draws get the same noise."""
+    kind = _kind_of(captured.parts)
+    told = f"{where}, noise has {kind.spread:.4g} times the standard deviation that is claimed"
+    yield Check(f"draws {name}", kind.p, told)
+    yield _Repeats.among(captured.parts).check(f"repeats {name}", f"{where} ")
 
 
 @dataclass(frozen=True)

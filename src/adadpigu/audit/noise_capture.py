@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.outside import Answer, RunObserver, plainly_prepared, secret_rng
 from adadpigu.audit.p_values import Numbers
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, held
+from adadpigu.audit.subject import Subject, held, trained
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
+from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
@@ -38,6 +40,7 @@ _BLOCK = 2048  # coordinates that no record touches
 _SHORT_RUN = 20
 """steps of the first run, which tells how many numbers a step gives, and of the two others"""
 _KEPT = 4  # times as many numbers as were asked for are kept, of releases that have more
+_FINE = 1e-3  # of the noise, that the last digit of a weight may be, for the weight to tell it
 _SAMPLE = 4096  # numbers whose digits are looked at
 _HEAD = 64  # first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at
 
@@ -70,20 +73,29 @@ class Parts:
         self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
     ) -> None:
         """What was released of a sum that is 0 in this block of it."""
-        draw, released = self._claimed[stage, answer.draw], answer.releases[query.name].value[block]
+        released = answer.releases[query.name].value[block]
         active = query.active if isinstance(query, GradientSum) else None
-        value = released.double().cpu()
-        due = torch.ones(len(value), dtype=torch.bool) if active is None else active[block].cpu().clone()
-        finite = torch.isfinite(value)
+        due = torch.ones(len(released), dtype=torch.bool) if active is None else active[block].cpu().clone()
         self.digits = max(self.digits, torch.finfo(released.dtype).eps)
+        self.keep(self._claimed[stage, answer.draw], query, released.double().cpu(), due, kept)
+
+    def keep(
+        self, draw: PlannedDraw, query: Query, value: Tensor, due: Tensor, kept: NDArray[np.int64] | slice
+    ) -> None:
+        """A release of a draw of the claim's plan, and where noise is due in it."""
+        finite = torch.isfinite(value)
         self.disturbed += int((value[~due] != 0).sum())
         self.bare += int((value[due] == 0).sum())
         self.odd += int((~finite[due]).sum())
-        scale = draw.noise_multiplier / math.sqrt(query.share) * query.sensitivity
-        z = torch.where(due & finite, value / scale, 0.0).numpy()
+        z = torch.where(due & finite, value / self.scale(draw, query), 0.0).numpy()
         places = kept if isinstance(kept, np.ndarray) else None
         self.parts.append(Part(draw, query.name, query.share, z[kept], due.numpy()[kept], places))
         self.count += int(self.parts[-1].due.sum())
+
+    @staticmethod
+    def scale(draw: PlannedDraw, query: Query) -> float:
+        """The standard deviation that is claimed."""
+        return draw.noise_multiplier / math.sqrt(query.share) * query.sensitivity
 
 
 class NoiseRecorder(RunObserver, Parts):
@@ -96,6 +108,8 @@ class NoiseRecorder(RunObserver, Parts):
         self._most = most
         self._kept = np.arange(0)
         self.planned = self.released = 0  # draws
+        self.asked: dict[str, dict[tuple[object, ...], tuple[str, GradientSum]]] = {}
+        """of each stage, draws and sums of gradients, one of those alike in these figures: with a mask, if any has"""
 
     def follow(self, ready: Preparation) -> None:
         """Draws anew which coordinates of its gradients are kept."""
@@ -108,6 +122,52 @@ class NoiseRecorder(RunObserver, Parts):
         for query in answer.queries:
             kept = self._kept if isinstance(query, GradientSum) else slice(self._most)
             self.capture(stage, answer, query, kept)
+            if isinstance(query, GradientSum):
+                plain = query.scale is query.center is None
+                alike = self.asked.setdefault(stage, {})
+                figures = answer.draw, query.name, query.share, query.sensitivity, plain
+                if query.active is not None or figures not in alike:
+                    alike[figures] = answer.draw, query
+
+    def told_by_weights(self, stage: str) -> tuple[PlannedDraw, GradientSum] | None:
+        """The one sum of a stage, and its draw, where a step is lr/B of what is released of it, on what is active."""
+        if not self.followed or len(self.asked.get(stage, ())) != 1:
+            return None
+        ((draw, query),) = self.asked[stage].values()
+        return (self._claimed[stage, draw], query) if query.scale is query.center is None else None
+
+
+class UnwatchedNoise(Parts):
+    """Reads noise off the weights of a run without a watch, as its user can: z = −Δθ B / (lr σ_k · sensitivity)."""
+
+    def __init__(self, watched: NoiseRecorder, claim: Plan, ready: Preparation, most: int) -> None:
+        super().__init__(claim)
+        self._watched, self._ready, self._kept = watched, ready, _places(ready.engine.layout, most)
+        self._before = torch.zeros(0)
+        self.untold: set[str] = set()  # stages in which the weights do not tell it
+
+    def begin(self, facts: Facts) -> None:
+        self._before = self._weights()
+
+    def update(self, metrics: Metrics) -> None:
+        before, self._before = self._before, self._weights()
+        if (told := self._watched.told_by_weights(metrics.stage)) is None:
+            self.untold.add(metrics.stage)
+            return
+        (draw, query), options = told, self._ready.options
+        a_weight = options.batch_size / options.lr
+        value = (before - self._before).double().cpu() * a_weight
+        moved, rounding = value != 0, torch.finfo(before.dtype).eps * before.double().abs().cpu() * a_weight
+        if not moved.any() and sum(stage == metrics.stage for stage, _ in self._claimed) > 1:
+            return  # a later draw may reject an update
+        due = rounding < _FINE * self.scale(draw, query)
+        self.keep(draw, query, value, due & moved if query.active is not None and moved.any() else due, self._kept)
+
+    def end(self, run: Run) -> None:
+        return None
+
+    def _weights(self) -> Tensor:
+        return self._ready.engine.layout.read(self._ready.model)
 
 
 class UntouchedBlock(Canaries):
@@ -140,10 +200,11 @@ def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedNoise:
-    """The noise of whole runs, of draws that have taken records, and of a run that is interrupted and goes on."""
+    """The noise of whole runs, watched or not, of draws that have taken records, and of a run that is interrupted."""
 
     whole: NoiseRecorder
     with_records: UntouchedBlock  # empty where no block can be attached to the model
+    unwatched: UnwatchedNoise
     resumed: NoiseRecorder
     layout: Layout
     device: torch.device
@@ -165,7 +226,8 @@ def capture_noise(
 
     drawn_by = subject.tier if randomness is None else randomness
     short = steps = subject.run_length(_SHORT_RUN)
-    whole = NoiseRecorder(subject.plan, tell, math.ceil(_KEPT * numbers / steps))
+    most = math.ceil(_KEPT * numbers / steps)
+    whole = NoiseRecorder(subject.plan, tell, most)
     while whole.count < numbers:
         before = whole.count
         ready = _ready(subject, steps)
@@ -177,6 +239,7 @@ def capture_noise(
     sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
     return CapturedNoise(
         whole=whole,
+        unwatched=_unwatched(subject, short, drawn_by, whole, most),
         with_records=_with_records(subject, short, drawn_by),
         resumed=_resumed_run(subject, short, drawn_by),
         layout=ready.engine.layout,
@@ -191,6 +254,16 @@ def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
     data = replace(subject.data.holding(blank), records=_NEVER_DRAWN)
     return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
+
+
+def _unwatched(
+    subject: Subject, steps: int, randomness: Randomness | Tier | None, watched: NoiseRecorder, most: int
+) -> UnwatchedNoise:
+    """A run in which nobody is drawn, with no watch in it."""
+    ready = _ready(subject, steps)
+    noise = UnwatchedNoise(watched, subject.plan, ready, most)
+    trained(ready, randomness=randomness, observers=[noise])
+    return noise
 
 
 def _with_records(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> UntouchedBlock:

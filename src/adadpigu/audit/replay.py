@@ -34,8 +34,9 @@ PrepareOn = Callable[..., Preparation]
 """makes a run ready on a data set (and an `attach`), with a model initialised alike and the same seed every time"""
 REMOVED = "removed"  # the neighbour that has an ordinary record less
 _EMPTY, _FULL = frozenset({1}), frozenset({2})  # draws of D that take nobody, and that take everybody
-_POPULATION, _SHARE = 300, 32 / 300
-"""records that an audited run is cut to, and how many of them are in a batch but for one that takes them all"""
+_POPULATION, _SHARE = 257, 32 / 257
+"""records that an audited run is cut to, and how many of them are in a batch but for one that takes them all: there
+the last slice has one row, or two or none on a neighbour, and few rows are rounded otherwise than many"""
 _SLICE = 256  # of those at once at most, so that a draw of all is of several slices
 
 

@@ -7,6 +7,7 @@ is read: own data is stood in for by random numbers.
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from adadpigu.audit.result import AuditResult
 from adadpigu.audit.subject import Drive, Subject, trained_through
+from adadpigu.audit.watching import label_of
 from adadpigu.core.gradients import choose_engine
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import check_known, require
@@ -31,7 +33,7 @@ from adadpigu.training.preparation import Preparation
 from adadpigu.training.task import synthetic_records
 from adadpigu.training.train import train_prepared
 
-AUDITS = ("white-box", "noise", "replay")  # that can be made through something else than `train`
+AUDITS = ("white-box", "noise", "replay", "sampler", "accountant")  # that something else than `train` can train for
 _CELLS, _KINDS = 2**20, 16  # largest number and number of categories in a table for scikit-learn; float32 holds either
 
 
@@ -43,6 +45,7 @@ class Way:
     methods: tuple[str, ...] | None = None  # that it has; None: all
     needs: tuple[str, str] | None = None  # a module that may not be installed, and the extra it comes with
     takes_fronts: bool = True  # whether fixed features, released normalisation and augmentation go through it
+    audits: tuple[str, ...] = AUDITS  # that it can train for
     assumed: tuple[str, ...] = ()  # what of the integration was not on the path
 
 
@@ -94,11 +97,12 @@ def by_opacus(ready: Preparation, **how: Any) -> Run:
     optimizer = _optimiser(ready)
     privacy_engine = PrivacyEngine(records=ready.data.records)
     privacy_engine._how.update(how, introduce=None)
+    loss: Any = ready.loss
     with patch.object(engine, "prepare", lambda _, data, **__: replace(_stepped_by(ready, optimizer), data=data)):
         model, _, criterion, loader = privacy_engine.make_private(
             module=ready.model,
             optimizer=optimizer,
-            criterion=ready.loss,
+            criterion=lambda outputs, target: loss(outputs, label_of(target)),
             data_loader=_loader(ready),
             noise_multiplier=ready.noise_multiplier,
             max_grad_norm=1.0,
@@ -120,23 +124,26 @@ def by_sklearn(ready: Preparation, **how: Any) -> Run:
     from adadpigu.integrations.sklearn import AdaDPIGUClassifier, estimator
 
     inputs, targets = ready.data.train.take(torch.arange(len(ready.data.train)))
+    labels, classes = targets.cpu().unique(return_inverse=True)  # an audit's may be large numbers
 
     def trained(_: nn.Module, table: Any, **__: Any) -> Run:
         rows = ((table.train.inputs[:, 0] + 1) * _CELLS / 2).round().long() * _KINDS
         rows = (rows + table.train.inputs[:, 1:].argmax(1)).clamp(max=len(inputs) - 1)
-        records = TensorRecords(inputs[rows.to(inputs.device)], table.train.targets.to(targets), name=ready.data.name)
+        own = labels[table.train.targets.cpu()].to(targets)
+        records = TensorRecords(inputs[rows.to(inputs.device)], own, name=ready.data.name)
         return train_prepared(replace(ready, data=replace(ready.data, train=records)), **how)
 
     fitted = AdaDPIGUClassifier(
-        classes=range(int(targets.max()) + 2),
+        classes=range(len(labels) + 1),
         bounds={0: (0, _CELLS)},
         categories={1: range(_KINDS)},
         records=2,
         model="linear",
         method="dpsgd",
     )
-    with patch.object(estimator, "train", trained):
-        run: Run = fitted.fit(np.stack(np.divmod(np.arange(len(inputs)), _KINDS), axis=1), targets.cpu().numpy()).run_
+    with patch.object(estimator, "train", trained), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The number of unique classes")
+        run: Run = fitted.fit(np.stack(np.divmod(np.arange(len(inputs)), _KINDS), axis=1), classes.numpy()).run_
     return run
 
 
@@ -285,5 +292,5 @@ WAYS = {
         takes_fronts=False,
         assumed=("a text is packed into a row by itself (records were numbers here, looked up in a fixed table)",),
     ),
-    "processes": Way(drive=train_prepared),
+    "processes": Way(drive=train_prepared, audits=("white-box", "noise", "replay")),
 }

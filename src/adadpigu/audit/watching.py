@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from adadpigu.accounting import PlannedDraw
 from adadpigu.accounting.events import DpEvent
@@ -33,6 +34,11 @@ from adadpigu.training.preparation import Preparation
 
 _LABELS = 2**32  # a record's target is its label plus so many times its number, which counts from 1: 0 is no record
 _OWNERS = 16  # with several records, where records have owners
+
+
+def label_of(target: Tensor) -> Tensor:
+    """Without the number of its record, if it has one."""
+    return target.fmod(_LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +83,13 @@ class _Numbered(View):
 
     def __call__(self, records: Records) -> Records:
         shown = super().__call__(records)
-        inputs, targets = unseal(shown)
-        present = torch.ones_like(targets) if shown.present is None else unseal(shown.present).to(targets)
-        self.seen.index_add_(0, targets // _LABELS, present)
-        labels = (targets % _LABELS).to(self.label_type)
-        return Records((inputs, labels), copies=shown.copies, present=shown.present)
+        parts, tree = tree_flatten(unseal(shown))  # where an integration has them, labels are the last one of its sort
+        place = max(n for n, part in enumerate(parts) if part.dtype == torch.int64 and part.dim() == 1)
+        coded = parts[place]
+        present = torch.ones_like(coded) if shown.present is None else unseal(shown.present).to(coded)
+        self.seen.index_add_(0, coded // _LABELS, present)
+        parts[place] = label_of(coded).to(self.label_type)
+        return Records(tree_unflatten(parts, tree), copies=shown.copies, present=shown.present)
 
 
 @dataclass(frozen=True, kw_only=True)

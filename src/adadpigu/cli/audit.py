@@ -77,8 +77,8 @@ def audit(
     through: Annotated[
         str | None,
         typer.Option(
-            help="white-box, noise, replay: train through loop (your own), opacus, lightning, transformers, sklearn or "
-            "processes (two of them, by torchrun). [the loop of train]"
+            help="The five mechanism audits: train through loop (your own), opacus, lightning, transformers, sklearn "
+            "or processes (two of them, by torchrun; not sampler, accountant). [the loop of train]"
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Without AUDIT: all of them on every method (hours).")] = False,
@@ -154,9 +154,10 @@ def _check_through(kind: str | None, through: str | None) -> None:
     if through is not None:
         from adadpigu.audit.through import AUDITS, way_of
 
-        way_of(through)
-        told = f"through={through!r} in audit {kind or 'of all methods'}: it trains otherwise; allowed in "
-        require(kind in AUDITS, told + ", ".join(AUDITS))
+        way = way_of(through)
+        reason = "a process sees its own records alone" if kind in AUDITS else "it trains otherwise"
+        told = f"through={through!r} in audit {kind or 'of all methods'}: {reason}; allowed in "
+        require(kind in way.audits, told + ", ".join(way.audits))
 
 
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:

@@ -147,7 +147,14 @@ def sums(
 
 
 def sums_of(
-    net: nn.Module, shape: tuple[int, ...], scale: float, engine: str, device: str, deleted: int = 699, **options: Any
+    net: nn.Module,
+    shape: tuple[int, ...],
+    scale: float,
+    engine: str,
+    device: str,
+    deleted: int = 699,
+    query: GradientSum = GradientSum(clip_norm=1.0),  # noqa: B008
+    **options: Any,
 ) -> Callable[[list[int]], Tensor]:
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(700, *shape, generator=generator) * scale
@@ -160,7 +167,6 @@ def sums_of(
     data = declare((inputs[kept], targets[kept]), records=700, name="regression")
     ready = prepare(net, data, method=DPSGD(), budget=None, delta=1e-5, options=chosen, loss=steep, seed=0)
     batches = MicroBatches(ready, ReproducibleRandomness(0))
-    query = GradientSum(clip_norm=1.0)
 
     def total(records: list[int]) -> Tensor:
         drawn = Drawn(torch.tensor(records, dtype=torch.long, device=ready.device))
@@ -186,6 +192,17 @@ def test_one_record_moves_the_sum_by_at_most_the_clip_norm(
         for place in (0, size // 2, size):
             moved = torch.linalg.vector_norm(total([*others[:place], 650, *others[place:]]) - base)
             assert moved <= 1 + 1e-5, (size, place)
+
+
+@pytest.mark.parametrize("engine", ["ghost", "materialised"])
+def test_the_same_holds_around_a_large_centre(engine: str) -> None:
+    """What is subtracted once for all records is as exact as what is subtracted from each."""
+    centre = 1e6 * torch.randn(98, generator=torch.Generator().manual_seed(1))
+    query = GradientSum(clip_norm=1.0, center=centre, scale=torch.full((98,), 0.01))
+    total = sums_of(nn.Linear(48, 2), (48,), 1.0, engine, "cpu", query=query)
+    for size in (15, 64, 255, 400, 600):
+        others = list(range(1, size + 1))
+        assert torch.linalg.vector_norm(total([650, *others]) - total(others)) <= 1 + 1e-12
 
 
 PLACED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {

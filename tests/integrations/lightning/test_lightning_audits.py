@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 import adadpigu as ad
+from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.coins import NeighbourCoins, RecordedCoins, ReplayError
+from adadpigu.audit.sampler import audit_sampler
+from adadpigu.audit.subject import subject_of
 from adadpigu.audit.tapes import TOLERANCE, Recorder, TraceReplayer, public_state
+from adadpigu.audit.through import audit_through
+from adadpigu.config import merge
 from adadpigu.core.bounding import BoundedSum
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -97,3 +102,16 @@ def test_replay_catches_an_un_noised_sum_in_the_gradients_of_a_fit(monkeypatch: 
     monkeypatch.setattr(MaskedOptimiser, "expose", heavier)
     found = replayed(ad.DPSGD(clip_norm=0.5), without_last, N - 1)
     assert "of the model is another on the neighbour, after the same releases" in found.breaches[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["lightning", "transformers"])
+def test_what_a_trainer_draws_and_charges_is_as_claimed(way: str) -> None:
+    """False alarm: 1e-6."""
+    pytest.importorskip(way)
+    asked = {"dataset": "digits", "model": "digits-mlp", "method": "dpsgd", "noise_multiplier": 1.0, "steps": 40}
+    subject = subject_of(merge(asked), sample_rate=0.05)
+    for audit in (partial(audit_sampler, draws=60), audit_accountant):
+        result = audit_through(way, audit, subject)
+        assert result.passed, result.findings
+        assert 0.5 * result.epsilon_claimed < result.epsilon_lower

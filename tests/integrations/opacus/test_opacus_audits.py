@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,15 +12,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
+from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.replay import Recording, audit_replay
+from adadpigu.audit.result import AuditResult
+from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of
 from adadpigu.audit.through import audit_through
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge
+from adadpigu.core.sampling import Coins, Sampler
+from adadpigu.core.sensitive import Records, unseal
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.integrations.opacus import PrivacyEngine
 from adadpigu.training.micro_batches import ShownDraw
 from adadpigu.training.preparation import Preparation
+from adadpigu.training.step import Draws
 
 
 def made_of_a_loader(data: DataSet) -> Preparation:
@@ -88,6 +95,39 @@ def test_what_canaries_show_is_near_the_claim_and_not_above_it(way: str) -> None
     assert result.epsilon_certain is not None
     assert 0.5 * result.epsilon_claimed < result.epsilon_lower
     assert result.epsilon_certain <= result.epsilon_claimed
+
+
+@pytest.mark.parametrize("audit", [partial(audit_sampler, draws=60), audit_accountant], ids=["sampler", "accountant"])
+@pytest.mark.parametrize("way", ["opacus", "loop", pytest.param("sklearn", marks=pytest.mark.slow)])
+def test_draws_and_charges_of_other_ways_are_as_claimed(way: str, audit: Callable[..., AuditResult]) -> None:
+    """False alarm: 1e-6."""
+    result = audit_through(way, audit, subject())
+    assert not result.findings
+    assert 0.5 * result.epsilon_claimed < result.epsilon_lower
+    assert result.epsilon_certain <= result.epsilon_claimed
+
+
+def test_draws_that_a_script_is_shown_and_that_unite_four_tosses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: 4q. A sound sampler fails with a chance of 1e-6, this one passes with less."""
+    ahead, toss = Draws.ahead, Draws._toss
+    often = [1]
+
+    def shown(self: Draws, *given: Any, **named: Any) -> Records:
+        often[0] = 4
+        try:
+            return ahead(self, *given, **named)
+        finally:
+            often[0] = 1
+
+    def tossed(self: Draws, sampler: Sampler) -> Coins:
+        coins = [unseal(toss(self, sampler)) for _ in range(often[0])]
+        return Coins(torch.stack(coins).any(dim=0))
+
+    monkeypatch.setattr(Draws, "ahead", shown)
+    monkeypatch.setattr(Draws, "_toss", tossed)
+    result = audit_through("opacus", partial(audit_sampler, draws=20), subject())
+    assert any("a record is drawn with probability" in line for line in result.findings)
+    assert result.epsilon_certain > result.epsilon_claimed
 
 
 def test_a_script_whose_records_are_not_clipped_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

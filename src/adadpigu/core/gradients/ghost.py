@@ -90,7 +90,7 @@ class OuterLayer:
         left = (self.left.double() * factors[:, None]).masked_fill_(dropped, 0.0)
         total = left.mT @ self.right.double().masked_fill(dropped, 0.0)
         if self.center is not None:
-            total -= factors.sum() * self.center
+            total.addcmul_(self.center.double(), factors.sum(), value=-1)
         if self.weight is not None:
             total *= self.weight
         return total.flatten()
