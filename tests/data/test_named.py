@@ -23,7 +23,8 @@ from tiny_published import (
     tiny_photos,
 )
 
-from adadpigu.data import DataSet, IndexedRecords, TensorRecords, all_datasets, load_dataset, training_split
+from adadpigu.data import DataSet, TensorRecords, all_datasets, load_dataset, training_split
+from adadpigu.data.datasets import IndexedRecords
 from adadpigu.data.published import CIFAR10, FASHION_MNIST, MNIST, PUBLISHED
 from adadpigu.errors import InputError
 

@@ -97,10 +97,8 @@ class GradientSum(_Query):
         if self.active is not None and self.active.dtype != torch.bool:
             raise InputError(f"active is a mask of bool, one entry a coordinate, not {self.active.dtype}")
         if self.stability is not None and not (0 < self.stability < math.inf and math.isfinite(self.clip_norm)):
-            raise InputError(
-                f"stability={self.stability} with clip_norm={self.clip_norm}: automatic clipping needs both "
-                "above 0 and finite"
-            )
+            told = f"stability={self.stability} with clip_norm={self.clip_norm}"
+            raise InputError(f"{told}: automatic clipping needs both above 0 and finite")
 
     @property
     def tosses(self) -> int:
@@ -230,8 +228,7 @@ def clip_factors(norms: Tensor, clip_norm: float, stability: float | None = None
     else:  # a zero row times an infinite factor would be no number
         factors = (aim / (norms + stability)).clamp(max=torch.finfo(torch.float64).max)
     # A factor below the normal range would be rounded so coarsely that the norm could pass C.
-    kept = torch.isfinite(norms) & (factors >= torch.finfo(torch.float64).tiny)
-    return where_or_zero(kept, factors)
+    return where_or_zero(torch.isfinite(norms) & (factors >= torch.finfo(torch.float64).tiny), factors)
 
 
 def record_factors(
@@ -253,8 +250,7 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
     >>> clipped_total(torch.tensor([[3.0, 4.0], [0.3, 0.4], [math.inf, 0.0]]).double(), 1.0).round(decimals=6).tolist()
     [0.9, 1.2]
     """
-    norms = torch.linalg.vector_norm(z, dim=1)
-    return weighted_total(z, clip_factors(norms, clip_norm, stability, length=z.shape[1]))
+    return weighted_total(z, clip_factors(torch.linalg.vector_norm(z, dim=1), clip_norm, stability, length=z.shape[1]))
 
 
 class Bounder:

@@ -42,9 +42,8 @@ class Sensitive(Generic[T]):
     if not TYPE_CHECKING:  # mypy shall refuse these by their absence
 
         def __refuse(self, *_: object, **__: object) -> NoReturn:
-            raise PrivacyLineError(
-                f"a {type(self).__name__} value cannot be read: only the mechanism turns it into a Release"
-            )
+            told = f"a {type(self).__name__} value cannot be read"
+            raise PrivacyLineError(f"{told}: only the mechanism turns it into a Release")
 
         __bool__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = __array__ = __refuse
         __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __refuse

@@ -6,22 +6,13 @@ nothing public is ever computed from it; it tells the sampler how many coins to 
 
 from pathlib import Path
 
-from adadpigu.data.datasets import DataSet, IndexedRecords, TensorRecords, check_agrees, declare, training_split
+from adadpigu.data.datasets import DataSet, TensorRecords, check_agrees, declare, training_split
 from adadpigu.data.fetching import DIGITS, digits, published_dataset
 from adadpigu.data.own import is_own, own_dataset
 from adadpigu.data.published import ALIASES, PUBLISHED, find_published
 from adadpigu.errors import require, unknown
 
-__all__ = [
-    "DataSet",
-    "IndexedRecords",
-    "TensorRecords",
-    "all_datasets",
-    "declare",
-    "is_named",
-    "load_dataset",
-    "training_split",
-]
+__all__ = ["DataSet", "TensorRecords", "all_datasets", "declare", "is_named", "load_dataset", "training_split"]
 
 
 def all_datasets() -> tuple[str, ...]:

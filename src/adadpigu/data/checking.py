@@ -51,11 +51,12 @@ def refuse_repeated(dataset: object, name: str) -> None:
         repeated = first[counts > 1]
         if repeated.size:
             one = np.sort(which[where == where[repeated[np.argmin(which[repeated])]]])
-            raise InputError(
-                f"{name}: its items {one[0]} and {one[1]} are the same record, which would be drawn and bounded as if "
-                "it were several; allowed: each record once, since the unit of privacy is a record (for rare classes, "
-                "a loss with declared class weights)"
+            told = (
+                f"{name}: its items {one[0]} and {one[1]} are the same record, which would be drawn and bounded as if"
             )
+            once = "each record once, since the unit of privacy is a record"
+            remedy = "for rare classes, a loss with declared class weights"
+            raise InputError(f"{told} it were several; allowed: {once} ({remedy})")
 
 
 def places_of(dataset: object) -> Places:
@@ -198,13 +199,9 @@ def _warn_of_copies(trained: Digests, data: DataSet) -> None:
     if size < _NUMBERS or share > 1 - _COPIES:
         return
     if share >= _DISTINCT or _has_unique_column(data.train, first[:_LOOKED_AT]):
-        warnings.warn(
-            f"{data.name}: many rows are exact copies of others; if they are one record (oversampling), it counts as "
-            "often as it stands there, and so does its epsilon; then give each record once, and weigh rare classes in "
-            "the loss by declared weights",
-            UserWarning,
-            stacklevel=2,
-        )
+        told = f"{data.name}: many rows are exact copies of others; if they are one record (oversampling), it counts as"
+        remedy = "then give each record once, and weigh rare classes in the loss by declared weights"
+        warnings.warn(f"{told} often as it stands there, and so does its epsilon; {remedy}", stacklevel=2)
 
 
 def _has_unique_column(population: Population, rows: Positions) -> bool:
@@ -249,8 +246,8 @@ def refuse_other_kind(train: Population, other: Population, name: str) -> None:
     """Refuses records to be evaluated on whose inputs have another type or shape."""
     rows = [tree_leaves(population.take(torch.arange(0))[0]) for population in (train, other)]
     kinds = [", ".join(str((leaf.dtype, tuple(leaf.shape[1:]))) for leaf in leaves) for leaves in rows]
-    alike = kinds[0] == kinds[1]
-    require(alike, f"{name}: records are {kinds[1]} but the training records are {kinds[0]}; allowed: the same")
+    told = f"{name}: records are {kinds[1]} but the training records are {kinds[0]}"
+    require(kinds[0] == kinds[1], f"{told}; allowed: the same")
 
 
 def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> None:
@@ -272,11 +269,9 @@ def refuse_copies(trained: Digests, other: Digests, count: int, name: str) -> No
     copies = _is_the_same(trained, other, counts) or (fresh < count and unlikely and few)
     require(not copies, f"{fault}; allowed: others, or none, and those scored after training")
     if 2 * fresh < count:
-        warnings.warn(
-            f"{name}: most of these records have the values of training records, as blank rows and those of a table of "
-            "few categories do; if they are the same records, scores on them are exact and tell of training records",
-            stacklevel=2,
-        )
+        told = f"{name}: most of these records have the values of training records, as blank rows and those of a table"
+        same = "if they are the same records, scores on them are exact and tell of training records"
+        warnings.warn(f"{told} of few categories do; {same}", stacklevel=2)
 
 
 def refuse_known(public: Tensor, known: Digests, kind: str, why: str) -> None:

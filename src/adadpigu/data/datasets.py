@@ -85,9 +85,7 @@ class IndexedRecords:
         return (batch, no_targets(batch)) if self.whole else (batch[0], tree_map(_as_label, batch[1]))
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]:
-        if not len(indices):
-            return self._empty
-        return self._parts(_collated(self.dataset, indices.tolist(), self._name))
+        return self._parts(_collated(self.dataset, indices.tolist(), self._name)) if len(indices) else self._empty
 
 
 class WholeRecords:
@@ -127,10 +125,8 @@ def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
     try:
         return tree_map(_as_tensor, default_collate(items))
     except (RuntimeError, KeyError):  # torch's own words tell the lengths of two records
-        raise InputError(
-            f"{name}: {_uneven_part(items)} has several lengths or shapes; allowed: one for all records; pad each to "
-            "a public length in the Dataset, or in the collate_fn of a loader"
-        ) from None
+        told = f"{name}: {_uneven_part(items)} has several lengths or shapes; allowed: one for all records; pad each to"
+        raise InputError(f"{told} a public length in the Dataset, or in the collate_fn of a loader") from None
     except TypeError as error:
         raise unfit_items(name, error) from None
 
@@ -156,10 +152,8 @@ def _as_tree(values: Any, name: str, convert: Callable[[Any], Any]) -> Tree:
     try:
         made = tree_map(convert, values, is_leaf=_is_numbers)
     except (TypeError, ValueError):
-        raise InputError(
-            f"{name} are no numbers, or rows of several lengths; allowed: numbers, one row a record (encode text and "
-            "categories, pad to a public length)"
-        ) from None
+        told = f"{name} are no numbers, or rows of several lengths; allowed: numbers"
+        raise InputError(f"{told}, one row a record (encode text and categories, pad to a public length)") from None
     return check_tree(made, name)
 
 
@@ -255,10 +249,8 @@ def declare(
         require(measured is None or source.test is None, f"{fault}; allowed: {remedy}")
         return _with_test(source, source.test if measured is None else measured)
     if records is None:
-        raise InputError(
-            "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate; the "
-            "length of the data set is private, so it is never read for that)"
-        )
+        told = "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate"
+        raise InputError(f"{told}; the length of the data set is private, so it is never read for that)")
     train = _population(source, name)
     require(len(train), f"{name}: there is no record; allowed: at least 1")
     return _with_test(DataSet(name=name, train=train, records=records), measured)

@@ -109,9 +109,8 @@ class ArrayFacts:
     range: tuple[float, float] | None = None
 
     def public(self) -> tuple[str, ...]:
-        if self.range is None:
-            return ("the values' scale, as given",)
-        return ("the values' range [{:g}, {:g}], scaled to [-1, 1]".format(*self.range),)
+        told = "scale, as given" if self.range is None else "range [{:g}, {:g}], scaled to [-1, 1]".format(*self.range)
+        return (f"the values' {told}",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ class SourceError(AdaDPIGUError):
 def read_idx(payload: bytes) -> Pixels:
     """The array of an idx file of unsigned bytes: two zero bytes, type, rank, sizes as big-endian uint32, the data."""
     rank = payload[3]
-    shape = struct.unpack_from(f">{rank}I", payload, 4)
-    return np.frombuffer(payload, np.uint8, offset=4 + 4 * rank).reshape(shape)
+    return np.frombuffer(payload, np.uint8, offset=4 + 4 * rank).reshape(struct.unpack_from(f">{rank}I", payload, 4))
 
 
 def write_idx(array: Pixels) -> bytes:

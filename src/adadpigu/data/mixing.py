@@ -83,11 +83,10 @@ def _made_of_one(dataset: Any, name: str) -> bool:
             for key, copies in changed.items():
                 moved = [not _equal(before, _item(each, place)) for each in copies]
                 if all(moved):
-                    raise InputError(
-                        f"{name}: item {place} of {type(dataset).__name__} is made of several entries of its {key!r}, "
-                        "so one record stands in several items (mixup?); allowed: items made of one record each, "
-                        "augmented or not (or tensors made beforehand, if each row is one person's)"
-                    )
+                    told = f"{name}: item {place} of {type(dataset).__name__} is made of several entries of its {key!r}"
+                    allowed = "items made of one record each, augmented or not (or tensors made beforehand, if each row"
+                    why = "so one record stands in several items (mixup?)"
+                    raise InputError(f"{told}, {why}; allowed: {allowed} is one person's)")
                 if any(moved) and not _holds_places(containers[key]):
                     halves[key] = moved[0]
             seen |= bool(halves)
@@ -197,6 +196,4 @@ def _holds_places(value: Any) -> bool:
     """Whether a container holds whole numbers: labels, or where each record lies in another container."""
     if isinstance(value, list):
         return all(isinstance(each, int) for each in value)
-    if isinstance(value, Tensor | np.ndarray):
-        return value.ndim == 1 and "int" in str(value.dtype)
-    return False
+    return isinstance(value, Tensor | np.ndarray) and value.ndim == 1 and "int" in str(value.dtype)

@@ -15,18 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adadpigu.data import description as describing
 from adadpigu.data.datasets import DataSet, TensorRecords, check_agrees
-from adadpigu.data.description import (
-    DESCRIPTION,
-    ArrayFacts,
-    Description,
-    ImageFacts,
-    TableFacts,
-    description_path,
-    listed,
-    read_description,
-    reading,
-)
+from adadpigu.data.description import ArrayFacts, Description, ImageFacts, TableFacts, listed, reading
 from adadpigu.data.tabular import read_features, read_owners, read_table, scale
 from adadpigu.errors import InputError, require
 
@@ -95,7 +86,7 @@ def _entries(folder: Path) -> list[Path]:
     """What a folder holds, sorted, without hidden files and the description."""
     with reading(folder, "folder", "a folder"):
         found = sorted(folder.iterdir(), key=lambda entry: entry.name)
-    return [entry for entry in found if not entry.name.startswith(".") and entry.name != DESCRIPTION]
+    return [entry for entry in found if not entry.name.startswith(".") and entry.name != describing.DESCRIPTION]
 
 
 class Inputs(NamedTuple):
@@ -138,19 +129,17 @@ def own_dataset(
 def find_description(path: Path, given: Path | None = None) -> Description | None:
     """The description given, or else the one beside the data; None for `.npz`, which needs none."""
     if given is not None:
-        return read_description(given)
+        return describing.read_description(given)
     if _kind(path, "dataset") is ArrayFacts:
         return None
-    expected = description_path(path)
+    expected = describing.description_path(path)
     if expected.is_file():
-        return read_description(expected)
+        return describing.read_description(expected)
     if path.is_dir():
         class_folders(path)
-    raise InputError(
-        f"dataset={str(path)!r} needs a description of what is public about it, and there is no {str(expected)!r}: "
-        f"write one with `adadpigu data template {quote(str(path))} > {quote(str(expected))}` and fill it in, "
-        "or name one with --describe"
-    )
+    told = f"dataset={str(path)!r} needs a description of what is public about it, and there is no {str(expected)!r}"
+    command = f"adadpigu data template {quote(str(path))} > {quote(str(expected))}"
+    raise InputError(f"{told}: write one with `{command}` and fill it in, or name one with --describe")
 
 
 def read_inputs(path: Path, description: Description | None = None) -> Inputs:
@@ -216,13 +205,10 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
 def npz_dataset(path: Path, *, records: int | None, classes: int | None, facts: ArrayFacts | None = None) -> DataSet:
     """A data set from a file, with its public facts declared."""
     facts = facts or ArrayFacts()
-    require(
-        records is not None and classes is not None,
-        f"dataset={str(path)!r} is own data: declare its public record count with --records N (it sets the sampling "
-        "rate; the number of records in the file is private, so it is never read for that) and its public number of "
-        "classes with --classes K",
-    )
-    assert records is not None
+    if records is None or classes is None:
+        rate = "it sets the sampling rate; the number of records in the file is private, so it is never read for that"
+        counts = f"its public record count with --records N ({rate}) and its public number of classes with --classes K"
+        raise InputError(f"dataset={str(path)!r} is own data: declare {counts}")
     arrays = read_arrays(path)
     fits = {"x", "y"} <= arrays.keys() and ("x_test" in arrays) == ("y_test" in arrays)
     require(fits, f"{path} holds {', '.join(sorted(arrays))}; allowed: x and y, and x_test with y_test")

@@ -113,8 +113,7 @@ def homes(published: Published) -> tuple[str, ...]:
     mirror = os.environ.get(MIRROR)
     if not mirror:
         return published.homes
-    address = re.match(r"https?://[^/\s]", mirror)
-    require(address, f"{MIRROR}={mirror!r} is no address; allowed: http://… or https://…")
+    require(re.match(r"https?://[^/\s]", mirror), f"{MIRROR}={mirror!r} is no address; allowed: http://… or https://…")
     return (f"{mirror.rstrip('/')}/{published.name}/",)
 
 

@@ -102,9 +102,7 @@ def _choices(kind: str) -> Sequence[str]:
     number, name = "# range = [LOW, HIGH]", '# categories = ["A", "B"]'
     if "string" in kind or kind.startswith("bool"):
         return (name,)
-    if re.match(r"float|double|halffloat|decimal", kind):
-        return (number,)
-    return number, name
+    return (number,) if re.match(r"float|double|halffloat|decimal", kind) else (number, name)
 
 
 def _quoted(text: str) -> str:

@@ -151,9 +151,7 @@ class Fronted(nn.Module):
 
 def apply_front(front: nn.Module, batch: Tree) -> Tree:
     """The front on what a record holds for it: the first of several parts, or all of a tensor or a dict."""
-    if isinstance(batch, tuple | list):
-        return (call(front, batch[0]), *batch[1:])
-    return front(batch)
+    return (call(front, batch[0]), *batch[1:]) if isinstance(batch, tuple | list) else front(batch)
 
 
 def make_front(
@@ -242,7 +240,6 @@ def _normaliser(spec: str, shape: tuple[int, ...], clip: float, noise: float, *,
                 return ChannelNorm(torch.tensor(means), torch.tensor(stds))
     except (ValueError, ZeroDivisionError):
         pass
-    raise InputError(
-        f"normalisation={spec!r} does not fit records of shape {shape}; allowed: {', '.join(NORMALISATIONS)}; "
-        f"orders is for scattering features, GROUPS a divisor of the {shape[0]} channels, and each has a mean and a std"
-    )
+    told = f"normalisation={spec!r} does not fit records of shape {shape}; allowed: {', '.join(NORMALISATIONS)}"
+    groups = f"GROUPS a divisor of the {shape[0]} channels, and each has a mean and a std"
+    raise InputError(f"{told}; orders is for scattering features, {groups}")

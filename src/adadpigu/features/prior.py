@@ -30,8 +30,7 @@ class Parts(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        stages = self.encoder(x).split(self.encoder.plan.widths, 1)
-        normal = [F.layer_norm(stage, stage.shape[1:]) for stage in stages]
+        normal = [F.layer_norm(stage, stage.shape[1:]) for stage in self.encoder(x).split(self.encoder.plan.widths, 1)]
         return torch.cat([*normal, self.orders(self.scattering(x))], 1)
 
 

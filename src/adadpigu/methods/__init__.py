@@ -11,32 +11,18 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from adadpigu.errors import check_known, first_line
-from adadpigu.methods.adaclip import AdaCliP
-from adadpigu.methods.adadpigu import AdaDPIGU, Layers, Masked
-from adadpigu.methods.base import Method, register, registered
-from adadpigu.methods.dpsgd import DPSGD
-from adadpigu.methods.dpsur import DPSUR
-from adadpigu.methods.parameter_freezing import ParameterFreezing
-from adadpigu.methods.quantile import QuantileClipping
-from adadpigu.methods.random_freeze import RandomFreeze
-from adadpigu.methods.sgd import SGD
-
-__all__ = [
-    "DPSGD",
-    "DPSUR",
-    "SGD",
-    "AdaCliP",
-    "AdaDPIGU",
-    "Layers",
-    "Masked",
-    "Method",
-    "ParameterFreezing",
-    "QuantileClipping",
-    "RandomFreeze",
-    "all_methods",
-    "make_method",
-    "own_methods",
-]
+from adadpigu.methods.adaclip import AdaCliP as AdaCliP
+from adadpigu.methods.adadpigu import AdaDPIGU as AdaDPIGU
+from adadpigu.methods.adadpigu import Layers as Layers
+from adadpigu.methods.adadpigu import Masked as Masked
+from adadpigu.methods.base import Method as Method
+from adadpigu.methods.base import register, registered
+from adadpigu.methods.dpsgd import DPSGD as DPSGD
+from adadpigu.methods.dpsur import DPSUR as DPSUR
+from adadpigu.methods.parameter_freezing import ParameterFreezing as ParameterFreezing
+from adadpigu.methods.quantile import QuantileClipping as QuantileClipping
+from adadpigu.methods.random_freeze import RandomFreeze as RandomFreeze
+from adadpigu.methods.sgd import SGD as SGD
 
 
 def all_methods() -> dict[str, type[Method]]:

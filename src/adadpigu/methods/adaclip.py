@@ -107,7 +107,6 @@ class _State(MethodState):
         query = GradientSum(clip_norm=self._clip_norm, center=statistics.mean.clone(), scale=scale)
         total = batches.release(query)[query.name]
         restored = total.map(restore := lambda value: query.restore(value, self._batch_size))
-        noise = scale * ((total.noise_stddev or 0.0) / self._batch_size)
-        statistics.update(restored, noise_variance=noise.square())
+        statistics.update(restored, noise_variance=(scale * ((total.noise_stddev or 0.0) / self._batch_size)).square())
         clearer = batches.denoise(total)
         return restored if clearer is total else clearer.map(restore)

@@ -20,16 +20,7 @@ from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
-from adadpigu.methods.base import (
-    Batches,
-    Method,
-    MethodState,
-    Positive,
-    RunContext,
-    Share,
-    Stage,
-    register,
-)
+from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
 from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
@@ -139,11 +130,9 @@ class AdaDPIGU(Method):
         usual = max(least, 15 * steps // 200) if least else 0
         first = usual if self.importance_steps is None else self.importance_steps
         require(0 <= first < steps, f"importance_steps={first} is not from 0 to below the run's {steps} steps")
-        require(
-            first >= least,
-            f"importance_steps={first}: with retention={self.retention}, variance_start={self.variance_start!r}, "
-            f"restrict={self.restrict!r} and blocks={self.blocks}, stage 1 needs at least {least} steps",
-        )
+        given = f"retention={self.retention}, variance_start={self.variance_start!r}, restrict={self.restrict!r}"
+        told = f"importance_steps={first}: with {given} and blocks={self.blocks}, stage 1 needs"
+        require(first >= least, f"{told} at least {least} steps")
         return first
 
     def _least_importance_steps(self) -> int:
@@ -297,8 +286,7 @@ class _State(MethodState):
         if options.restrict == "always" or options.retention == 1:
             return True
         assert self._halves is not None
-        public = options.score in ("random", "public")
-        ranking = self._importance.ranking() if public else self._halves.ranking()
+        ranking = self._importance.ranking() if options.score in ("random", "public") else self._halves.ranking()
         frozen = ranking[self._schedule.count(self._mask.size, 0, 1) :]
         return bool(self._halves.measured()[frozen].mean() < self._noise**2)
 

@@ -99,8 +99,7 @@ class Batches(Protocol):
 
 def mean_gradient(batches: Batches, query: GradientSum, batch_size: int) -> Release:
     """ĝ of a method that makes one query a step: the released sum over the expected batch size, restored."""
-    total = batches.denoise(batches.release(query)[query.name])
-    return total.map(lambda value: query.restore(value, batch_size))
+    return batches.denoise(batches.release(query)[query.name]).map(lambda value: query.restore(value, batch_size))
 
 
 Positive = Annotated[float, "a finite number above 0"]

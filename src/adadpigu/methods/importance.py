@@ -82,8 +82,7 @@ def chosen(ranking: Tensor, count: int) -> Tensor:
     >>> chosen(torch.tensor([2, 0, 1]), 2).tolist()
     [True, False, True]
     """
-    mask = torch.zeros(len(ranking), dtype=torch.bool, device=ranking.device)
-    return mask.index_fill_(0, ranking[:count], True)
+    return torch.zeros(len(ranking), dtype=torch.bool, device=ranking.device).index_fill_(0, ranking[:count], True)
 
 
 class LayerPower(TensorState):

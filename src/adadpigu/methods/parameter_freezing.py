@@ -91,8 +91,7 @@ class _State(GradientState):
     def _scores(self, weights: Tensor, index: int) -> Tensor:
         """What the mask is chosen by: public, every kind of it."""
         if self._options.select == "random":
-            scores = self._context.public_rng(index).random(len(weights))
-            return torch.from_numpy(scores).to(self._context.device)
+            return torch.from_numpy(self._context.public_rng(index).random(len(weights))).to(self._context.device)
         if self._options.public_model is not None:
             weights = read_public_model(self._options.public_model, self._context.layout).to(weights.device)
         return weights.abs()

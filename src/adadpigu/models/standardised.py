@@ -66,6 +66,5 @@ def standardised_conv2d(module: StandardisedConv2d, x: Tensor, dy: Tensor, into:
         if into.wants("weight"):
             scale = 1 / norm if module.gain is None else module.gain / norm
             patch = patches(module, x).flatten(1, 3).flatten(2)
-            centred = patch - patch.mean(1, keepdim=True)
-            into.add_product("weight", (dy * scale[:, None, None]).flatten(2), centred.mT)
+            into.add_product("weight", (dy * scale[:, None, None]).flatten(2), (patch - patch.mean(1, keepdim=True)).mT)
             into.add_scaled("weight", -scale * along, filters.flatten(1))

@@ -75,11 +75,9 @@ def untrained_net(count: int, side: int, rng: torch.Generator) -> Tensor:
     x = normal((count, _WIDTH, side // 16, side // 16), rng)
     for _ in range(4):
         x = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
-        style = normal((count, _WIDTH, 1, 1), rng).exp()
-        x = F.conv2d(x * style, _oriented(_WIDTH, _WIDTH, rng), padding=1)
+        x = F.conv2d(x * normal((count, _WIDTH, 1, 1), rng).exp(), _oriented(_WIDTH, _WIDTH, rng), padding=1)
         x = x / x.square().mean((1, 2, 3), keepdim=True).add(1e-6).sqrt()
-        level = 0.3 * uniform(count, rng, 0, 1)[:, None, None, None]
-        x = F.leaky_relu(x + level * normal(tuple(x.shape), rng), 0.2)
+        x = F.leaky_relu(x + 0.3 * uniform(count, rng, 0, 1)[:, None, None, None] * normal(tuple(x.shape), rng), 0.2)
     x = x * normal((count, _WIDTH, 1, 1), rng).exp()
     return _standard(_mixed(_standard(F.conv2d(x, normal((3, _WIDTH, 1, 1), rng))), rng))
 
@@ -91,8 +89,7 @@ def _oriented(outputs: int, inputs: int, rng: torch.Generator) -> Tensor:
     turn = uniform(outputs * inputs, rng, 0, 2 * math.pi)
     slope = turn.cos()[:, None, None] * steps + turn.sin()[:, None, None] * steps[:, None]
     filters = slope * bump + 0.3 * normal((outputs * inputs, 1, 1), rng) * bump
-    gain = normal((outputs * inputs, 1, 1), rng)
-    return (gain * filters).reshape(outputs, inputs, 3, 3)
+    return (normal((outputs * inputs, 1, 1), rng) * filters).reshape(outputs, inputs, 3, 3)
 
 
 def dead_leaves(textures: Tensor, leaves: int, rng: torch.Generator) -> Tensor:
@@ -102,8 +99,7 @@ def dead_leaves(textures: Tensor, leaves: int, rng: torch.Generator) -> Tensor:
     image = textures
     for _ in range(leaves):
         cover = _leaf(count, side, smallest, rng)
-        shift = int(torch.randint(count, (1,), generator=rng, device=rng.device))
-        texture = textures.roll(shift, 0).flip(-1)
+        texture = textures.roll(int(torch.randint(count, (1,), generator=rng, device=rng.device)), 0).flip(-1)
         contrast = (1.2 * uniform(count, rng, -0.3, 1)).clamp_(min=0)[:, None, None, None]
         shade = _slope(count, side, rng)[:, None] * uniform(count, rng, 0, 0.8)[:, None, None, None]
         colour = normal((count, 3), rng)
@@ -127,8 +123,7 @@ def _leaf(count: int, side: int, smallest: Tensor, rng: torch.Generator) -> Tens
     outline = torch.ones_like(distance)
     for lobe in range(2, 2 + _LOBES):
         height = 0.35 * (uniform(count, rng, -1, 1)).clamp_(min=0)[:, None, None] / lobe**0.5
-        phase = uniform(count, rng, 0, 2 * math.pi)[:, None, None]
-        outline = outline + height * torch.cos(lobe * angle + phase)
+        outline = outline + height * torch.cos(lobe * angle + uniform(count, rng, 0, 2 * math.pi)[:, None, None])
     radius = smallest * uniform(count, rng, 0.05, 1).pow(-0.5)  # density of r goes as r^−3
     softness = uniform(count, rng, math.log(0.01), math.log(0.08)).exp()[:, None, None]
     return torch.sigmoid((radius.clamp(max=1.0)[:, None, None] * outline - distance) / softness)
@@ -158,8 +153,7 @@ def _exposed(images: Tensor, rng: torch.Generator) -> Tensor:
     """Values from 0 to 1, each image with a brightness and a contrast of its own."""
     count = len(images)
     level = uniform(count, rng, 0.3, 0.65)[:, None, None, None]
-    contrast = uniform(count, rng, 0.12, 0.32)[:, None, None, None]
-    return (level + contrast * _standard(images)).clamp_(0, 1)
+    return (level + uniform(count, rng, 0.12, 0.32)[:, None, None, None] * _standard(images)).clamp_(0, 1)
 
 
 _IMAGES = 256
@@ -190,8 +184,7 @@ def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, lo
 def images_like(record: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Images of the record's shape, type and place."""
     _, channels, height, width = record.shape
-    side = 16 * -(-max(height, width) // 16)
-    made = RandomImages(side=side)(count, rng)
+    made = RandomImages(side=16 * -(-max(height, width) // 16))(count, rng)
     made = made if channels == 3 else made.mean(dim=1, keepdim=True)
     made = F.interpolate(made, size=(height, width), mode="bilinear", align_corners=False)
     made = made if record.is_floating_point() else 255 * made

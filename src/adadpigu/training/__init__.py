@@ -3,24 +3,15 @@
 (its public side), reporting.
 """
 
-from adadpigu.runs.run import Facts, Metrics, Observer, Run
-from adadpigu.training.guarding import public
-from adadpigu.training.options import TrainingOptions
-from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
-from adadpigu.training.preparation import Preparation, prepare
-from adadpigu.training.train import train, train_prepared
-
-__all__ = [
-    "Facts",
-    "Metrics",
-    "Observer",
-    "Preparation",
-    "PrivateBatch",
-    "PrivateLoop",
-    "Run",
-    "TrainingOptions",
-    "prepare",
-    "public",
-    "train",
-    "train_prepared",
-]
+from adadpigu.runs.run import Facts as Facts
+from adadpigu.runs.run import Metrics as Metrics
+from adadpigu.runs.run import Observer as Observer
+from adadpigu.runs.run import Run as Run
+from adadpigu.training.guarding import public as public
+from adadpigu.training.options import TrainingOptions as TrainingOptions
+from adadpigu.training.own_loop import PrivateBatch as PrivateBatch
+from adadpigu.training.own_loop import PrivateLoop as PrivateLoop
+from adadpigu.training.preparation import Preparation as Preparation
+from adadpigu.training.preparation import prepare as prepare
+from adadpigu.training.train import train as train
+from adadpigu.training.train import train_prepared as train_prepared

@@ -71,8 +71,7 @@ class Checkpoints:
             "metrics": list(checkpoint.metrics),
             "tensors": _sha256((part / _TENSORS).read_bytes()),
         }
-        text = json.dumps({**facts, "digest": _digest(facts)}, allow_nan=False, indent=2) + "\n"
-        write_text(part / _FACTS, text)
+        write_text(part / _FACTS, json.dumps({**facts, "digest": _digest(facts)}, allow_nan=False, indent=2) + "\n")
         shutil.rmtree(target, ignore_errors=True)  # the same step, reached again after a resume
         part.rename(target)
         sync_folder(self._folder)

@@ -19,8 +19,7 @@ def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int 
     outputs: list[Tensor] = []
 
     def next_part() -> None:
-        part = select(inputs, slice(done, done + chunk))
-        outputs.append(call(model, to_device(part, device)).cpu())
+        outputs.append(call(model, to_device(select(inputs, slice(done, done + chunk)), device)).cpu())
 
     done, count = 0, count_rows(inputs)
     try:

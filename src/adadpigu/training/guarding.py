@@ -168,10 +168,11 @@ class Guard:
             if begun is not None and found is not None and begun.tensor is found.tensor:
                 refused = begun.version != found.version
             if refused:
-                raise ModelError(
-                    f"{place!r} has changed since the loop began, and what it holds reaches the weights without noise; "
-                    "allowed: as it was, or a tensor that you declare public, such as a temperature: ad.public(tensor)"
+                told = (
+                    f"{place!r} has changed since the loop began, and what it holds reaches the weights without noise"
                 )
+                remedy = "a tensor that you declare public, such as a temperature: ad.public(tensor)"
+                raise ModelError(f"{told}; allowed: as it was, or {remedy}")
 
     def _fixed_tensors(self) -> dict[str, Remembered]:
         trained = set(map(id, self._trained.values()))
@@ -201,11 +202,9 @@ class Guard:
             warnings.warn(f"{told}; the statement says that it is not covered", stacklevel=5)
             self._loop.add_caveat(f"{told}; computed from private records, it would tell of them without noise")
         if new := self._first_time("put aside", kept):
-            warnings.warn(
-                f"the model has another tensor at {_listed(new)} than when the loop began; steps are made with what "
-                "was there then; to train with the new one, declare it public: ad.public(tensor)",
-                stacklevel=5,
-            )
+            told = f"the model has another tensor at {_listed(new)} than when the loop began; steps are made with what"
+            remedy = "to train with the new one, declare it public: ad.public(tensor)"
+            warnings.warn(f"{told} was there then; {remedy}", stacklevel=5)
         return acting
 
     def _first_time(self, what: str, places: Iterable[str]) -> list[str]:
@@ -233,11 +232,8 @@ class Guard:
             raise PrivacyLineError("optimizer.step() before batch.backward(): there is no release to step along")
         self._check_optimizer()
         if all(parameter.grad is None for parameter in self._named.values()):
-            warnings.warn(
-                "optimizer.step() after zero_grad(): the release is gone, so the step moves nothing; "
-                "call zero_grad() before batch.backward(), or after the step",
-                stacklevel=4,
-            )
+            told = "optimizer.step() after zero_grad(): the release is gone, so the step moves nothing"
+            warnings.warn(f"{told}; call zero_grad() before batch.backward(), or after the step", stacklevel=4)
 
     def _after_step(self, *_: object) -> None:
         assert self._loop.batch is not None
@@ -260,10 +256,10 @@ class Guard:
 
 def _refuse_backward(parameter: Tensor) -> None:
     parameter.grad = None  # un-noised, and the error may be caught
+    told = "a backward pass of your own reached a parameter's grad: it would hold un-noised gradients"
+    allowed = "batch.backward() of the private loop, loss.backward() on a batch of the loader that was made private"
     raise PrivacyLineError(
-        "a backward pass of your own reached a parameter's grad: it would hold un-noised gradients; allowed: "
-        "batch.backward() of the private loop, loss.backward() on a batch of the loader that was made private, or "
-        "torch.autograd.grad for values that stay out of the training"
+        f"{told}; allowed: {allowed}, or torch.autograd.grad for values that stay out of the training"
     )
 
 

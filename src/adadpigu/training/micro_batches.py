@@ -154,8 +154,7 @@ class MicroBatches:
     def sums(self, drawn: Drawn, present: Presence | None, queries: tuple[Query, ...], size: int) -> list[BoundedSum]:
         """Bounds a draw with RNG state of its own, retrying in smaller parts."""
         fixed_shape = present is not None
-        placed = not fixed_shape and self._places_matter(size)
-        rows = self._placed(drawn, size) if placed else (drawn, present)
+        rows = self._placed(drawn, size) if not fixed_shape and self._places_matter(size) else (drawn, present)
         if self._processes.size > 1:
             rows = self._in_step(*rows, size)
         with isolated(self._randomness, self._view.device):
@@ -195,8 +194,7 @@ class MicroBatches:
         """Each record at its own place, the k-th of those drawn for a place in the k-th micro-batch."""
         positions = unseal(drawn)
         place, order = torch.sort(self._checksums(positions) % size, stable=True)
-        first = torch.searchsorted(place, place)
-        turn = torch.arange(len(place), device=place.device) - first
+        turn = torch.arange(len(place), device=place.device) - torch.searchsorted(place, place)
         table = positions.new_full((int(turn.max()) + 1 if len(turn) else 0, size), -1)
         table[turn, place] = positions[order]
         return Drawn(table.flatten().clamp(min=0)), Presence(table.flatten() >= 0)
@@ -274,16 +272,11 @@ class MicroBatches:
 
         In a draw the global generator is the run's privacy generator (`isolated`); a replay freezes it row by row.
         """
-        if not query.tosses:
-            return None
-        return torch.rand(self._records, query.tosses, dtype=torch.float64, device=self._view.device)
+        shape = (self._records, query.tosses)
+        return torch.rand(shape, dtype=torch.float64, device=self._view.device) if query.tosses else None
 
     def _bound(
-        self,
-        records: Records,
-        queries: tuple[Query, ...],
-        bounders: list[Bounder],
-        coins: Sequence[Tensor | None],
+        self, records: Records, queries: tuple[Query, ...], bounders: list[Bounder], coins: Sequence[Tensor | None]
     ) -> None:
         """Adds one micro-batch to the sums, and notes what diagnostics will be shown of it once the draw is through."""
         if self.clipped_by_engine(queries):

@@ -64,11 +64,9 @@ class TrainingOptions(CommonOptions):
             check_known(name, getattr(self, name), kinds)
         stable = 1e-12 <= self.clip_stability < math.inf
         require(stable, f"clip_stability={self.clip_stability} is not a finite number of at least 1e-12")
-        require(
-            self.public is None or isinstance(self.public, str | PublicRecords),
-            f"public is a {type(self.public).__name__}; allowed: processes:COUNT, an .npz file, or "
-            "PublicRecords(inputs=…, targets=…, origin=…)",
-        )
+        allowed = "processes:COUNT, an .npz file, or PublicRecords(inputs=…, targets=…, origin=…)"
+        fits = self.public is None or isinstance(self.public, str | PublicRecords)
+        require(fits, f"public is a {type(self.public).__name__}; allowed: {allowed}")
         self.augmentation()
         self.factory()
 

@@ -46,10 +46,9 @@ class WithheldLoss:
     """What `backward` returns in the place of a loss, which is private."""
 
     def __float__(self) -> NoReturn:
-        raise PrivacyLineError(
-            "batch.backward() gives no loss: it is private; allowed for ReduceLROnPlateau, early stopping and logs: "
-            "a public metric, such as the accuracy on public records; other schedulers: scheduler.step()"
-        )
+        told = "batch.backward() gives no loss: it is private; allowed for ReduceLROnPlateau, early stopping and logs"
+        metric = "a public metric, such as the accuracy on public records"
+        raise PrivacyLineError(f"{told}: {metric}; other schedulers: scheduler.step()")
 
     item = __float__
 
@@ -96,10 +95,8 @@ class PrivateBatch:
         return WithheldLoss()
 
     def _unseen(self, *_: object, **__: object) -> NoReturn:
-        raise PrivacyLineError(
-            "nobody sees the records of a private batch, nor how many they are; allowed: batch.backward(), with the "
-            "loss that the loop was made with (loss= or losses=)"
-        )
+        told = "nobody sees the records of a private batch, nor how many they are; allowed: batch.backward()"
+        raise PrivacyLineError(f"{told}, with the loss that the loop was made with (loss= or losses=)")
 
     __iter__ = __getitem__ = __len__ = to = _unseen
 
@@ -178,17 +175,14 @@ class PrivateLoop:
             del given[name]
         check_range("accumulate", accumulate, "at least 1")
         if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
-            size = options.get("batch_size", TrainingOptions.batch_size)
-            options["physical_batch_size"] = -(-size // accumulate)
+            options["physical_batch_size"] = -(-options.get("batch_size", TrainingOptions.batch_size) // accumulate)
         self._parts = accumulate
         for name in options.keys() & _OWNED:
-            yours = "the loop is yours; set it on your optimizer or scheduler"
-            raise InputError(f"{name}={options[name]!r}: {yours}")
+            raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
         given |= {"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"}
         self._prepared = prepared_for(**given)
         place = {"out": out, "resuming": resume, "shared": ledger, "introduce": print_path}
-        own_loss = losses if loss is None else loss
-        self._start(optimizer, own_loss, observers=observers, randomness=randomness, **place)
+        self._start(optimizer, losses if loss is None else loss, observers=observers, randomness=randomness, **place)
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)
@@ -265,10 +259,8 @@ class PrivateLoop:
 
     def __iter__(self) -> Iterator[PrivateBatch]:
         if self._begun:
-            raise InputError(
-                "a private loop is gone through once: all its epochs are in one pass; leave out the loop over epochs "
-                "around it (a further loop is a further run, whose epsilon adds up)"
-            )
+            told = "a private loop is gone through once: all its epochs are in one pass; leave out the loop over epochs"
+            raise InputError(f"{told} around it (a further loop is a further run, whose epsilon adds up)")
         self._begun = self._busy = True
         stop = self._session.stop
         stop.end = self._end_unless_halfway

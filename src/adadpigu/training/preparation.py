@@ -222,9 +222,8 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
         allowed = f"is not between 1 and the declared record count {data.records}"
         fits = draw.batch_size is None or 1 <= draw.batch_size <= data.records
         require(fits, f"batch_size={draw.batch_size} of the draw {draw.name!r} {allowed}")
-    if front is None or front.released is None:
-        return stages
-    return (normalisation_stage(front.released, data.records), *stages)
+    released = None if front is None else front.released
+    return stages if released is None else (normalisation_stage(released, data.records), *stages)
 
 
 def _with_public(
@@ -236,9 +235,8 @@ def _with_public(
         require(asked is None, f"public={asked!r}: method {method.name!r} looks at no public record; leave it out")
         return options, None
     if not isinstance(example, Tensor):
-        raise InputError(
-            f"method {method.name!r} takes records (input, label) of tensors, not {describe_tree(example)}"
-        )
+        told = f"method {method.name!r} takes records (input, label) of tensors"
+        raise InputError(f"{told}, not {describe_tree(example)}")
     asked = _PROCESS_IMAGES if asked is None else asked
     public = read_public(asked, example[:1], data) if isinstance(asked, str) else asked
     public.check(example, label, task.classes)

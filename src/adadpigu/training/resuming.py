@@ -122,11 +122,9 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         allowed = f"is not what the run began with; allowed: {before.get(key)!r}"
         gone = "" if key in now else f", in the version that began the run if this one has no {key} ({begun_by})"
         require(before.get(key) == now.get(key), f"{key}={now.get(key)!r} {allowed}{gone}")
-    require(
-        ledger.plan == prepared.plan,
-        f"{where}: the plan is not the one that the run began with: its settings meant other stages or draws to the "
-        f"version that began it ({begun_by}); allowed: that version, or train again",
-    )
+    told = f"{where}: the plan is not the one that the run began with: its settings meant other stages or draws to the"
+    remedy = "allowed: that version, or train again"
+    require(ledger.plan == prepared.plan, f"{told} version that began it ({begun_by}); {remedy}")
     try:  # what settings do not tell apart, such as a front, stands in the config as it was written
         same = matches_digest(out / "config.toml", facts["config"])
     except OSError as error:

@@ -190,9 +190,8 @@ class Draws:
     def _charge_and_sample(self, queries: tuple[Query, ...], draw: str) -> ChargedDraw:
         """Charges for a draw, then tosses its coins."""
         if draw not in self._planned:
-            raise PrivacyLineError(
-                f"step {self._step} of stage {self._stage!r} has no draw {draw!r} left (left: {sorted(self._planned)})"
-            )
+            told = f"step {self._step} of stage {self._stage!r} has no draw {draw!r} left"
+            raise PrivacyLineError(f"{told} (left: {sorted(self._planned)})")
         if self._failed:
             raise PrivacyLineError("an earlier draw of this run failed amid private records: nothing more is released")
         sampler, noise_multiplier = self._planned.pop(draw)

@@ -86,10 +86,8 @@ class Task:
     def declared(self) -> tuple[str, ...]:
         """What the loss takes as public, for the statement."""
         if self.losses is self.given:
-            return (
-                "declared public: constants in the losses function (class weights, temperatures); computed from these "
-                "records, they would tell of them without noise",
-            )
+            told = "declared public: constants in the losses function (class weights, temperatures)"
+            return (f"{told}; computed from these records, they would tell of them without noise",)
         return (*weights_of(self.given), *(() if self.loss is None else _soft(self.loss, self.example[1])))
 
 
@@ -154,9 +152,8 @@ def _check_front(front: Front | None, inputs: Tree, apply: Callable[[nn.Module, 
 
 def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front | None:
     """With uint8 inputs that the model does not take, but takes as floats: a front that divides them by 255."""
-    if not (isinstance(inputs, Tensor) and inputs.dtype == torch.uint8):
-        return front
-    if _output_or_none(model, front, inputs) is not None:
+    bytes_alone = isinstance(inputs, Tensor) and inputs.dtype == torch.uint8
+    if not bytes_alone or _output_or_none(model, front, inputs) is not None:
         return front
     features = None if front is None else front.features
     scaled = Front(None, ByteScaling()) if features is None else Front(nn.Sequential(ByteScaling(), features), None)
@@ -175,8 +172,8 @@ def _output(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
     except Exception as error:
         plain = isinstance(inputs, Tensor)
         kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
-        what = f"records of {kind}"
-        raise ModelError(f"the model does not take {what}: {first_line(error)}; match data and model") from error
+        told = f"the model does not take records of {kind}: {first_line(error)}"
+        raise ModelError(f"{told}; match data and model") from error
 
 
 def _classes(output: Tensor, targets: Tensor, data: DataSet) -> int:
@@ -185,9 +182,8 @@ def _classes(output: Tensor, targets: Tensor, data: DataSet) -> int:
         allowed = ", ".join(["records", "classes", *map(str, targets.shape[1:])])
         raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: ({allowed})")
     if data.classes is not None and output.shape[1] != data.classes:
-        raise ModelError(
-            f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes: one output a class"
-        )
+        told = f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes"
+        raise ModelError(f"{told}: one output a class")
     return output.shape[1]
 
 

@@ -356,8 +356,7 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
 def _facts(prepared: Preparation, *, from_python: bool) -> str:
     """What is public about the data set, for whoever uses the model without it; of a run from Python, the model too."""
     data = prepared.data
-    names = ("name", "records", "classes", "shape", "public")
-    facts = {name: getattr(data, name) for name in names}
+    facts = {name: getattr(data, name) for name in ("name", "records", "classes", "shape", "public")}
     if data.owners is not None:
         facts["owner_cap"] = data.owners.cap
     if from_python:  # built again by `make_model`, or else by the user, as their class

@@ -123,10 +123,8 @@ def check_losses(losses: object, records: int) -> None:
     if isinstance(losses, Tensor) and losses.shape == (records,) and losses.is_floating_point():
         return
     found = f"{tuple(losses.shape)} of {losses.dtype}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
-    raise ModelError(
-        f"<losses>: {found} for {records} record(s); allowed: a float tensor [{records}], one loss a record, as with "
-        "reduction='none' and then .flatten(1).mean(1) over what belongs to one record"
-    )
+    told = f"<losses>: {found} for {records} record(s); allowed: a float tensor [{records}], one loss a record"
+    raise ModelError(f"{told}, as with reduction='none' and then .flatten(1).mean(1) over what belongs to one record")
 
 
 def _as_batch(row: Tree) -> Tree:
@@ -182,9 +180,8 @@ def _on_example(loss: RecordLoss, outputs: Tree, targets: Tree) -> Tensor:
         return loss(outputs, targets)
     except Exception as error:
         shapes = f"outputs {describe_tree(outputs)} and targets {describe_tree(targets)} of a record"
-        raise ModelError(
-            f"<model>: the loss refuses {shapes}: {first_line(error)}; match the model to the labels"
-        ) from error
+        told = f"<model>: the loss refuses {shapes}: {first_line(error)}"
+        raise ModelError(f"{told}; match the model to the labels") from error
 
 
 def _refuse_weighted_mean(looped: RecordLoss, outputs: Tree, targets: Tree) -> None:
@@ -206,11 +203,9 @@ def _refuse_weighted_mean(looped: RecordLoss, outputs: Tree, targets: Tree) -> N
     if batch.dim() > 0 or not bool(torch.isfinite(batch) & torch.isfinite(each).all()):
         return
     if not any(torch.allclose(batch, total, rtol=1e-3, atol=1e-6) for total in (each.mean(), each.sum())):
-        raise ModelError(
-            "<loss>: the loss of a batch is neither the mean nor the sum of its records' losses, as where class "
-            "weights divide it, which would cancel for a record by itself; allowed: reduction='none' or 'sum', "
-            "nn.CrossEntropyLoss(weight=...), or losses=f with f(model, batch) -> [n]"
-        )
+        told = "<loss>: the loss of a batch is neither the mean nor the sum of its records' losses, as where class"
+        why = "weights divide it, which would cancel for a record by itself; allowed: reduction='none' or 'sum'"
+        raise ModelError(f"{told} {why}, nn.CrossEntropyLoss(weight=...), or losses=f with f(model, batch) -> [n]")
 
 
 def _refuse_state(looped: RecordLoss, outputs: Tree, targets: Tree) -> None:

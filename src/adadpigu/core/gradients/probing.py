@@ -110,17 +110,14 @@ def refuse_mixing(query: MappedSum, like: Tensor, tried: set[object]) -> None:
         all_rows, alone, turned = made(rows, [0, 1, 2]), made(rows, [0]), made(loud, [2, 1, 0])
     pairs = (all_rows[:1], alone), (all_rows[0], turned[2]), (all_rows[1], turned[1])
     if not all(agree(one.to(like), other.to(like), factor=1e4) for one, other in pairs):
-        raise PrivacyLineError(
-            f"{query.name!r}: what its map makes of a gradient changes with the gradients beside it, so no bound "
-            "covers one record; allowed: a map of each row by itself"
-        )
+        told = f"{query.name!r}: what its map makes of a gradient changes with the gradients beside it"
+        raise PrivacyLineError(f"{told}, so no bound covers one record; allowed: a map of each row by itself")
     tried.add(kind)
 
 
 def known_ids(model: nn.Module) -> int:
     """How many ids all embeddings of a model know, from 0: what an example of whole numbers may hold; 0 without any."""
-    sizes = [m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    return min(sizes, default=0)
+    return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)), default=0)
 
 
 def padding_ids(model: nn.Module) -> list[int]:
@@ -167,9 +164,8 @@ def forward(model: nn.Module, inputs: Tree, number: int = 0) -> Tensor:
         where = innermost(model, error, describe("", model))
         plain = isinstance(inputs, Tensor)
         what = f"shape {tuple(inputs.shape)} and {inputs.dtype}" if plain else f"records {describe_tree(inputs)}"
-        raise ModelError(
-            f"{where}: forward fails on an example of {what}: {first_line(error)}; match the model to the data"
-        ) from error
+        told = f"{where}: forward fails on an example of {what}: {first_line(error)}"
+        raise ModelError(f"{told}; match the model to the data") from error
 
 
 def quiet_mode(model: nn.Module, inputs: Tree) -> bool | None:

@@ -98,8 +98,7 @@ class Destination:
 
     def add_sum(self, name: str, value: Tensor, dimension: int) -> None:
         """Adds a gradient that is a sum over one dimension, [b, m, p] or [b, p, m] -> [b, m]."""
-        fresh = self._slots[name].name in self._flat.unwritten
-        if fresh and self._copies == 1 and value.shape[dimension] > 1:
+        if self._slots[name].name in self._flat.unwritten and self._copies == 1 and value.shape[dimension] > 1:
             torch.sum(value, dimension, out=self._flat.claim(self._slots[name])[0])
         else:
             self.add(name, value.sum(dimension) if value.shape[dimension] > 1 else value.squeeze(dimension))
@@ -303,5 +302,4 @@ def _gathered_at_first(index: Tensor, rows: Tensor) -> Tensor:
     A GPU scatters in no fixed order, so that sums of three or more would round otherwise from one time to the next.
     """
     same = index.unsqueeze(2) == index.unsqueeze(1)
-    again = same.tril(-1).any(2)
-    return torch.bmm(same.to(rows.dtype), rows).masked_fill(again.unsqueeze(2), 0.0)
+    return torch.bmm(same.to(rows.dtype), rows).masked_fill(same.tril(-1).any(2).unsqueeze(2), 0.0)

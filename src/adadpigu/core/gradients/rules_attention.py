@@ -44,7 +44,10 @@ def attention(
     """As the module's forward; the batch is brought to the front inside where the module has it second."""
     if query.dim() != 3 or query.is_nested:
         raise ModelError("MultiheadAttention: takes one record without a batch, or nested; give it [batch, length, e]")
-    q, k, v = _projected(module, note, _batch_first(module, (query, key, value)))
+    if not module.batch_first:  # inputs that are the same tensor stay the same: they are projected together
+        turned = {id(each): each.transpose(0, 1) for each in (query, key, value)}
+        query, key, value = (turned[id(each)] for each in (query, key, value))
+    q, k, v = _projected(module, note, (query, key, value))
     hinted = is_causal and key_padding_mask is None and not need_weights
     mask = None if hinted else _merged(module, attn_mask, key_padding_mask, q)
     k, v, mask = _extended(module, note, k, v, mask)
@@ -61,15 +64,6 @@ def attention(
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)
     return output if module.batch_first else output.transpose(0, 1), weights
-
-
-def _batch_first(module: nn.MultiheadAttention, given: Three) -> Three:
-    """Inputs that are the same tensor stay the same: they are projected together."""
-    if module.batch_first:
-        return given
-    turned = {id(each): each.transpose(0, 1) for each in given}
-    query, key, value = (turned[id(each)] for each in given)
-    return query, key, value
 
 
 def _projected(module: nn.MultiheadAttention, note: Note, given: Three) -> Three:

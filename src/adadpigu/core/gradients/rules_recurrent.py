@@ -44,13 +44,8 @@ def _step(module: nn.RNNBase | nn.RNNCellBase) -> Step:
 
 
 @unfolding(nn.LSTM, nn.GRU, nn.RNN)
-def recurrent(
-    module: nn.RNNBase,
-    note: Note,
-    input: Tensor,  # noqa: A002  torch's own name, by which callers may pass it
-    hx: Any = None,
-) -> tuple[Tensor, Any]:
-    """As the module's forward, with dropout drawn in the same order."""
+def recurrent(module: nn.RNNBase, note: Note, input: Tensor, hx: Any = None) -> tuple[Tensor, Any]:  # noqa: A002
+    """As the module's forward, by whose names callers may pass inputs, with dropout drawn in the same order."""
     _refuse_shape(module, input, 3, "[batch, length, features]")
     x = input if module.batch_first else input.transpose(0, 1)
     directions = 2 if module.bidirectional else 1
@@ -72,18 +67,11 @@ def recurrent(
 
 
 @unfolding(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-def one_step(
-    module: nn.RNNCellBase,
-    note: Note,
-    input: Tensor,  # noqa: A002  torch's own name, by which callers may pass it
-    hx: Any = None,
-) -> Any:
+def one_step(module: nn.RNNCellBase, note: Note, input: Tensor, hx: Any = None) -> Any:  # noqa: A002
     """As the module's forward: a sequence of one step."""
     _refuse_shape(module, input, 2, "[batch, features]")
-    if hx is None:
-        start = _zeros(module, input, module.hidden_size)
-    else:
-        start = hx if isinstance(module, nn.LSTMCell) else (hx,)
+    given = hx if isinstance(module, nn.LSTMCell) else (hx,)
+    start = _zeros(module, input, module.hidden_size) if hx is None else given
     _, end = _along(module, note, input.unsqueeze(1), start, "", backwards=False)
     return end if isinstance(module, nn.LSTMCell) else end[0]
 

@@ -53,9 +53,8 @@ def computes_rows_alike(
     One tensor is filled by `draw`; a tree is taken as it is. Among `most` records where these are a block at most; else
     in any number of blocks up to that.
     """
-    generator = torch.Generator().manual_seed(0)
     if isinstance(inputs, Tensor) and inputs.is_floating_point():
-        inputs = draw(inputs.shape, generator=generator, dtype=inputs.dtype)
+        inputs = draw(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=inputs.dtype)
     count = count_rows(inputs)
     kinds = 1 if most <= BLOCK else count - 1 + count % 2  # odd: each comes to lie anywhere in a vector
     which = torch.arange(most) % kinds

@@ -129,8 +129,7 @@ class AttributeSnapshot:
                     value[...] = content
             elif isinstance(value, dict):
                 own = {k: v for k, v in value.items() if k in _OWN and k not in content}
-                now = [(k, id(v)) for k, v in value.items() if k not in own]
-                if now != [(k, id(v)) for k, v in content.items()]:
+                if [(k, id(v)) for k, v in value.items() if k not in own] != [(k, id(v)) for k, v in content.items()]:
                     value.clear()
                     value.update(own | content)
             elif list(map(id, value)) != list(map(id, content)):

@@ -104,9 +104,8 @@ def embedding_bag(
     """One bag [p] of ids a record: look up, then pool. Ids of the padding are left out."""
     refuse_lookup(module)
     if input.dim() != 2 or offsets is not None:
-        raise ModelError(
-            f"EmbeddingBag: takes ids {tuple(input.shape)} cut up by offsets; give it [batch, ids], one bag a record"
-        )
+        told = f"EmbeddingBag: takes ids {tuple(input.shape)} cut up by offsets"
+        raise ModelError(f"{told}; give it [batch, ids], one bag a record")
     rows = F.embedding(input, module.weight, module.padding_idx)
     note(input, rows, Part(("weight",), embedding))
     left_out = None if module.padding_idx is None else (input == module.padding_idx).unsqueeze(2)
@@ -127,5 +126,4 @@ def _largest(rows: Tensor, left_out: Tensor | None) -> Tensor:
         return rows.sum(1)
     if left_out is None:
         return rows.max(1).values
-    largest = rows.masked_fill(left_out, -float("inf")).max(1).values
-    return largest.masked_fill(left_out.all(1), 0.0)
+    return rows.masked_fill(left_out, -float("inf")).max(1).values.masked_fill(left_out.all(1), 0.0)

@@ -48,6 +48,5 @@ def check_rows(name: str, rows: Tensor) -> None:
 def check_contiguous(name: str, part: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     """Refuses a part that is given and that the kernels would misread."""
     if part is not None and (part.shape != shape or not part.is_contiguous() or part.dtype != (dtype or part.dtype)):
-        raise InputError(
-            f"{name} {part.dtype} {tuple(part.shape)}; allowed: a contiguous {list(shape)} of {dtype or 'any type'}"
-        )
+        told = f"{name} {part.dtype} {tuple(part.shape)}"
+        raise InputError(f"{told}; allowed: a contiguous {list(shape)} of {dtype or 'any type'}")

@@ -46,10 +46,9 @@ def current() -> Processes:
         return ALONE if dist.get_world_size() == 1 else Job()
     size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK")
     if rank is not None and size not in ("", "1"):
-        raise JobError(
-            f"WORLD_SIZE={size}: torchrun has started several processes, and each would train and charge on its own; "
-            "allowed: torch.distributed.init_process_group() first, or adadpigu.training.distributed.alone() around it"
-        )
+        told = f"WORLD_SIZE={size}: torchrun has started several processes, and each would train and charge on its own"
+        allowed = "torch.distributed.init_process_group() first, or adadpigu.training.distributed.alone() around it"
+        raise JobError(f"{told}; allowed: {allowed}")
     return ALONE
 
 
@@ -66,15 +65,11 @@ def alone() -> Iterator[None]:
 def refuse_wrapped(model: nn.Module) -> None:
     """A model in torch's own wrappers would send gradients to other processes before their noise."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ModelError(
-            "the model is wrapped in DistributedDataParallel, which adds up gradients without noise; allowed: the "
-            "module inside (model.module), whose clipped sums a job adds up by itself"
-        )
+        told = "the model is wrapped in DistributedDataParallel, which adds up gradients without noise; allowed"
+        raise ModelError(f"{told}: the module inside (model.module), whose clipped sums a job adds up by itself")
     if "torch.distributed.fsdp" in sys.modules and isinstance(model, sys.modules["torch.distributed.fsdp"].FSDPModule):
-        raise ModelError(
-            "the model is sharded by fully_shard already; allowed: the model before that, for "
-            "adadpigu.training.distributed.sharded_training.train_sharded, which shards it"
-        )
+        told = "the model is sharded by fully_shard already; allowed: the model before that"
+        raise ModelError(f"{told}, for adadpigu.training.distributed.sharded_training.train_sharded, which shards it")
 
 
 class Job(Processes):
@@ -85,10 +80,8 @@ class Job(Processes):
         self.size = dist.get_world_size()
         backends = str(dist.get_backend_config())
         if "cpu:gloo" not in backends:
-            raise JobError(
-                f"backend={backends!r} cannot carry what is on the CPU; allowed: init_process_group() without a "
-                "backend, or with 'gloo' or 'cpu:gloo,cuda:nccl'"
-            )
+            told = f"backend={backends!r} cannot carry what is on the CPU; allowed"
+            raise JobError(f"{told}: init_process_group() without a backend, or with 'gloo' or 'cpu:gloo,cuda:nccl'")
 
     def share_coins(self, taken: Tensor) -> Tensor:
         bits = torch.from_numpy(np.packbits(taken.cpu().numpy()))
@@ -149,12 +142,9 @@ class Job(Processes):
         return said
 
     def check_alike(self, weights: Tensor) -> None:
-        every = self.all_gather_object(digest([("weights", weights)]))
-        if odd := odd_ranks(every):
-            raise JobError(
-                f"the weights of rank {odd} are not those of rank 0 any more; allowed: one kind of machine "
-                "and of device, deterministic optimisers, and no change to weights by hand"
-            )
+        if odd := odd_ranks(self.all_gather_object(digest([("weights", weights)]))):
+            told = f"the weights of rank {odd} are not those of rank 0 any more; allowed: one kind of machine and of"
+            raise JobError(f"{told} device, deterministic optimisers, and no change to weights by hand")
 
     def all_gather_object(self, value: T) -> list[T]:
         said: list[Any] = [None] * self.size

@@ -49,9 +49,8 @@ def joined(timeout: timedelta = SILENCE) -> Iterator[Processes]:
         fresh = PrefixStore(f"adadpigu/{attempt}", store)  # what a process left there before a restart is stale
         dist.init_process_group(store=fresh, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
-        raise JobError(
-            f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the processes of the job have not met: {first_line(error)}"
-        ) from None
+        told = f"WORLD_SIZE={os.environ['WORLD_SIZE']}: the processes of the job have not met"
+        raise JobError(f"{told}: {first_line(error)}") from None
     try:
         yield current()
     finally:
@@ -143,8 +142,7 @@ def run_to_resume(out: Path | None) -> Path | None:
     """The run that a restarted job goes on with: the one in its folder, if it has begun; another would spend again."""
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if most not in ("", "0") and out is None:
-        raise InputError(
-            f"max_restarts={most} without --out: a job that is started again must find its run; allowed: with --out"
-        )
+        told = f"max_restarts={most} without --out: a job that is started again must find its run"
+        raise InputError(f"{told}; allowed: with --out")
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     return out if again and out is not None and (out / LEDGER_FILE).is_file() else None

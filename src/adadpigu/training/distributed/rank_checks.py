@@ -67,12 +67,9 @@ def _facts(prepared: Preparation) -> dict[str, object]:
 def _compare_records(prepared: Preparation, processes: Processes) -> None:
     """Whether all see the same records: what they hold is not told, only who differs."""
     key = processes.broadcast_object(secrets.token_hex(32))
-    every = processes.all_gather_object(_digest(prepared.data.train, key, prepared.device))
-    if odd := odd_ranks(every):
-        raise JobError(
-            f"dataset={prepared.data.name!r}: rank {odd} sees other records than rank 0; allowed: the same records "
-            "in the same order everywhere (each rank reads its own share of them)"
-        )
+    if odd := odd_ranks(processes.all_gather_object(_digest(prepared.data.train, key, prepared.device))):
+        told = f"dataset={prepared.data.name!r}: rank {odd} sees other records than rank 0; allowed"
+        raise JobError(f"{told}: the same records in the same order everywhere (each rank reads its own share of them)")
 
 
 def _digest(population: Population, key: str, device: torch.device) -> str:
@@ -86,5 +83,4 @@ def _digest(population: Population, key: str, device: torch.device) -> str:
         chosen = (public_rng.uniform(min(_LOOKED_AT, len(population))) * len(population)).long()
         with isolated(public_rng, device):  # records that are augmented when they are read are so alike everywhere
             parts = [population.take(chosen)]
-    leaves = (("", leaf) for part in parts for leaf in tree_leaves(part))
-    return digest(leaves, start=f"{key} {len(population)}\n")
+    return digest((("", leaf) for part in parts for leaf in tree_leaves(part)), start=f"{key} {len(population)}\n")
