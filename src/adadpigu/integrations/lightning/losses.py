@@ -137,10 +137,9 @@ class ModuleLosses:
                 return
         if compares:
             fault = "the loss of a batch is neither the mean nor the sum of its records' losses"
-            remedy = (
-                "each record's loss is taken by itself; declare private_losses(self, batch) -> [n] to say what that is"
-            )
-            warnings.warn(f"{self._name}.training_step: {fault}; {remedy}", stacklevel=2)
+            remedy = "declare private_losses(self, batch) -> [n] to say what that is"
+            told = f"{fault}; each record's loss is taken by itself; {remedy}"
+            warnings.warn(f"{self._name}.training_step: {told}", stacklevel=2)
 
 
 def _may_keep(_: str, value: Any) -> bool:
