@@ -188,9 +188,10 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
     >>> delta_warnings(1e-5, 60_000), len(delta_warnings(0.01, 100))
     ((), 1)
     """
+    if delta * records < 1:
+        return ()
     fault = f"delta={delta:g} is not below 1/records = {1 / records:.3g}"
-    why = "publishing one whole record now and then would satisfy such a guarantee"
-    return () if delta * records < 1 else (f"{fault}: {why}",)
+    return (f"{fault}: publishing one whole record now and then would satisfy such a guarantee",)
 
 
 def _record(kind: type[T], data: Mapping[str, object]) -> T:

@@ -78,5 +78,6 @@ def _mask(run: Run, path: Path) -> Path:
     axes.invert_yaxis()
     axes.set_xlim(0, 122)
     axes.set_xticks(range(0, 101, 20))
-    axes.set_xlabel("weights that may change, % of the layer" + " (tick: when training began)" * moved)
+    tick = " (tick: when training began)" if moved else ""
+    axes.set_xlabel(f"weights that may change, % of the layer{tick}")
     return _save(figure, run, f"the mask by layer ({last.active:.0%} of all)", path)
