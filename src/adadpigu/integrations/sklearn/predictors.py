@@ -80,7 +80,8 @@ rate; the length of X is private, so it is never read for that)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest class of each record."""
-        predicted: NDArray[Any] = self.classes_[self._outputs(X).argmax(dim=1).numpy()]
+        places = self._outputs(X).argmax(dim=1).numpy()
+        predicted: NDArray[Any] = self.classes_[places]
         return predicted
 
 
