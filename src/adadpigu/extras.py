@@ -12,7 +12,5 @@ def import_extra(module: str, *, group: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:  # an ImportError of another kind is a broken package, and says so itself
         missing = error.name or module.partition(".")[0]
-        raise InputError(
-            f"{purpose} needs the package {missing!r}, which is not there; install it with "
-            f"pip install 'adadpigu[{group}]'"
-        ) from None
+        fault = f"{purpose} needs the package {missing!r}, which is not there"
+        raise InputError(f"{fault}; install it with pip install 'adadpigu[{group}]'") from None

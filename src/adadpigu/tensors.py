@@ -40,8 +40,8 @@ def read_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]
     from safetensors import SafetensorError, safe_open
 
     try:
-        regular = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for ever
-        require(regular, "it is no regular file; allowed: FILE.safetensors")
+        # to open a pipe would wait for ever
+        require(stat.S_ISREG(path.stat().st_mode), "it is no regular file; allowed: FILE.safetensors")
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
             packed = next((n for n, v in tensors.items() if list(v.shape) != file.get_slice(n).get_shape()), None)

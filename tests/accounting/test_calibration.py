@@ -7,16 +7,8 @@ import math
 
 import pytest
 
-from adadpigu.accounting import (
-    Budget,
-    Plan,
-    PlannedDraw,
-    PlannedStage,
-    affordable_prefix,
-    calibrate,
-    epsilon,
-    plan_for,
-)
+from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, calibrate, epsilon, plan_for
+from adadpigu.accounting.calibration import affordable_prefix
 from adadpigu.errors import BudgetError, InputError
 
 DELTA = 1e-5

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
-from adadpigu.export import ExportedModel, Synthetic, export_onnx, export_program
+from adadpigu.export import Synthetic, export_onnx, export_program
+from adadpigu.export.subject import ExportedModel
 from adadpigu.extras import import_extra
 from adadpigu.features.front import Fronted, make_front
 from adadpigu.integrations.opacus import DPLSTM

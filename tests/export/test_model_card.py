@@ -16,8 +16,9 @@ from torch import nn
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
-from adadpigu.export import CardFacts, facts_of_run, model_card, write_card
-from adadpigu.export.card import code_block, markdown_text, to_yaml
+from adadpigu.export import facts_of_run, write_card
+from adadpigu.export.card import code_block, markdown_text, model_card, to_yaml
+from adadpigu.export.subject import CardFacts
 from adadpigu.extras import import_extra
 from run_folders import rebound
 

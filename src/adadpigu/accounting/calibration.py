@@ -97,10 +97,8 @@ def _check_calibratable(plan_at: Callable[[float], Plan], budget: Budget) -> Non
         raise InputError(f"delta={budget.delta}: must be below {drawn:.3g}, the chance that a record is drawn at all")
     cost = accountants.epsilon(fixed.event(), budget.delta)
     if cost > budget.epsilon:
-        raise BudgetError(
-            f"epsilon={budget.epsilon}: too small; the draws with a noise of their own already cost {cost:.4g} "
-            f"at delta={budget.delta}"
-        )
+        spent = f"the draws with a noise of their own already cost {cost:.4g} at delta={budget.delta}"
+        raise BudgetError(f"epsilon={budget.epsilon}: too small; {spent}")
 
 
 def _upper_sigma(cost: Cost, epsilon: float) -> float | None:

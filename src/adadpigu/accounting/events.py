@@ -99,9 +99,8 @@ def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
         return 1.0, float(event.noise_multiplier)
     if isinstance(event, dp.PoissonSampledDpEvent) and isinstance(event.event, dp.GaussianDpEvent):
         return float(event.sampling_probability), float(event.event.noise_multiplier)
-    raise InputError(
-        f"event {type(event).__name__}: this package accounts for Poisson-sampled Gaussian mechanisms only"
-    )
+    known = "this package accounts for Poisson-sampled Gaussian mechanisms only"
+    raise InputError(f"event {type(event).__name__}: {known}")
 
 
 def event_to_json(event: DpEvent) -> dict[str, object]:

@@ -16,17 +16,10 @@ from pathlib import Path
 from typing import Self
 
 from adadpigu.accounting import events as dp_events
+from adadpigu.accounting import ledger_reading as reading
 from adadpigu.accounting.accountants import epsilon
 from adadpigu.accounting.events import DpEvent
 from adadpigu.accounting.journal import Journal, now, strict_json
-from adadpigu.accounting.ledger_reading import (
-    FORMAT,
-    MOST_RESERVED,
-    LedgerRecord,
-    LedgerSession,
-    ReleaseSummary,
-    record_of,
-)
 from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.errors import BudgetError, LedgerError, check
 
@@ -63,9 +56,9 @@ class Ledger:
         """`reserve`: steps that `cover` charges at once, for steps fast beside a disk; `unit`: "record" or "owner"."""
         if budget is not None and (cost := epsilon(plan.event(), budget.delta)) > budget.epsilon * (1 + _SLACK):
             raise BudgetError(f"epsilon={budget.epsilon}: the plan of {plan.steps} steps costs {cost:.4g}")
-        check("reserve", reserve, 1 <= reserve <= MOST_RESERVED, f"must be from 1 to {MOST_RESERVED}")
+        check("reserve", reserve, 1 <= reserve <= reading.MOST_RESERVED, f"must be from 1 to {reading.MOST_RESERVED}")
         header: dict[str, object] = {
-            "ledger": FORMAT,
+            "ledger": reading.FORMAT,
             "relation": f"{dp_events.RELATION} {unit}",
             "time": now(),
             "plan": plan.to_json(),
@@ -77,14 +70,14 @@ class Ledger:
         journal = None if path is None else Journal(path, new=True)
         if journal is not None:
             journal.append(header)
-        self._begin(LedgerRecord(header=header, lines=()), journal)
+        self._begin(reading.LedgerRecord(header=header, lines=()), journal)
 
     @classmethod
     def resume(cls, path: Path) -> Self:
         """Goes on with the ledger of a run whose process has ended; refuses one that is damaged or in use."""
         journal = Journal(path, new=False)
         try:
-            record = record_of(journal.chain, path)
+            record = reading.record_of(journal.chain, path)
             ledger = cls.__new__(cls)
             ledger._begin(record, journal)
             if record.torn:
@@ -94,17 +87,17 @@ class Ledger:
             raise
         return ledger
 
-    def _begin(self, record: LedgerRecord, journal: Journal | None) -> None:
+    def _begin(self, record: reading.LedgerRecord, journal: Journal | None) -> None:
         self.plan = record.plan
         self.facts: Mapping[str, object] = record.header["facts"]
         self._header, self._lines = record.header, list(record.lines)
         self._journal = journal
-        self._charged = LedgerRecord(header=record.header, lines=record.lines).spent()
+        self._charged = reading.LedgerRecord(header=record.header, lines=record.lines).spent()
         self._planned = self.plan.charges()
         self._steps_ahead = int(record.header["reserve"])
         self._reserved: dict[tuple[str, int, str], DpEvent] = {}
         self._keys: set[tuple[str, int, str]] = set()
-        self._released: dict[str, ReleaseSummary] = {}
+        self._released: dict[str, reading.ReleaseSummary] = {}
         for line in record.lines:
             for release in line.get("releases", ()):
                 self._note_release(release)
@@ -118,7 +111,7 @@ class Ledger:
         return sum(self._charged.values())
 
     @property
-    def released(self) -> tuple[ReleaseSummary, ...]:
+    def released(self) -> tuple[reading.ReleaseSummary, ...]:
         return tuple(self._released.values())
 
     @property
@@ -137,10 +130,10 @@ class Ledger:
         return 0 < count <= len(digests) and digests[count - 1] == digest
 
     @property
-    def record(self) -> LedgerRecord:
-        return LedgerRecord(header=self._header, lines=tuple(self._lines))
+    def record(self) -> reading.LedgerRecord:
+        return reading.LedgerRecord(header=self._header, lines=tuple(self._lines))
 
-    def sessions(self) -> tuple[LedgerSession, ...]:
+    def sessions(self) -> tuple[reading.LedgerSession, ...]:
         """The processes that have worked on the run; this one as if it ended now."""
         return self.record.sessions()
 
@@ -251,7 +244,7 @@ class Ledger:
         for event in unbegun.values():
             self._charged[event] -= 1
 
-    def _charge_unfinished(self, record: LedgerRecord) -> None:
+    def _charge_unfinished(self, record: reading.LedgerRecord) -> None:
         """A record that was never finished is charged as the largest one it can have been."""
         found = record.unfinished(self._charged)
         self._charged.update(found)
@@ -267,7 +260,7 @@ class Ledger:
         if old is not None:
             bound, sigma = max(bound, old.sensitivity), min(sigma, old.noise_multiplier)
         dimension = None if size is None else int(str(size))
-        new = ReleaseSummary(name=name, dimension=dimension, sensitivity=bound, noise_multiplier=sigma)
+        new = reading.ReleaseSummary(name=name, dimension=dimension, sensitivity=bound, noise_multiplier=sigma)
         self._released[name] = new
         return new != old
 
@@ -288,10 +281,8 @@ class Ledger:
         candidates = [planned for planned, left in remaining.items() if left > 0 and _covered(event, planned)]
         if not candidates:
             rate, sigma = dp_events.sampled_gaussian(event)
-            raise BudgetError(
-                f"sample_rate={rate}, noise_multiplier={sigma}: the plan holds no such draw "
-                f"({self.count} of {sum(self._planned.values())} charged)"
-            )
+            charged = f"{self.count} of {sum(self._planned.values())} charged"
+            raise BudgetError(f"sample_rate={rate}, noise_multiplier={sigma}: the plan holds no such draw ({charged})")
         return max(candidates, key=lambda planned: dp_events.sampled_gaussian(planned)[1])
 
     def _write(self, line: dict[str, object]) -> None:

@@ -85,8 +85,7 @@ class Plan:
     """
 
     stages: tuple[PlannedStage, ...]
-    spare: int = 0
-    """steps of each kind that may be repeated after a crash, on top of those above"""
+    spare: int = 0  # steps of each kind that may be repeated after a crash, on top of those above
 
     def __post_init__(self) -> None:
         _check_unique("stage", [stage.name for stage in self.stages])

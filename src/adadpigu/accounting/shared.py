@@ -93,10 +93,8 @@ def create_shared(path: Path, budget: Budget, *, dataset: str, records: int, ord
 def read_shared(path: Path) -> SharedRecord:
     """What a shared ledger holds, damage included."""
     if not path.is_file():
-        raise LedgerError(
-            f"ledger={str(path)!r} does not exist; its total budget is fixed when it is created: "
-            "`adadpigu ledger create FILE --epsilon E --dataset D --records N`"
-        )
+        fault = f"ledger={str(path)!r} does not exist; its total budget is fixed when it is created"
+        raise LedgerError(f"{fault}: `adadpigu ledger create FILE --epsilon E --dataset D --records N`")
     return _record(read_journal(path), path)
 
 
@@ -166,11 +164,10 @@ class SharedLedger:
         cost = rdp_at(event, record.order)
         others = math.fsum(float(line["rdp"]) for run, line in record.runs.items() if run != self._run)
         if not others + cost <= rdp_limit(record.budget, record.order):
-            raise BudgetError(
-                f"epsilon={record.budget.epsilon:g} of the shared ledger: {len(record.runs)} runs have spent "
-                f"{record.epsilon(others):.4g}, and with this one it would be {record.epsilon(others + cost):.4g} "
-                f"(at order {record.order:g}); allowed: fewer steps or more noise"
-            )
+            spent = f"{len(record.runs)} runs have spent {record.epsilon(others):.4g}"
+            total = f"with this one it would be {record.epsilon(others + cost):.4g} (at order {record.order:g})"
+            fault = f"epsilon={record.budget.epsilon:g} of the shared ledger: {spent}, and {total}"
+            raise BudgetError(f"{fault}; allowed: fewer steps or more noise")
         return cost
 
     def settle(self, ledger: "Ledger", method: str) -> None:

@@ -51,12 +51,10 @@ class PrivacyReport:
     epsilon_pld: float
     epsilon_rdp: float
     epsilon_rdp_classic: float
-    epsilon_spent: float
-    """ε (PLD) of what was charged until the run ended; for information, the claim is `epsilon_pld`"""
+    epsilon_spent: float  # ε (PLD) of what was charged until the run ended; for information, the claim is `epsilon_pld`
     target_epsilon: float | None
     delta: float
-    records: int
-    """the declared public record count N"""
+    records: int  # the declared public record count N
     expected_batch_size: float
     sample_rate: float
     noise_multiplier: float
@@ -68,10 +66,8 @@ class PrivacyReport:
     randomness_private: bool
     diagnostics_exposed: bool = False
     interrupted: bool = False
-    sessions: tuple[LedgerSession, ...] = ()
-    """the processes that worked on the run: more than one where it was resumed"""
-    shared: SharedTotal | None = None
-    """what all runs on the same shared ledger may have spent, this one included"""
+    sessions: tuple[LedgerSession, ...] = ()  # the processes that worked on the run: more than one where it was resumed
+    shared: SharedTotal | None = None  # what all runs on the same shared ledger may have spent, this one included
     not_covered: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -151,13 +147,8 @@ def privacy_report(
         records=records,
         expected_batch_size=expected_batch_size,
         sample_rate=expected_batch_size / records,
-        stages=tuple(
-            StageSteps(name=stage.name, planned=stage.steps, done=steps_done.get(stage.name, 0))
-            for stage in plan.stages
-        ),
-        events=tuple(
-            EventCount(event=event_to_json(event), count=count) for event, count in leaves(plan.event()).items()
-        ),
+        stages=tuple(StageSteps(name=s.name, planned=s.steps, done=steps_done.get(s.name, 0)) for s in plan.stages),
+        events=tuple(EventCount(event=event_to_json(event), count=n) for event, n in leaves(plan.event()).items()),
         randomness_private=randomness_private,
         diagnostics_exposed=diagnostics_exposed,
         not_covered=tuple(dict.fromkeys([*_NOT_COVERED, *_EXPOSED[: int(diagnostics_exposed)], *not_covered])),
@@ -199,10 +190,8 @@ def delta_warnings(delta: float, records: int) -> tuple[str, ...]:
     """
     if delta * records < 1:
         return ()
-    return (
-        f"delta={delta:g} is not below 1/records = {1 / records:.3g}: publishing one whole record now and then would "
-        "satisfy such a guarantee",
-    )
+    fault = f"delta={delta:g} is not below 1/records = {1 / records:.3g}"
+    return (f"{fault}: publishing one whole record now and then would satisfy such a guarantee",)
 
 
 def _record(kind: type[T], data: Mapping[str, object]) -> T:

@@ -163,8 +163,8 @@ def _check_through(kind: str | None, through: str | None) -> None:
 def _refuse_flags(flags: dict[str, object], with_what: str) -> None:
     """A finished run is audited as it is, and the list of all audits has its own subjects."""
     for name, value in flags.items():
-        unset = value is None or value == {}
-        require(unset, f"{name}={value!r} with {with_what}: it would do nothing; allowed: one or the other")
+        idle = f"{name}={value!r} with {with_what}: it would do nothing"
+        require(value in (None, {}), f"{idle}; allowed: one or the other")
 
 
 def _settings(
@@ -172,8 +172,7 @@ def _settings(
 ) -> tuple[RunConfig, float | None]:
     """The config that is audited; without preset and config, a claim of ε = 8 on the embedded digits."""
     epsilon, sigma = flags["epsilon"], flags["noise_multiplier"]
-    both = f"epsilon={epsilon} and noise_multiplier={sigma}: give one of them, not both"
-    require(epsilon is None or sigma is None, both)
+    require(None in (epsilon, sigma), f"epsilon={epsilon} and noise_multiplier={sigma}: give one of them, not both")
     if preset is None and config is None:
         if epsilon is None and sigma is None:
             flags = {**flags, "epsilon": 8.0}
@@ -190,11 +189,10 @@ def _subject(
     from adadpigu.audit.subject import subject_of
 
     looks = kind.looks_at_records and not is_named(settings.dataset)
-    require(
-        diagnostics or not looks,
-        f"audit {kind.name} looks at the records of {settings.dataset!r}, and what it finds is outside their "
-        "guarantee; allowed: with --diagnostics, or an audit of the mechanism (white-box, sampler, noise, replay)",
-    )
+    fault = f"audit {kind.name} looks at the records of {settings.dataset!r}"
+    remedy = "with --diagnostics, or an audit of the mechanism (white-box, sampler, noise, replay)"
+    outside = "what it finds is outside their guarantee"
+    require(diagnostics or not looks, f"{fault}, and {outside}; allowed: {remedy}")
     nothing = f"--diagnostics: audit {kind.name} of {settings.dataset!r} looks at no private record; leave it out"
     require(looks or not diagnostics, nothing)
     return subject_of(settings, sample_rate=sample_rate, real=kind.looks_at_records, folder=folder)

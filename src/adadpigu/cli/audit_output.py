@@ -51,14 +51,12 @@ OWNERS = {size: kind for kind in _KINDS for size in kind.sizes}  # which audit t
 def check_folder(folder: Path) -> None:
     """Makes the folder before the work is done; one that a stranger's link leads away is refused."""
     there = folder.absolute() if folder.exists() else lowest_parent(folder)
-    check_place(
-        folder,
-        {
-            "is a link; allowed: a folder": folder.is_symlink(),
-            f"cannot be made: {there} is a file; allowed: a folder": not there.is_dir(),
-            f"cannot be written: {there} is read-only": not os.access(there, os.W_OK),
-        },
-    )
+    problems = {
+        "is a link; allowed: a folder": folder.is_symlink(),
+        f"cannot be made: {there} is a file; allowed: a folder": not there.is_dir(),
+        f"cannot be written: {there} is read-only": not os.access(there, os.W_OK),
+    }
+    check_place(folder, problems)
 
 
 def write(result: "AuditResult", folder: Path, stem: str) -> list[Path]:
@@ -97,12 +95,8 @@ def show(result: "AuditResult", written: list[Path]) -> None:
     screen().print()
     print_prose(f"ε shown is {kind.means}.")
     exposed = ("un-noised values of your records were looked at: what is shown here is OUTSIDE their guarantee",)
-    sections = (
-        ("Findings", result.findings),
-        ("Assumed", result.assumed),
-        ("Exposed", exposed if result.exposed else ()),
-    )
-    for title, lines in sections:
+    sections = {"Findings": result.findings, "Assumed": result.assumed, "Exposed": exposed if result.exposed else ()}
+    for title, lines in sections.items():
         if lines:
             screen().print(f"\n{title}")
         for line in lines:

@@ -75,8 +75,7 @@ def list_datasets(as_json: Json = False) -> None:
 
 def _entry(published: Published) -> dict[str, Any]:
     facts = {key: getattr(published, key) for key in ("name", "records", "shape", "classes", "title")}
-    return {
-        **facts,
+    return facts | {
         "state": read_cache(published).state,
         "bytes": published.size,
         "folder": str(place_of(published)),

@@ -14,7 +14,7 @@ from adadpigu.accounting.shared import SharedRecord, create_shared, read_shared
 from adadpigu.accounting.wording import rounded_up
 from adadpigu.cli.commands import Json, add, example
 from adadpigu.console import print_error, print_json, print_line, print_prose, screen, table
-from adadpigu.errors import InputError
+from adadpigu.errors import require
 from adadpigu.runs.reading import ledger_facts
 from adadpigu.runs.verifying import compare
 
@@ -105,9 +105,8 @@ def create(
 def _read(where: Path, as_json: bool) -> _Shown:
     """What stands there; exits 1 where not even a header can be trusted."""
     path = where / LEDGER_FILE if where.is_dir() else where
-    if not path.is_file():
-        allowed = "allowed: a run folder, or the file of a shared ledger"
-        raise InputError(f"run={str(where)!r} has no {LEDGER_FILE}; {allowed}")
+    allowed = "a run folder, or the file of a shared ledger"
+    require(path.is_file(), f"run={str(where)!r} has no {LEDGER_FILE}; allowed: {allowed}")
     chain = read_journal(path)
     if not chain.bodies and chain.damage:
         if as_json:
@@ -140,10 +139,7 @@ def _of_run(record: LedgerRecord) -> _Shown:
     torn = "; a record that was never finished is counted as charged" if record.torn else ""
     spare = f" and {record.plan.spare} spare" if record.plan.spare else ""
     spent = f"ε = {rounded_up(epsilon)} at δ = {record.delta:g}" if private else "NOT PRIVATE"
-    processes = [
-        [str(number), str(session.first_step), str(session.steps), session.end, session.randomness]
-        for number, session in enumerate(sessions, start=1)
-    ]
+    processes = [[str(n), str(s.first_step), str(s.steps), s.end, s.randomness] for n, s in enumerate(sessions, 1)]
     return _Shown(
         damage=record.damage,
         record=record,

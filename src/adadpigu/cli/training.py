@@ -15,29 +15,11 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from adadpigu import console
 from adadpigu.accounting.wording import rounded_up
+from adadpigu.cli import training_settings as choosing
 from adadpigu.cli.commands import PRESETS, Interrupted, Json, with_settings
-from adadpigu.cli.training_settings import (
-    configure,
-    default_preset,
-    method_options,
-    read_flags,
-    refuse_idle,
-    resumed_config,
-)
 from adadpigu.config import GROUPS, RunConfig, merge
-from adadpigu.console import (
-    Progress,
-    can_redraw,
-    features_progress,
-    notes,
-    number,
-    print_json,
-    print_line,
-    print_warning,
-    screen,
-    table,
-)
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
 from adadpigu.data.description import DESCRIPTION
@@ -79,13 +61,13 @@ def plan_run(
     if out is not None:
         processes.first(partial(check_free, out))
     if resume is None:
-        settings = configure(flags, preset=preset, config=config)
-        refuse_idle(flags, settings)
-        taken = default_preset(merge(flags)) if preset is None and config is None else None
+        settings = choosing.configure(flags, preset=preset, config=config)
+        choosing.refuse_idle(flags, settings)
+        taken = choosing.default_preset(merge(flags)) if preset is None and config is None else None
         return PlannedRun(settings, _prepare(settings), out, preset=taken)
 
     def resumed() -> RunConfig:
-        settings = resumed_config(resume, flags, out=out, preset=preset, config=config)
+        settings = choosing.resumed_config(resume, flags, out=out, preset=preset, config=config)
         if not trusted:
             refuse_code(settings, resume)
         return settings
@@ -96,9 +78,9 @@ def plan_run(
 
 
 def _prepare(settings: RunConfig) -> Preparation:
-    if can_redraw(notes()):
-        notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
-    with features_progress(notes()) as progress:
+    if console.can_redraw(console.notes()):
+        console.notes().print("preparing: data, model, and the noise that keeps the budget", style="dim")
+    with console.features_progress(console.notes()) as progress:
         return configured(settings, progress=progress)
 
 
@@ -140,7 +122,8 @@ def train(
     """
     declared = {"clip_norm": clip_norm, "retention": retention}
     given = {key: value for key, value in declared.items() if value is not None}
-    flags = {**read_flags(settings), "method_options": method_options(option or [], context.args, given)}
+    options = choosing.method_options(option or [], context.args, given)
+    flags = {**choosing.read_flags(settings), "method_options": options}
     sources: dict[str, Any] = {"preset": preset, "config": config, "out": out, "resume": resume}
     with joined() as processes, only_first_prints(processes):
         agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
@@ -148,7 +131,7 @@ def train(
         folder = planned.folder or processes.broadcast_object(_new_folder(planned))
         run = _run_training(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
         if as_json:
-            print_json(run.summary())
+            console.print_json(run.summary())
         else:
             print_summary(run)
         return Interrupted(130) if run.interrupted else 0
@@ -164,7 +147,7 @@ def _new_folder(planned: PlannedRun) -> Path:
 def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, silent: bool) -> Run:
     """Trains into the run folder, with a progress bar and loggers."""
     settings, prepared = planned.settings, planned.prepared
-    shown: list[Observer] = [] if silent else [Progress(notes(), preset=planned.preset)]
+    shown: list[Observer] = [] if silent else [console.Progress(console.notes(), preset=planned.preset)]
     declared = described(settings)
     files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
     found = records_at_once(prepared)
@@ -174,9 +157,9 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
     def introduce(opened: Preparation) -> None:
         print_path(opened)
         if found is not None:
-            notes().print(f"up to {found} records at once fit the memory", style="dim")
+            console.notes().print(f"up to {found} records at once fit the memory", style="dim")
         for warning in opened.warnings:
-            print_warning(warning)
+            console.print_warning(warning)
 
     run = train_prepared(
         prepared,
@@ -206,7 +189,7 @@ def _draw(run: Run, folder: Path) -> None:
         try:
             draw()
         except Exception as error:  # a picture must cost a run neither its report nor its table
-            print_warning(f"{name} could not be drawn: {type(error).__name__}: {error}")
+            console.print_warning(f"{name} could not be drawn: {type(error).__name__}: {error}")
 
 
 def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
@@ -226,7 +209,7 @@ def print_summary(run: Run) -> None:
         ["ε (PLD, the one to cite)", rounded_up(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
         ["ε (RDP)", rounded_up(privacy.epsilon_rdp) if privacy.private else "—"],
         ["δ", f"{privacy.delta:g}"],
-        ["noise multiplier σ", number(privacy.noise_multiplier)],
+        ["noise multiplier σ", console.number(privacy.noise_multiplier)],
         ["steps", f"{run.steps}" if run.steps_done == run.steps else f"{run.steps_done} of {run.steps}"],
         ["seconds", f"{run.seconds:.1f}"],
     ]
@@ -236,7 +219,7 @@ def print_summary(run: Run) -> None:
     if run.interrupted:
         rows.insert(1, ["INTERRUPTED: ε spent so far (the claim stays the plan's)", rounded_up(privacy.epsilon_spent)])
     folder = run.folder
-    screen().print(table(["", ""], rows))
+    console.screen().print(console.table(["", ""], rows))
     quoted = shlex.quote(str(folder))  # commands are copied into a shell
     program = "adadpigu" if shutil.which("adadpigu") else sys.argv[0]
     if Path(program).name == "__main__.py":
@@ -249,4 +232,4 @@ def print_summary(run: Run) -> None:
         f"  {program} predict {quoted} FILE" if run.accuracy is None else f"  {program} evaluate {quoted}",
         *([f"  {program} train --resume {quoted}  to go on"] if run.interrupted else []),
     ):
-        print_line(line)
+        console.print_line(line)

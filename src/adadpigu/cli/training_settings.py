@@ -66,8 +66,7 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
     given = {**flags, **cast("Mapping[str, object]", flags["method_options"] or {})}
     chosen = {**vars(settings), **vars(make_method(settings.method, settings.method_options))}
     for key, needed, looks, wanted in _NEEDED:
-        idle = needed in chosen and not looks(chosen[needed])
-        if given.get(key) not in (None, OFF, 0.0) and idle:
+        if given.get(key) not in (None, OFF, 0.0) and needed in chosen and not looks(chosen[needed]):
             raise InputError(f"{key}={given[key]} does nothing with {needed}={chosen[needed]!r}; allowed with {wanted}")
 
 
@@ -125,10 +124,8 @@ def resumed_config(run: Path, flags: dict[str, object], **others: object) -> Run
     stored = merge(read_config(run / "config.toml"))
     settings = merge(read_config(run / "config.toml"), flags)
     if settings.epsilon not in (None, stored.epsilon) and (settings.epsilon or 0.0) < (spent := spent_by(run)):
-        raise InputError(
-            f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({rounded_up(spent)}); "
-            "leave it out"
-        )
+        fault = f"epsilon={settings.epsilon:g} is lower than what the run has spent already ({rounded_up(spent)})"
+        raise InputError(f"{fault}; leave it out")
     before, now = _by_key(stored), _by_key(settings)
     for key in [*before, *now]:
         if now.get(key) != before.get(key) and key not in CHANGEABLE_ON_RESUME | {"randomness"}:

@@ -37,10 +37,9 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
     loaded = load_run(run, trust_code=trust_model_code)
     data = loaded.data()
     if data.test is None:
-        raise InputError(
-            f"run={str(run)!r}: its data set {data.name!r} has no test records; allowed: one that has (for data of "
-            "your own declare test = … in the description and train again); `adadpigu predict RUN FILE` needs none"
-        )
+        fault = f"run={str(run)!r}: its data set {data.name!r} has no test records"
+        own = "for data of your own declare test = … in the description and train again"
+        raise InputError(f"{fault}; allowed: one that has ({own}); `adadpigu predict RUN FILE` needs none")
     bound = _binding(run, as_json)
     share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:
@@ -62,9 +61,8 @@ def predict(
     declared = loaded.description
     found = read_inputs(file, declared)
     inputs, shape = found.values, loaded.facts.shape
-    found_shape = tuple(inputs.shape[1:])
-    fits = shape is None or found_shape == shape
-    check("file", repr(str(file)), fits, f"holds records of shape {found_shape}; allowed: {shape}")
+    given = tuple(inputs.shape[1:])
+    check("file", repr(str(file)), shape in (None, given), f"holds records of shape {given}; allowed: {shape}")
     if not bool(torch.isfinite(inputs).all()):
         bad = int((~torch.isfinite(inputs)).flatten(1).any(dim=1).nonzero()[0])
         raise InputError(f"file={str(file)!r}: record {bad} has a NaN or infinite value; leave it out or fill it in")

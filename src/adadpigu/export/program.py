@@ -118,14 +118,12 @@ def _export(
 def check_new(path: Path, suffix: str = "") -> None:
     """Refuses a file that is there, since nothing is written over, and a name that its readers would not take."""
     folder = path.absolute().parent
-    check_place(
-        path,
-        {
-            f"is no name for it; allowed: one that ends in {suffix}": bool(suffix) and path.suffix != suffix,
-            "is there already; allowed: a new file": path.exists() or path.is_symlink(),
-            f"cannot be written: there is no folder {folder}; allowed: a file in a folder that is": not folder.is_dir(),
-        },
-    )
+    problems = {
+        f"is no name for it; allowed: one that ends in {suffix}": bool(suffix) and path.suffix != suffix,
+        "is there already; allowed: a new file": path.exists() or path.is_symlink(),
+        f"cannot be written: there is no folder {folder}; allowed: a file in a folder that is": not folder.is_dir(),
+    }
+    check_place(path, problems)
 
 
 @torch.no_grad()
@@ -139,13 +137,11 @@ def _traced(model: nn.Module, synthetic: Synthetic) -> ExportedProgram:
     except Exception as error:
         bound = "Constraints violated" in str(error)  # the most frequent cause
         reason = "what it computes depends on how many records there are at once" if bound else first_line(error)
-        raise ModelError(
-            f"the model cannot be exported for synthetic records of shape {synthetic.shape}: {reason}"
-        ) from error
+        fault = f"the model cannot be exported for synthetic records of shape {synthetic.shape}"
+        raise ModelError(f"{fault}: {reason}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != _TRACED:
-        raise ModelError(
-            f"the model gives a {type(outputs).__name__}; allowed for export: one tensor with a row for each record"
-        )
+        allowed = "one tensor with a row for each record"
+        raise ModelError(f"the model gives a {type(outputs).__name__}; allowed for export: {allowed}")
     graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, GraphModule)]
     for node in (node for graph in graphs for node in graph.nodes):
         for note in _NOTES:
@@ -184,16 +180,13 @@ def _difference(model: nn.Module, exported: Outputs, synthetic: Synthetic) -> fl
         inputs = synthetic.draw(size, seed=size)
         wanted, got = model(inputs), exported(inputs)
         if wanted.shape != got.shape or not bool(torch.isfinite(wanted).all()):
-            raise ModelError(
-                f"outputs of shape {tuple(got.shape)} for {size} synthetic records; allowed: finite ones of the "
-                f"model's shape {tuple(wanted.shape)}"
-            )
+            fault = f"outputs of shape {tuple(got.shape)} for {size} synthetic records"
+            raise ModelError(f"{fault}; allowed: finite ones of the model's shape {tuple(wanted.shape)}")
         apart = (wanted.double() - got.double()).abs().max() / wanted.double().abs().max().clamp(min=1.0)
         found = max(found, float(apart.nan_to_num(nan=float("inf"))))
     if found > TOLERANCE:
-        raise ModelError(
-            f"its outputs are up to {found:.3g} from the model's on synthetic records; allowed: up to {TOLERANCE:g}"
-        )
+        fault = f"its outputs are up to {found:.3g} from the model's on synthetic records"
+        raise ModelError(f"{fault}; allowed: up to {TOLERANCE:g}")
     return found
 
 

@@ -52,11 +52,9 @@ def check_run(run: Run) -> None:
     """Refuses a run whose model has other weights than those that its training left."""
     if run.weights is None:
         raise ModelError("a tensor of the model has no bytes to hash (sparse?); allowed for export: dense tensors")
-    require(
-        weights_digest(run.model) == run.weights,
-        "run: the weights of its model were changed after training, so its statement is not about them; allowed: "
-        "the model as training left it (export first, then change a copy.deepcopy of run.model)",
-    )
+    fault = "run: the weights of its model were changed after training, so its statement is not about them"
+    remedy = "the model as training left it (export first, then change a copy.deepcopy of run.model)"
+    require(weights_digest(run.model) == run.weights, f"{fault}; allowed: {remedy}")
 
 
 def statement_of(privacy: PrivacyReport) -> str:

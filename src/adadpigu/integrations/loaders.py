@@ -11,15 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import data
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
 
 from adadpigu.core.trees import Tree, check_tree, named_leaves, select
 from adadpigu.data.datasets import no_targets, unfit_items
@@ -38,11 +31,11 @@ _SEVERAL = (
 _CHECKED = 8  # records that are collated together once, to see that each comes out as it does alone
 
 
-def validate_loader(loader: object, name: str) -> DataLoader[Any]:
+def validate_loader(loader: object, name: str) -> data.DataLoader[Any]:
     """The loader, if its records can be drawn by us; warns of settings that then have no effect."""
     if (refusal := _refusal(loader)) is not None:
         raise InputError(f"{name}: {refusal}")
-    assert isinstance(loader, DataLoader)
+    assert isinstance(loader, data.DataLoader)
     settings = {
         "shuffle=True": _is_shuffle(loader.sampler),
         "drop_last=True": loader.drop_last,
@@ -59,16 +52,17 @@ def validate_loader(loader: object, name: str) -> DataLoader[Any]:
 
 
 def _refusal(loader: object) -> str | None:
-    if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
+    if not isinstance(loader, data.DataLoader) or type(loader).__iter__ is not data.DataLoader.__iter__:
         return f"a {type(loader).__name__} makes its own batches; allowed: a DataLoader"
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if isinstance(dataset, data.IterableDataset) or not sized:
         return f"{type(dataset).__name__} has no length or no positions to draw from; allowed: a map-style Dataset"
     if not len(dataset):
         return "there is no record; allowed: at least 1"
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+    if loader.batch_size is None or type(loader.batch_sampler) is not data.BatchSampler:
         return "a batch_sampler of your own decides who comes together; allowed: batch_size"
-    if not _is_shuffle(loader.sampler) and type(loader.sampler) is not SequentialSampler:
+    if not _is_shuffle(loader.sampler) and type(loader.sampler) is not data.SequentialSampler:
         fault = f"sampler={type(loader.sampler).__name__} chooses records, but only Poisson draws are accounted"
         return f"{fault}; allowed: none of your own (weights and classes must not decide who is drawn)"
     return None
@@ -76,7 +70,7 @@ def _refusal(loader: object) -> str | None:
 
 def _is_shuffle(sampler: Any) -> bool:
     """Whether it is what `shuffle=True` makes: each record once, in random order."""
-    return type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
+    return type(sampler) is data.RandomSampler and not sampler.replacement and sampler._num_samples is None
 
 
 class CollatedRecords:
@@ -92,7 +86,7 @@ class CollatedRecords:
         self._blank: Any = None
         try:
             check_tree(self._batch([dataset[0]]), "collate_fn: a batch")
-            if collate is not default_collate and not self._have_one_shape():
+            if collate is not data.default_collate and not self._have_one_shape():
                 require(pad, _SEVERAL)
                 self._blank = _blank_of_greatest_length(dataset)
                 require(self._have_one_shape(), _SEVERAL)

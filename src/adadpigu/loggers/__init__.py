@@ -9,20 +9,9 @@ from pathlib import Path
 from adadpigu.errors import check_known
 from adadpigu.loggers.libraries import MLflowLogger, TensorBoardLogger, WandbLogger
 from adadpigu.loggers.logger import Logger
-from adadpigu.runs.run import Facts, Metrics, Observer, Run
+from adadpigu.runs.run import Facts, Metrics, Run
 
-__all__ = [
-    "LOGGERS",
-    "Facts",
-    "Logger",
-    "MLflowLogger",
-    "Metrics",
-    "Observer",
-    "Run",
-    "TensorBoardLogger",
-    "WandbLogger",
-    "make_logger",
-]
+__all__ = ["Facts", "Logger", "MLflowLogger", "Metrics", "Run", "TensorBoardLogger", "WandbLogger", "make_logger"]
 
 LOGGERS: Mapping[str, Callable[[Path], Logger]] = {
     TensorBoardLogger.name: lambda folder: TensorBoardLogger(folder / "tensorboard"),

@@ -129,24 +129,15 @@ def _key(name: str) -> str:
     return (kind + slash + plain)[:_MOST]
 
 
-_SETTINGS = {
+_SETTINGS: dict[str, object] = {
     "mode": "offline",
-    "silent": True,
     "console": "off",
     "reinit": "create_new",  # a run that the user has open stays as it is
-    "host": "",
-    "username": "",
-    "email": "",
-    "program": "",
     "symlink": False,  # to the notes on itself
-    "disable_git": True,
-    "disable_code": True,
-    "save_code": False,
-    "sync_tensorboard": False,
-    "x_disable_meta": True,
-    "x_disable_stats": True,
-    "x_disable_machine_info": True,
-    "x_save_requirements": False,
+    **dict.fromkeys(("host", "username", "email", "program"), ""),
+    **dict.fromkeys(("silent", "disable_git", "disable_code"), True),
+    **dict.fromkeys(("x_disable_meta", "x_disable_stats", "x_disable_machine_info"), True),
+    **dict.fromkeys(("save_code", "sync_tensorboard", "x_save_requirements"), False),
 }
 
 

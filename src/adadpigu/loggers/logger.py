@@ -89,11 +89,8 @@ class Logger(ABC):
             work()
         except Exception as error:
             self._on = False
-            warnings.warn(
-                f"the logger {self.name!r} failed {when} ({type(error).__name__}: {first_line(error)}) and is switched "
-                "off; the run goes on without it",
-                stacklevel=4,
-            )
+            fault = f"the logger {self.name!r} failed {when} ({type(error).__name__}: {first_line(error)})"
+            warnings.warn(f"{fault} and is switched off; the run goes on without it", stacklevel=4)
 
     @abstractmethod
     def _start(self, facts: Facts, settings: Mapping[str, Any]) -> None: ...

@@ -40,12 +40,9 @@ def is_audit(stored: Fields) -> bool:
 def audit_of(stored: Fields, file: str) -> StoredAudit:
     """A stored audit; refused where it contradicts itself."""
     delta, confidence = stored.number("delta", 0, 1), stored.number("confidence", 0, 1)
-    claimed, lower, certain, reach = (
-        stored.number(key, 0, 1e30)
-        for key in ("epsilon_claimed", "epsilon_lower", "epsilon_lower_certain", "epsilon_reach")
-    )
-    known = delta is not None and confidence is not None
-    stored.check(known, "delta", "with a confidence, as `adadpigu audit` wrote it")
+    keys = ("epsilon_claimed", "epsilon_lower", "epsilon_lower_certain", "epsilon_reach")
+    claimed, lower, certain, reach = (stored.number(key, 0, 1e30) for key in keys)
+    stored.check(None not in (delta, confidence), "delta", "with a confidence, as `adadpigu audit` wrote it")
     found = AuditResult(
         audit=stored.text("audit"),
         subject=stored.text("subject"),

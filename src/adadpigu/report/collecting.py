@@ -51,11 +51,8 @@ class Collection:
 def collect(paths: Sequence[Path]) -> Collection:
     """All that the given folders and files hold. Refused where one is not there, or where nothing can be shown."""
     for path in paths:
-        require(
-            path.exists(),
-            f"run={str(path)!r} does not exist; allowed: run folders, folders of them, results/ "
-            "(`adadpigu train --out FOLDER` makes a run)",
-        )
+        remedy = "run folders, folders of them, results/ (`adadpigu train --out FOLDER` makes a run)"
+        require(path.exists(), f"run={str(path)!r} does not exist; allowed: {remedy}")
     found = gather(paths)
     none = f"{', '.join(map(str, paths))}: no run, result or audit there; `adadpigu train --out FOLDER` makes a run"
     require(not found.empty, f"{found.left_out[0] if found.left_out else none} (nothing can be shown)")

@@ -22,18 +22,11 @@ MARK = "<!doctype html>\n<!-- adadpigu report -->\n"  # with which every page be
 
 def policy(*, live: bool) -> str:
     """The Content-Security-Policy of a page: from disk nothing may be fetched, `live` its own server alone."""
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {_hash(_assets()['LIBRARY'])} {_hash(_assets()['SCRIPT'])}",
-            f"style-src {_hash(_assets()['STYLE'])}",
-            "img-src data:",
-            *(("connect-src 'self'",) if live else ()),
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
+    hashes, own = {name: _hash(text) for name, text in _assets().items()}, " connect-src 'self';" if live else ""
+    return (
+        f"default-src 'none'; script-src {hashes['LIBRARY']} {hashes['SCRIPT']}; style-src {hashes['STYLE']}; "
+        f"img-src data:;{own} base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
     )
 
 
@@ -67,16 +60,14 @@ def write_page(found: Collection, out: Path) -> int:
 def check_out(out: Path) -> None:
     """Refuses a place where a page cannot stand, or where something else does."""
     ours = "a new file, or an earlier report"
-    check_place(
-        out,
-        {
-            f"is a folder; allowed: {ours}": out.is_dir(),
-            "is not the name of a page; allowed: one that ends in .html": out.suffix != ".html",
-            f"cannot be written: {str(out.parent)!r} is no folder": not out.parent.is_dir(),
-            f"is there and no file; allowed: {ours}": out.exists() and not out.is_file(),
-            f"is there and no report; allowed: {ours}": out.is_file() and not _is_page(out),
-        },
-    )
+    problems = {
+        f"is a folder; allowed: {ours}": out.is_dir(),
+        "is not the name of a page; allowed: one that ends in .html": out.suffix != ".html",
+        f"cannot be written: {str(out.parent)!r} is no folder": not out.parent.is_dir(),
+        f"is there and no file; allowed: {ours}": out.exists() and not out.is_file(),
+        f"is there and no report; allowed: {ours}": out.is_file() and not _is_page(out),
+    }
+    check_place(out, problems)
 
 
 def _is_page(path: Path) -> bool:

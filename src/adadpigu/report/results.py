@@ -42,10 +42,8 @@ def refuse_unnoised(row: Fields, setting: str = "") -> None:
     keys = {str(key).strip().lower() for key in [*row.values, *(config if isinstance(config, dict) else ())]}
     found = UNNOISED & keys - ({setting, "batch_size"} if is_own(row) else {setting})
     if found:
-        raise InputError(
-            f"{row.where} has {min(found)}, which Diagnostics record: un-noised values, which no page shows; "
-            "allowed: rows without it (call a planned size expected_batch_size)"
-        )
+        fault = f"{row.where} has {min(found)}, which Diagnostics record: un-noised values, which no page shows"
+        raise InputError(f"{fault}; allowed: rows without it (call a planned size expected_batch_size)")
 
 
 def table_of(stem: str, rows: Sequence[Fields]) -> dict[str, Any]:
@@ -59,9 +57,8 @@ def table_of(stem: str, rows: Sequence[Fields]) -> dict[str, Any]:
 
 def _cell(value: object) -> object:
     """Finite numbers as they are, anything else as words."""
-    if value is None or type(value) is bool or whole_number(value) is not None:
-        return value
-    if type(value) is float and math.isfinite(value):
+    plain = value is None or type(value) is bool or whole_number(value) is not None
+    if plain or (type(value) is float and math.isfinite(value)):
         return value
     return name(value if isinstance(value, str) else json.dumps(value))
 
@@ -161,8 +158,7 @@ def _toml(config: Fields) -> str:
 
 def _curves(row: Fields) -> Curves:
     stored = row.values.get("curve", [])
-    objects = isinstance(stored, list) and all(isinstance(entry, dict) for entry in stored)
-    row.check(objects, "curve", "a list of objects")
+    row.check(isinstance(stored, list) and all(isinstance(e, dict) for e in stored), "curve", "a list of objects")
     found = Curves()
     for entry in stored:
         found.add_single(Fields(entry, f"{row.where}: curve"), {key: key for key in SINGLE})

@@ -19,24 +19,13 @@ from adadpigu.report.audits import StoredAudit, audits_of_run
 from adadpigu.report.curves import METRICS, Curves, read_curves, round_up
 from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import EXPOSED, OPEN, UNPROTECTED, ShownRun, unprotected, whole_number
-from adadpigu.runs.reading import (
-    CONFIG,
-    FACTS,
-    MALFORMED,
-    PRIVACY,
-    Summary,
-    config_of,
-    json_of,
-    ledger_of,
-    privacy_of,
-    summary_of,
-)
+from adadpigu.runs import reading
 from adadpigu.runs.run import MODEL, SUMMARY
 from adadpigu.runs.verifying import Binding, compare, verify
 
 MOST_CONFIG = 1 << 14  # bytes of a config that is shown
 DIAGNOSTICS = "diagnostics.jsonl"
-LEFT = (CONFIG, METRICS, LEDGER_FILE, PRIVACY, SUMMARY, "statement.txt", FACTS, MODEL)
+LEFT = (reading.CONFIG, METRICS, LEDGER_FILE, reading.PRIVACY, SUMMARY, "statement.txt", reading.FACTS, MODEL)
 """what a run leaves in its folder; two of them are enough to know one by"""
 _CODE = (
     "Its model is code, or its encoder is, not a name that adadpigu knows: training, resuming and evaluating import "
@@ -72,7 +61,7 @@ class _Parts:
     folder: Path
     config: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
-    summary: Summary | None = None
+    summary: reading.Summary | None = None
     curves: Curves = field(default_factory=Curves)
     stated: Mapping[str, object] = field(default_factory=dict)  # what `privacy.json` says, trusted or not
     privacy: PrivacyReport | None = None  # what of it may be shown
@@ -210,11 +199,11 @@ def read_run(folder: Path) -> ShownRun:
 def _read(folder: Path) -> _Parts:
     found = _Parts(folder=folder)
     nothing: tuple[str, dict[str, Any]] = ("", {})
-    found.config, found.settings = found.read_or(lambda at: config_of(at, MOST_CONFIG), nothing)
+    found.config, found.settings = found.read_or(lambda at: reading.config_of(at, MOST_CONFIG), nothing)
     if found.exists(SUMMARY):
-        found.summary = found.read_or(summary_of, None)
+        found.summary = found.read_or(reading.summary_of, None)
     if found.charging:
-        found.record = found.read_or(ledger_of, None)
+        found.record = found.read_or(reading.ledger_of, None)
     _read_claim(found)
     found.curves, odd = found.read_or(read_curves, (found.curves, ""))
     found.missing += [odd] if odd else []
@@ -223,13 +212,13 @@ def _read(folder: Path) -> _Parts:
 
 def _read_claim(found: _Parts) -> None:
     """The claim, or else what the ledger has charged; a file that differs from what the run left hides both."""
-    record, claim = found.record, found.exists(PRIVACY)
+    record, claim = found.record, found.exists(reading.PRIVACY)
     if claim:
-        found.stated = found.read_or(lambda folder: json_of(folder, PRIVACY).values, found.stated)
+        found.stated = found.read_or(lambda folder: reading.json_of(folder, reading.PRIVACY).values, found.stated)
         found.binding = verify(found.folder) if record is None else compare(found.folder, record)
         explained = not found.stated or (record is None and found.exists(LEDGER_FILE))  # why it cannot be read
         if found.binding.claimed and not explained:
-            found.privacy = found.read_or(privacy_of, None)
+            found.privacy = found.read_or(reading.privacy_of, None)
         unread = found.binding.claimed and any(f": {found.binding.file}" in line for line in found.missing)
         if not (found.binding.bound or explained or unread):
             told = found.binding.claimed or found.binding.why in found.missing
@@ -239,7 +228,8 @@ def _read_claim(found: _Parts) -> None:
     if record is not None and not record.damage:
         found.spent = found.read_or(lambda folder: _spent(record, folder), None)
     if not claim and (found.exists(SUMMARY) or found.end not in ("crashed", "failed")):
-        found.missing.append(f"run={str(found.folder)!r} has no {PRIVACY}, and has ended; allowed: as the run wrote it")
+        ended = f"run={str(found.folder)!r} has no {reading.PRIVACY}, and has ended"
+        found.missing.append(f"{ended}; allowed: as the run wrote it")
 
 
 def _spent(record: LedgerRecord, folder: Path) -> float:
@@ -247,7 +237,7 @@ def _spent(record: LedgerRecord, folder: Path) -> float:
     try:
         epsilon = record.epsilon()
         return round_up(epsilon) if math.isfinite(epsilon) else epsilon
-    except (AdaDPIGUError, *MALFORMED) as error:
+    except (AdaDPIGUError, *reading.MALFORMED) as error:
         what = f"run={str(folder)!r}: {LEDGER_FILE}: what was charged cannot be accounted"
         raise InputError(f"{what}: {first_line(error)}") from None
 
@@ -264,7 +254,7 @@ def _against(
     privacy, record, binding = found.privacy, found.record, found.binding
     untrusted = binding is not None and not binding.unclosed and privacy is None
     unbound = binding is not None and binding.unclosed
-    unclaimed = not found.exists(PRIVACY) and (found.exists(SUMMARY) or state != OPEN)
+    unclaimed = not found.exists(reading.PRIVACY) and (found.exists(SUMMARY) or state != OPEN)
     unread = found.charging and record is None
     exposed = (
         found.logged.get("diagnostics", False) is not False
@@ -311,13 +301,12 @@ def _above(found: _Parts, audits: Sequence[StoredAudit]) -> list[str]:
 def _rerun(found: _Parts, state: str) -> tuple[tuple[str, str], ...]:
     """Commands by which this run is used, gone on with, or repeated."""
     folder, model = found.folder, found.settings.get("model")
-    place, config = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
+    place, config = shlex.quote(str(folder)), shlex.quote(str(folder / reading.CONFIG))
     if not found.settings:
         return ()
     if not isinstance(model, str) or "dataset" not in found.settings:
-        return (
-            ("", "It was started from Python: the script that made it runs it again. The config above is a record."),
-        )
+        told = "It was started from Python: the script that made it runs it again. The config above is a record."
+        return (("", told),)
     commands = [(f"adadpigu train --config {config}", "trains anew with the same settings, and spends as much again")]
     if state in (OPEN, "interrupted"):
         resume = f"adadpigu train --resume {place}"

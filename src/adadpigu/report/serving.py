@@ -106,6 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
             code, body, kind, stamp = 500, words.encode(), "text/plain", ""
         self._answer(code, body, kind, stamp)
 
+    do_HEAD = do_GET  # noqa: N815  as http.server calls it
+
     def _made(self, *, data: bool) -> tuple[int, bytes, str, str]:
         """Status, body, kind and stamp of the page, or of what it shows now."""
         stamp, found = self.server.watched.refresh()
@@ -114,9 +116,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("If-None-Match") == f'"{stamp}"':
             return 304, b"", "application/json", stamp
         return 200, script_json(data_of(found)).encode(), "application/json", stamp
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Another verb, or a request that cannot be read."""

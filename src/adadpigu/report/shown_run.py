@@ -118,17 +118,16 @@ def timeline(record: LedgerRecord, *, over: bool) -> dict[str, object]:
     for number, session in enumerate(sessions[:MOST_LISTED]):
         unsaid = number == len(sessions) - 1 and not over and session.end == "crashed"
         end = "still at work, or ended without notice" if unsaid else _ENDS.get(session.end, name(session.end))
-        rows.append(
-            {
-                **vars(session),
-                "end": end,
-                "short": OPEN if unsaid else name(session.end),
-                "bad": session.end in ("crashed", "failed") and not unsaid,
-                "began": _moment(began[number]),
-                "ended": _moment(ended[number]),
-                "randomness": name(session.randomness),
-            }
-        )
+        row = {
+            **vars(session),
+            "end": end,
+            "short": OPEN if unsaid else name(session.end),
+            "bad": session.end in ("crashed", "failed") and not unsaid,
+            "began": _moment(began[number]),
+            "ended": _moment(ended[number]),
+            "randomness": name(session.randomness),
+        }
+        rows.append(row)
     more = len(sessions) - len(rows)
     return {**ledger_facts(record), "damage": name(record.damage), "processes": rows, "more": more}
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,16 +41,12 @@ class LoadedRun:
         if self.description is not None:
             now = described(self.config)
             if now is None or now.path.read_text(encoding="utf-8") != self.description.path.read_text(encoding="utf-8"):
-                raise InputError(
-                    f"run={str(self.folder)!r}: the description of its data has changed since training; allowed: "
-                    f"the one in {str(self.description.path)!r}"
-                )
-        name, folder = self.config.dataset, str(self.folder)
-        require(
-            not self.facts.built or is_named(name) or Path(name).exists(),
-            f"run={folder!r}: its data set {name!r} was made in Python and is not kept; allowed: `adadpigu predict "
-            f"{folder} FILE`, or in Python adadpigu.load({folder!r}, model), on test records of yours",
-        )
+                fault = f"run={str(self.folder)!r}: the description of its data has changed since training"
+                raise InputError(f"{fault}; allowed: the one in {str(self.description.path)!r}")
+        name, folder, there = self.config.dataset, str(self.folder), "on test records of yours"
+        fault = f"run={folder!r}: its data set {name!r} was made in Python and is not kept"
+        remedy = f"`adadpigu predict {folder} FILE`, or in Python adadpigu.load({folder!r}, model), {there}"
+        require(not self.facts.built or is_named(name) or Path(name).exists(), f"{fault}; allowed: {remedy}")
         return load_data(self.config)
 
 
@@ -95,10 +92,8 @@ def _with_model(config: RunConfig, facts: DataFacts, folder: Path) -> RunConfig:
         return replace(config, model=name, activation=activation)
     kind = str(facts.built.get("class", "another class"))
     shown = kind if len(kind) <= 100 and kind.isprintable() else "another class"
-    raise InputError(
-        f"run={str(folder)!r} was made in Python, with a model of your own ({shown}), which only your code can build; "
-        f"allowed: in Python, adadpigu.load({str(folder)!r}, model)"
-    )
+    fault = f"was made in Python, with a model of your own ({shown}), which only your code can build"
+    raise InputError(f"run={str(folder)!r} {fault}; allowed: in Python, adadpigu.load({str(folder)!r}, model)")
 
 
 def refuse_code(config: RunConfig, folder: Path) -> None:
@@ -107,10 +102,9 @@ def refuse_code(config: RunConfig, folder: Path) -> None:
         own = is_own(config.features)
         named = f"features={config.features!r}" if own else f"model={config.model!r}"
         does = "open a file" if own and ":" not in config.features else "import and run code"
-        raise InputError(
-            f"run={str(folder)!r}: its {named} would {does}; allowed only if you trust "
-            "whoever made the folder: --trust-model-code, in Python load_run(folder, trust_code=True)"
-        )
+        remedy = "--trust-model-code, in Python load_run(folder, trust_code=True)"
+        fault = f"run={str(folder)!r}: its {named} would {does}"
+        raise InputError(f"{fault}; allowed only if you trust whoever made the folder: {remedy}")
 
 
 def _is_code(config: RunConfig) -> bool:
@@ -125,10 +119,9 @@ def _description(folder: Path, facts: DataFacts) -> Description | None:
     found = read_description(folder / DESCRIPTION)
     shape = facts.shape if isinstance(found.facts, ArrayFacts) else found.facts.shape
     if (shape, len(found.classes)) != (facts.shape, facts.classes):
-        raise InputError(
-            f"run={str(folder)!r}: {DESCRIPTION} tells of records of shape {shape} in {len(found.classes)} classes; "
-            f"allowed: what data.json tells, {facts.shape} in {facts.classes}"
-        )
+        fault = f"{DESCRIPTION} tells of records of shape {shape} in {len(found.classes)} classes"
+        allowed = f"what data.json tells, {facts.shape} in {facts.classes}"
+        raise InputError(f"run={str(folder)!r}: {fault}; allowed: {allowed}")
     odd = [name for name in found.classes if not name.isprintable()]
     if odd:
         raise InputError(f"run={str(folder)!r}: {DESCRIPTION} has a class {odd[0]!r}; allowed: printable names")
@@ -192,19 +185,7 @@ def front_and_body(
     """The fixed front that a config names, if any, and a model for what it makes (a small MLP where none is named)."""
     front, shape = None, data.shape
     if shape is not None:
-        front, shape = make_front(
-            config.features,
-            config.normalisation,
-            shape,
-            normalisation_clip=config.normalisation_clip,
-            normalisation_noise=config.normalisation_noise,
-        )
-    body = make_model(
-        config.model or "mlp",
-        shape=shape,
-        classes=data.classes or 10,
-        seed=seed,
-        activation=config.activation,
-        initialisation=config.initialisation,
-    )
-    return front, body
+        bounds = {"normalisation_clip": config.normalisation_clip, "normalisation_noise": config.normalisation_noise}
+        front, shape = make_front(config.features, config.normalisation, shape, **bounds)
+    how: dict[str, Any] = {"activation": config.activation, "initialisation": config.initialisation}
+    return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **how)

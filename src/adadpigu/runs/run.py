@@ -87,19 +87,15 @@ class Run:
     method: str
     dataset: str
     privacy: PrivacyReport
-    accuracy: float | None
-    """test accuracy of the kept weights, 0 to 1"""
-    steps: int
-    """that were planned"""
+    accuracy: float | None  # test accuracy of the kept weights, 0 to 1
+    steps: int  # that were planned
     steps_done: int
     """fewer where the run was interrupted, or where steps that a crash has cost could not be paid for again"""
     seconds: float
     metrics: tuple[Metrics, ...]
     interrupted: bool = False
-    execution: str = ""
-    """how steps were run: eagerly, or as a graph that a GPU has recorded"""
-    gradients: str = ""
-    """how per-record gradients were computed, and why: by layer rules, or one record at a time"""
+    execution: str = ""  # how steps were run: eagerly, or as a graph that a GPU has recorded
+    gradients: str = ""  # how per-record gradients were computed, and why: by layer rules, or one record at a time
     folder: Path | None = None
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     """what the method found out besides the weights, by name"""
@@ -258,11 +254,9 @@ def check_observers(observers: Sequence[object]) -> None:
 def check_free(path: Path) -> None:
     """Refuses a folder that holds anything: a run is never written over."""
     parent = lowest_parent(path)
-    check_place(
-        path,
-        {
-            "is a file; allowed: a new or empty folder": path.exists() and not path.is_dir(),
-            "already holds a run or other files; allowed: a new or empty folder": path.is_dir() and any(path.iterdir()),
-            f"cannot be written: {parent} is read-only": not os.access(parent, os.W_OK),
-        },
-    )
+    problems = {
+        "is a file; allowed: a new or empty folder": path.exists() and not path.is_dir(),
+        "already holds a run or other files; allowed: a new or empty folder": path.is_dir() and any(path.iterdir()),
+        f"cannot be written: {parent} is read-only": not os.access(parent, os.W_OK),
+    }
+    check_place(path, problems)

@@ -120,10 +120,9 @@ def verified(folder: Path, *, unbound: bool = False) -> tuple[PrivacyReport, Led
     report, record = privacy_of(folder), ledger_of(folder)
     cost = epsilon(record.plan.event(), record.delta)
     if record.delta != report.delta or cost > report.epsilon_pld * (1 + 1e-6):
-        raise InputError(
-            f"run={str(folder)!r}: the plan in {LEDGER_FILE} costs epsilon={cost:.6g} at delta={record.delta:g}, and "
-            f"privacy.json claims {report.epsilon_pld:.6g} at {report.delta:g}; {_REMEDY}"
-        )
+        costs = f"the plan in {LEDGER_FILE} costs epsilon={cost:.6g} at delta={record.delta:g}"
+        claims = f"privacy.json claims {report.epsilon_pld:.6g} at {report.delta:g}"
+        raise InputError(f"run={str(folder)!r}: {costs}, and {claims}; {_REMEDY}")
     return replace(report, warnings=(UNBOUND, *report.warnings)), record
 
 

@@ -107,8 +107,7 @@ class ModuleLosses:
                 part.training = False
             undone.enter_context(self._uncompiled())
             yield
-            now = vars(module)
-            changed = {name for name, value in now.items() if before.get(name) is not value} - {"log", "print"}
+            changed = {name for name, value in vars(module).items() if before.get(name) is not value} - {"log", "print"}
             changed |= {name for name, size in sizes.items() if len(before[name]) != size}
             self._kept.update(dict.fromkeys(sorted(changed)))
         for name, tensor, version in versions:
@@ -123,11 +122,8 @@ class ModuleLosses:
         if logged:
             warnings.warn(f"{logged}: not logged, since the values would be un-noised; {_REMEDY}", stacklevel=2)
         if kept:
-            warnings.warn(
-                f"{kept}: what the loss of {self._name} keeps there is not kept, since it would be un-noised (for a "
-                f"count of steps there is self.global_step); {_REMEDY}",
-                stacklevel=2,
-            )
+            fault = f"{kept}: what the loss of {self._name} keeps there is not kept, since it would be un-noised"
+            warnings.warn(f"{fault} (for a count of steps there is self.global_step); {_REMEDY}", stacklevel=2)
 
     def rehearse(self, model: nn.Module, batch: Tree) -> None:
         """Runs on synthetic records, to note what is logged and kept; warns where a loss compares records."""
@@ -140,12 +136,10 @@ class ModuleLosses:
             except Exception:  # it is tried again, with a message, when the engine is chosen
                 return
         if compares:
-            warnings.warn(
-                f"{self._name}.training_step: the loss of a batch is neither the mean nor the sum of its records' "
-                "losses; each record's loss is taken by itself; declare private_losses(self, batch) -> [n] to say what "
-                "that is",
-                stacklevel=2,
-            )
+            fault = "the loss of a batch is neither the mean nor the sum of its records' losses"
+            remedy = "declare private_losses(self, batch) -> [n] to say what that is"
+            told = f"{fault}; each record's loss is taken by itself; {remedy}"
+            warnings.warn(f"{self._name}.training_step: {told}", stacklevel=2)
 
 
 def _may_keep(_: str, value: Any) -> bool:

@@ -62,11 +62,9 @@ def take_over_precision(strategy: Any, options: dict[str, Any], *, by_rules: boo
     if asked.precision == "bf16-mixed" and by_rules and strategy.root_device.type == "cuda":
         options.setdefault("precision", "bf16")
         return
-    warn_of_no_effect(
-        f"precision={asked.precision!r}",
-        "the net is computed in float32; 'bf16-mixed' takes a GPU, private_losses(self, batch) and "
-        "PrivateStrategy(engine='ghost')",
-    )
+    takes = "a GPU, private_losses(self, batch) and PrivateStrategy(engine='ghost')"
+    why = f"the net is computed in float32; 'bf16-mixed' takes {takes}"
+    warn_of_no_effect(f"precision={asked.precision!r}", why)
 
 
 def check_module(module: pl.LightningModule, datamodule: pl.LightningDataModule | None) -> None:

@@ -25,15 +25,9 @@ from torch.optim import Optimizer
 from adadpigu.accounting import Budget, PrivacyReport
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.errors import InputError, require
+from adadpigu.integrations.lightning import settings
 from adadpigu.integrations.lightning.loading import PrivateLoader
 from adadpigu.integrations.lightning.losses import Layers, ModuleLosses
-from adadpigu.integrations.lightning.settings import (
-    ELSEWHERE,
-    check_module,
-    check_monitors,
-    check_trainer,
-    take_over_precision,
-)
 from adadpigu.integrations.shared import check_options
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
@@ -77,7 +71,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
+        check_options("PrivateStrategy", options, settings.ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
         self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
         self._records = records
         self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}
@@ -128,15 +122,15 @@ class PrivateStrategy(SingleDeviceStrategy):
     def setup_environment(self) -> None:
         if self._fitting:  # before any callback is set up
             trainer = self._trainer
-            check_trainer(trainer)
+            settings.check_trainer(trainer)
             by_rules = self._settings.get("engine") in ("ghost", "materialised")
-            take_over_precision(self, self._settings, by_rules=by_rules)
+            settings.take_over_precision(self, self._settings, by_rules=by_rules)
             self._accumulated, trainer.accumulate_grad_batches = trainer.accumulate_grad_batches, 1
         super().setup_environment()
 
     def setup(self, trainer: pl.Trainer) -> None:
         if self._fitting:
-            check_module(self._module, self._trainer.datamodule)
+            settings.check_module(self._module, self._trainer.datamodule)
         super().setup(trainer)
         if self._fitting and (len(self.optimizers) != 1 or not self.optimizers[0].param_groups):
             fault = f"configure_optimizers gives {len(self.optimizers)} optimizers with parameters"
@@ -181,7 +175,7 @@ class PrivateStrategy(SingleDeviceStrategy):
             **self._settings,
         )
         self._loop.__enter__()
-        check_monitors(trainer, losses.logged)
+        settings.check_monitors(trainer, losses.logged)
         losses.warn_of_withheld()
         self._loop.add_caveat(
             f"what {type(module).__name__}, its callbacks and profilers write by themselves of records, time and "

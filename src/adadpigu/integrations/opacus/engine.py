@@ -19,17 +19,9 @@ from adadpigu.core.trees import to_device
 from adadpigu.data.datasets import DataSet, IndexedRecords
 from adadpigu.errors import InputError, check_known, require
 from adadpigu.integrations.loaders import PAIRS, CollatedRecords, validate_loader
+from adadpigu.integrations.opacus import script
 from adadpigu.integrations.opacus.accountants import Accountant
 from adadpigu.integrations.opacus.loader import PrivateDataLoader
-from adadpigu.integrations.opacus.script import (
-    FirstOutput,
-    MeanOfLosses,
-    PrivateCriterion,
-    PrivateModule,
-    ScriptBatch,
-    WholeBatch,
-    no_rows,
-)
 from adadpigu.integrations.opacus.validators import ModuleValidator
 from adadpigu.integrations.shared import Rule, refuse_settings
 from adadpigu.methods import DPSGD
@@ -37,7 +29,7 @@ from adadpigu.runs.run import check_free
 from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import prepare
 
-Private = tuple[PrivateModule, torch.optim.Optimizer, PrivateCriterion, PrivateDataLoader]
+Private = tuple[script.PrivateModule, torch.optim.Optimizer, script.PrivateCriterion, PrivateDataLoader]
 
 
 class PrivacyEngine:
@@ -57,10 +49,8 @@ class PrivacyEngine:
         out: Path | str | None = None,
     ) -> None:
         self.accountant = Accountant(accountant)
-        self._how: dict[str, Any] = {
-            "out": None if out is None else Path(out),
-            "randomness": "secure" if secure_mode else None,
-        }
+        folder = None if out is None else Path(out)
+        self._how: dict[str, Any] = {"out": folder, "randomness": "secure" if secure_mode else None}
         """as `PrivateLoop.of` takes it"""
         self._records = records
         self._loader: PrivateDataLoader | None = None
@@ -193,14 +183,15 @@ class PrivacyEngine:
             loss=criterion,
             losses=losses,
         )
-        how = {"open_ended": steps is None, "batches": ScriptBatch if losses is None else WholeBatch, **self._how}
+        kind = script.ScriptBatch if losses is None else script.WholeBatch
+        how = {"open_ended": steps is None, "batches": kind, **self._how}
         private = PrivateDataLoader(loader, prepared, optimizer, length=length, **how)
         self._loader, self.accountant.loops = private, private.loops
-        shown = prepared.model.module if isinstance(prepared.model, FirstOutput) else prepared.model
-        called = criterion if losses is None else MeanOfLosses(losses)
+        shown = prepared.model.module if isinstance(prepared.model, script.FirstOutput) else prepared.model
+        called = criterion if losses is None else script.MeanOfLosses(losses)
         assert called is not None
-        model, loss = PrivateModule(shown, lambda: private.batch), PrivateCriterion(called, lambda: private.batch)
-        return model, optimizer, loss, private
+        model = script.PrivateModule(shown, lambda: private.batch)
+        return model, optimizer, script.PrivateCriterion(called, lambda: private.batch), private
 
 
 def _data_set(loader: DataLoader[Any], records: int | None, *, whole: bool) -> DataSet:
@@ -223,10 +214,10 @@ def _with_one_output(module: nn.Module, records: Population, criterion: Loss) ->
         return module
     device = next(module.parameters()).device
     try:
-        output = no_rows(module, to_device(records.take(torch.arange(0))[0], device))
+        output = script.no_rows(module, to_device(records.take(torch.arange(0))[0], device))
     except Exception:  # `prepare` says what is wrong
         return module
-    return FirstOutput(module) if isinstance(output, tuple | list) else module
+    return script.FirstOutput(module) if isinstance(output, tuple | list) else module
 
 
 _MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")

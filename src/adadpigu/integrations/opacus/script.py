@@ -99,12 +99,10 @@ class WholeBatch:
 
     def loss(self, module: nn.Module, batch: Tree, value: Tensor) -> Tensor:
         """The loss whose `backward` releases."""
-        require(
-            _alike(batch, self._drawn),
-            "the criterion was called with another batch than that of the private loader; allowed: criterion(model, "
-            "batch) with the batch as it is, or on another device; put what changes it into losses=f, the Dataset or "
-            "the collate_fn",
-        )
+        fault = "the criterion was called with another batch than that of the private loader"
+        allowed = "criterion(model, batch) with the batch as it is, or on another device"
+        remedy = "put what changes it into losses=f, the Dataset or the collate_fn"
+        require(_alike(batch, self._drawn), f"{fault}; allowed: {allowed}; {remedy}")
         return PrivateLoss.of(_as_leaf(value), self._release)
 
 

@@ -24,11 +24,8 @@ __all__ = [
 
 EXEMPT: dict[str, str] = dict.fromkeys(
     (
-        "check_fit_idempotent",
-        "check_supervised_y_2d",
-        "check_classifier_data_not_an_array",
-        "check_regressor_data_not_an_array",
-        "check_regressors_int",
+        *("check_fit_idempotent", "check_supervised_y_2d", "check_regressors_int"),
+        *("check_classifier_data_not_an_array", "check_regressor_data_not_an_array"),
     ),
     "it fits twice and wants the same predictions; noise that could be repeated could be subtracted",
 )

@@ -139,9 +139,8 @@ def weighted_loss(weights: Any, classes: NDArray[Any]) -> Loss:
         return F.cross_entropy
     labels = classes.tolist()
     example = {label: 1 if place == 0 else 10 for place, label in enumerate(labels[:2])}
-    fits = isinstance(weights, Mapping) and all(
-        isinstance(w, int | float | np.number) and 0 <= w < np.inf for w in weights.values()
-    )
+    given = weights.values() if isinstance(weights, Mapping) else [None]
+    fits = all(isinstance(weight, int | float | np.number) and 0 <= weight < np.inf for weight in given)
     allowed = f"public weights of at least 0 by class, e.g. class_weight={example}"
     why = "('balanced' would count the classes of private records)"
     require(fits, f"class_weight={shorten(weights)}; allowed: {allowed} {why}")

@@ -309,10 +309,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             self._run = self._batches.finish()
         done = 0 if self._run is None else self._run.steps_done
         if done == 0 or done != self.state.global_step:
-            raise PrivacyLineError(
-                f"train() made {self.state.global_step} steps, of which {done} were drawn, charged and released: the "
-                "model must not be used"
-            )
+            fault = f"train() made {self.state.global_step} steps, of which {done} were drawn, charged and released"
+            raise PrivacyLineError(f"{fault}: the model must not be used")
         output = super()._finalize_training(trial, num_train_samples, start_time)
         return TrainOutput(output.global_step, None, _public(output.metrics))  # type: ignore[arg-type, unused-ignore]
 

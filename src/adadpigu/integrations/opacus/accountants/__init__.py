@@ -4,18 +4,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
-from adadpigu.accounting import (
-    Budget,
-    EventCount,
-    PrivacyReport,
-    StageSteps,
-    calibrate,
-    epsilon,
-    epsilons,
-    event_to_json,
-    plan_for,
-)
-from adadpigu.accounting.events import DpEvent, compose, leaves, spending_of
+from adadpigu.accounting import Budget, PrivacyReport, calibrate, epsilon, epsilons, plan_for
+from adadpigu.accounting.events import DpEvent, compose, event_to_json, leaves, spending_of
+from adadpigu.accounting.statement import EventCount, StageSteps
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import TRAINED_BEFORE
