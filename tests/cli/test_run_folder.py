@@ -25,9 +25,9 @@ TRAIN = ("train", "--dataset", "people.csv", "--method", "sgd", "--steps", "40",
 
 
 def _people() -> None:
-    rows = [(age % 11, "ab"[age % 2], "yes" if age % 11 > 5 else "no") for age in range(60)]
-    for name, order in (("people.csv", 1), ("people-test.csv", -1)):
-        Path(name).write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in rows[::order]))
+    rows = [(age % 11, "ab"[age % 2], "yes" if age % 11 > 5 else "no") for age in range(95)]
+    for name, some in (("people.csv", rows[:60]), ("people-test.csv", rows[60:])):
+        Path(name).write_text("age,job,y\n" + "".join(f"{age},{job},{y}\n" for age, job, y in some))
     Path("people.toml").write_text(FACTS)
 
 
