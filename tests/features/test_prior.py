@@ -87,13 +87,40 @@ def test_it_has_no_parameters_keeps_no_state_and_lets_no_gradient_through(prior:
     assert prior(images(2)[:0]).shape == (0, 7, 2, 2)
 
 
-@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 28, 28), (3, 72, 72), (3, 32), (48,)])
+@pytest.mark.parametrize("shape", [(2, 32, 32), (3, 15, 32), (3, 97, 32), (3, 32), (48,)])
 def test_records_that_it_cannot_see_are_named(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="prior"):
         make_front("prior", "record", shape)
 
 
-@pytest.mark.parametrize("bad", [images(2)[:, :1], images(2)[..., :8], images(2)[0], images(2).long()])
+def test_a_gray_image_is_seen_as_three_equal_colours(prior: Prior) -> None:
+    gray = Prior(Weights(plan=PLAN, tensors=dict(prior_tensors(prior)), metadata={}), (1, *SHAPE[1:]))
+    x = images(3)[:, :1]
+    assert torch.allclose(gray(x), prior(x.repeat(1, 3, 1, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize(("side", "whole"), [(28, 32), (17, 24), (94, 96)])
+def test_sides_are_mirrored_up_to_a_multiple_of_eight(prior: Prior, side: int, whole: int) -> None:
+    """NumPy's reflection of the image, seen by a prior of the whole size."""
+    weights = Weights(plan=PLAN, tensors=dict(prior_tensors(prior)), metadata={})
+    x = torch.rand(1, 3, side, side, generator=torch.Generator().manual_seed(2))
+    before = (whole - side) // 2
+    mirrored = np.pad(x.numpy(), ((0, 0), (0, 0), *[(before, whole - side - before)] * 2), mode="reflect")
+    found = Prior(weights, (3, side, side))(x)
+    assert found.shape == (1, 7, whole // 8, whole // 8)
+    assert torch.allclose(found, Prior(weights, (3, whole, whole))(torch.from_numpy(mirrored)), atol=1e-5)
+
+
+def prior_tensors(prior: Prior) -> dict[str, Tensor]:
+    """The constants that a prior of another shape is made of."""
+    encoder = prior.parts.encoder
+    names = [f"{unit}.{part}" for unit in encoder.strides for part in ("weight", "bias")]
+    names += [f"stage{stage}.{part}" for stage in range(3) for part in ("mean", "std")]
+    held = {name: encoder.get_buffer(name.replace(".", "_")) for name in names}
+    return {**held, "projection.weight": prior.direction, "projection.bias": prior.origin}
+
+
+@pytest.mark.parametrize("bad", [images(2)[:, :2], images(2)[..., :8], images(2)[0], images(2).long()])
 def test_other_inputs_are_refused(prior: Prior, bad: Tensor) -> None:
     with pytest.raises(InputError, match="allowed: "):
         prior(bad)

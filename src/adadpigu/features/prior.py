@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.errors import require
-from adadpigu.features.scattering import OrderNorm, Scattering, check_images, check_inputs
+from adadpigu.features.scattering import OrderNorm, Scattering, check_inputs
 from adadpigu.priors.encoder import SHA256, EncoderMaps, EncoderShape, Weights
 from adadpigu.tensors import digest
 
 STEP = 8  # pixels an output position
+SIDES = (16, 96)  # pixels that an image may be high and wide
 
 
 class Parts(nn.Module):
@@ -35,17 +36,24 @@ class Parts(nn.Module):
 
 
 class Prior(nn.Module):
-    """Features [b, k, h/8, w/8] of colour images [b, 3, h, w] with values from 0 to 1. No gradient flows to them."""
+    """Features [b, k, h/8, w/8] of images [b, 1 or 3, h, w] with values from 0 to 1. No gradient flows to them.
+
+    A gray image stands in all three colours; sides are mirrored at their ends up to a multiple of 8 pixels.
+    """
 
     direction: Tensor
     origin: Tensor
 
     def __init__(self, weights: Weights, shape: Sequence[int]) -> None:
         super().__init__()
-        check_images("prior", shape, 3, STEP)
-        self.features = (len(weights.tensors["projection.weight"]), shape[1] // STEP, shape[2] // STEP)
-        self.shape = tuple(shape)
-        self.parts = Parts(weights.plan, weights.tensors, shape)
+        fits = len(shape) == 3 and shape[0] in (1, 3) and all(SIDES[0] <= side <= SIDES[1] for side in shape[1:])
+        allowed = "(1 or 3, height, width) with sides from {} to {}".format(*SIDES)
+        require(fits, f"prior: records of shape {tuple(shape)}; allowed: {allowed}")
+        self.shape, beyond = tuple(shape), [-side % STEP for side in shape[1:]]
+        self.margins = [part for more in reversed(beyond) for part in (more // 2, more - more // 2)]
+        height, width = (side + more for side, more in zip(shape[1:], beyond, strict=True))
+        self.features = (len(weights.tensors["projection.weight"]), height // STEP, width // STEP)
+        self.parts = Parts(weights.plan, weights.tensors, (3, height, width))
         self.register_buffer("direction", weights.tensors["projection.weight"].float(), persistent=False)
         self.register_buffer("origin", weights.tensors["projection.bias"].float(), persistent=False)
         self.sha256 = weights.fingerprint()
@@ -69,4 +77,5 @@ class Prior(nn.Module):
         check_inputs("prior", x, self.shape)
         if not len(x):
             return self.direction.new_empty(0, *self.features)
-        return F.avg_pool2d(F.conv2d(self.parts(x.to(self.direction.dtype)), self.direction, self.origin), 2)
+        x = F.pad(x.to(self.direction.dtype), self.margins, mode="reflect").expand(-1, 3, -1, -1)
+        return F.avg_pool2d(F.conv2d(self.parts(x), self.direction, self.origin), 2)

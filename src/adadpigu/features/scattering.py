@@ -68,7 +68,7 @@ CHANNELS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2 * SCALES * (SCALES - 1) /
 _ORDERS = [1, SCALES * ORIENTATIONS, CHANNELS - 1 - SCALES * ORIENTATIONS]  # channels of a plane: S0, S1, S2
 STEP = 2**SCALES  # pixels an output position
 _MARGIN = STEP  # pixels that reflection adds on each side
-_SMALLEST, _LARGEST = 8, 64
+_SMALLEST, _LARGEST = 8, 96
 
 
 def check_images(kind: str, shape: Sequence[int], planes: int | str, step: int) -> None:
