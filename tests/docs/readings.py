@@ -126,7 +126,7 @@ READINGS: dict[str, Reading] = {
     "best-recipes": Reading(
         not_run={
             "python experiments/tune.py": HOURS,
-            "python experiments/pretrain.py": HOURS,
+            "adadpigu prior train": HOURS,
             "adadpigu reproduce accuracy-table --device": HOURS,
         },
     ),

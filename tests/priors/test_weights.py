@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import torch
 from adadpigu.errors import InputError
 from adadpigu.priors import encoder as subject
 from adadpigu.priors.encoder import PACKAGED, SHA256, EncoderShape, Weights, packaged_weights, read_weights
+from adadpigu_paper.prior_files import save_prior as save
 
-PRETRAIN = Path(__file__).parents[2] / "experiments" / "pretrain.py"
-save = runpy.run_path(str(PRETRAIN))["save"]
 SMALL = Weights(
     plan=EncoderShape(widths=(2,), blocks=(1,)),
     tensors={"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([0.5])},

@@ -50,7 +50,7 @@ app.add_typer(data.app, name="data")
 add(app, audit, "adadpigu audit replay --method dpsgd", "adadpigu audit noise runs/first --numbers 100000")
 app.add_typer(ledger.app, name="ledger")
 add(app, report, "adadpigu report runs/first", "adadpigu report runs/ --out compared.html")
-for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `bench` and `reproduce`
+for plugged in sorted(entry_points(group="adadpigu.commands")):  # papers/ adds `bench`, `prior` and `reproduce`
     plugged.load()(app)
 
 
@@ -119,7 +119,7 @@ def _parser_message(error: Exception, arguments: list[str]) -> str | None:
         if message.startswith("Missing"):
             return f"{context.command_path!r} needs a command (known: {', '.join(names)})"
         asked = message.split("'")[1]
-        if asked in ("bench", "reproduce"):
+        if asked in ("bench", "prior", "reproduce"):
             return f"command {asked!r} has a package of its own: `pip install ./papers` in the source code installs it"
         return str(unknown("command", asked, names))
     if message.startswith("No such option") and context is not None:

@@ -143,7 +143,7 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"prior={str(path)!r} is no prior: its header lacks {error}; allowed: a file of its encoder's shape, "
-            "as `adadpigu.priors.encoder.Weights.save` writes it; any other encoder: package.module:function"
+            "as `adadpigu prior train` writes it; any other encoder: package.module:function"
         ) from None
     found = Weights(plan=plan, tensors=tensors, metadata=metadata)
     made, expected = found.fingerprint(), sha256 or written

@@ -67,7 +67,7 @@ def coloured_noise(count: int, side: int, rng: torch.Generator) -> Tensor:
     weight[:, 0, 0] = 0
     waves = normal((count, 3, side, side // 2 + 1, 2), rng)
     planes = torch.fft.irfft2(torch.view_as_complex(waves) * weight[:, None], s=(side, side))
-    return _standard(_mixed(_standard(planes), rng))
+    return standardised(mixed(standardised(planes), rng))
 
 
 def untrained_net(count: int, side: int, rng: torch.Generator) -> Tensor:
@@ -79,7 +79,7 @@ def untrained_net(count: int, side: int, rng: torch.Generator) -> Tensor:
         x = x / x.square().mean((1, 2, 3), keepdim=True).add(1e-6).sqrt()
         x = F.leaky_relu(x + 0.3 * uniform(count, rng, 0, 1)[:, None, None, None] * normal(tuple(x.shape), rng), 0.2)
     x = x * normal((count, _WIDTH, 1, 1), rng).exp()
-    return _standard(_mixed(_standard(F.conv2d(x, normal((3, _WIDTH, 1, 1), rng))), rng))
+    return standardised(mixed(standardised(F.conv2d(x, normal((3, _WIDTH, 1, 1), rng))), rng))
 
 
 def _oriented(outputs: int, inputs: int, rng: torch.Generator) -> Tensor:
@@ -136,14 +136,14 @@ def _slope(count: int, side: int, rng: torch.Generator) -> Tensor:
     return turn.cos() * where + turn.sin() * where[:, None]
 
 
-def _mixed(planes: Tensor, rng: torch.Generator) -> Tensor:
+def mixed(planes: Tensor, rng: torch.Generator) -> Tensor:
     """Three planes as colours that are much alike, as those of light on things are."""
     mixing = 0.35 * normal((len(planes), 3, 3), rng)
     mixing[:, :, 0] += 1
     return torch.einsum("nij,njhw->nihw", mixing, planes)
 
 
-def _standard(planes: Tensor) -> Tensor:
+def standardised(planes: Tensor) -> Tensor:
     """Each image to mean 0 and variance 1."""
     deviation, mean = torch.std_mean(planes, dim=(1, 2, 3), correction=0, keepdim=True)
     return (planes - mean) / (deviation + 1e-6)
@@ -153,7 +153,7 @@ def _exposed(images: Tensor, rng: torch.Generator) -> Tensor:
     """Values from 0 to 1, each image with a brightness and a contrast of its own."""
     count = len(images)
     level = uniform(count, rng, 0.3, 0.65)[:, None, None, None]
-    return (level + uniform(count, rng, 0.12, 0.32)[:, None, None, None] * _standard(images)).clamp_(0, 1)
+    return (level + uniform(count, rng, 0.12, 0.32)[:, None, None, None] * standardised(images)).clamp_(0, 1)
 
 
 _IMAGES = 256

@@ -6,7 +6,6 @@ The oracle: for a linear layer a record's gradient is the outer product of p −
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from adadpigu.methods import DPSGD
 from adadpigu.priors.encoder import EncoderShape, Weights
 from adadpigu.training import train_prepared
 from adadpigu_paper.encoder import Encoder, encoder_constants, projection
+from adadpigu_paper.prior_files import save_prior as save_prior_file
 from trials import prepare_small, small_digits, weights
 
 CODE = """
@@ -149,7 +149,6 @@ def test_what_is_neither_a_name_nor_code_nor_a_file_says_what_is_allowed(call: A
     assert "package.module:function" in err
 
 
-save_weights = runpy.run_path(str(Path(__file__).parents[3] / "experiments" / "pretrain.py"))["save"]
 SHAPE = (3, 16, 16)
 
 
@@ -164,7 +163,7 @@ def save_prior(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int],
             torch.manual_seed(seed)
             constants = encoder_constants(Encoder(plan), [images])
         found = projection(Parts(plan, constants, SHAPE), [images], keep=7, power=0.5)
-        save_weights(Weights(plan=plan, tensors={**constants, **found}, metadata={}), folder / name)
+        save_prior_file(Weights(plan=plan, tensors={**constants, **found}, metadata={}), folder / name)
         return folder / name
 
     return save

@@ -1,0 +1,108 @@
+"""Files of pre-training: checkpoints in pieces that travel, and the prior that runs use. Public throughout.
+
+A checkpoint holds averaged weights in half precision, in pieces of at most 15 MB, and how far it is. A prior is an
+encoder without batch norms, with the statistics and the projection that process images give.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from adadpigu.errors import InputError, require
+from adadpigu.features.prior import Parts
+from adadpigu.priors.encoder import EncoderShape, Weights
+from adadpigu.tensors import digest, read_file, write_tensors
+from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
+from adadpigu_paper.pretraining import Pretrained, Pretraining, make_projector
+
+ORIGIN = "images of random processes (adadpigu.priors.random_images, adadpigu_paper.programs); no photograph, no record"
+SHAPE = (3, 32, 32)
+PIECE = 15 * 2**20
+"""bytes of a piece, but for a tensor that is larger by itself"""
+
+
+def save_checkpoint(made: Pretrained, folder: Path) -> list[Path]:
+    """Writes the pieces of a checkpoint, named by step and number; returns them."""
+    whole = nn.ModuleDict({"encoder": made.encoder, "projector": made.projector}).state_dict()
+    held = {name: value.cpu() if value.dtype == torch.long else value.half().cpu() for name, value in whole.items()}
+    pieces: list[dict[str, Tensor]] = [{}]
+    for name, value in held.items():
+        if pieces[-1] and sum(t.nbytes for t in pieces[-1].values()) + value.nbytes > PIECE:
+            pieces.append({})
+        pieces[-1][name] = value.contiguous()
+    plan = made.encoder.plan
+    facts = {"plan": json.dumps({"widths": plan.widths, "blocks": plan.blocks}), "step": str(made.step)}
+    facts |= {"pieces": str(len(pieces)), "sha256": digest(sorted(held.items()), facts["plan"])}
+    paths = [folder / f"checkpoint-{made.step}-{number}.safetensors" for number in range(1, len(pieces) + 1)]
+    for path, piece in zip(paths, pieces, strict=True):
+        write_tensors(path, piece, facts)
+    return paths
+
+
+def read_checkpoint(folder: Path) -> Pretrained:
+    """The latest checkpoint of a folder; one with a piece missing or altered is refused."""
+    found = {path: _place(path) for path in folder.glob("checkpoint-*-*.safetensors")}
+    require(bool(found), f"checkpoint={str(folder)!r}: no checkpoint-STEP-PIECE.safetensors is in it")
+    latest = max(step for step, _ in found.values())
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, str] = {}
+    for path in sorted(path for path, (step, _) in found.items() if step == latest):
+        part, facts = read_file(path, "checkpoint")
+        tensors |= part
+    try:
+        shape = json.loads(facts["plan"])
+        plan = EncoderShape(widths=tuple(shape["widths"]), blocks=tuple(shape["blocks"]))
+        encoder, projector = Encoder(plan), make_projector(plan.widths[-1])
+        whole = digest(sorted(tensors.items()), facts["plan"]) == facts["sha256"]
+        nn.ModuleDict({"encoder": encoder, "projector": projector}).load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        whole = False
+    told = f"checkpoint={str(folder)!r}: step {latest} lacks a piece or was altered"
+    require(whole, f"{told}; allowed: all {facts.get('pieces', 'its')} pieces, as they were written")
+    return Pretrained(encoder=encoder, projector=projector, step=latest)
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """Step and number of a piece, by its name."""
+    try:
+        _, step, number = path.stem.split("-")
+        return int(step), int(number)
+    except ValueError:
+        raise InputError(f"checkpoint={str(path)!r} is not named checkpoint-STEP-PIECE.safetensors") from None
+
+
+def weights_of(made: Pretrained, told: Pretraining, facts: Mapping[str, str], *, statistics: int) -> Weights:
+    """An encoder's constants, with its channels' statistics over fresh process images."""
+    device = next(made.encoder.parameters()).device
+    images = process_images(statistics, torch.Generator(device=device).manual_seed(told.seed + 1))
+    metadata = {"trained on": ORIGIN, "settings": repr(told), "steps made": str(made.step), **facts}
+    return Weights(plan=told.plan, tensors=encoder_constants(made.encoder, images), metadata=metadata)
+
+
+def projected(
+    weights: Weights, device: torch.device, *, seed: int, statistics: int, keep: int, power: float
+) -> Weights:
+    """The weights with a projection, from process images of its own seed."""
+    images = process_images(statistics, torch.Generator(device=device).manual_seed(seed))
+    encoder: Mapping[str, Tensor] = {
+        k: v.half().clone(memory_format=torch.contiguous_format)  # laid out as it is read from a file
+        for k, v in weights.tensors.items()
+        if not k.startswith("projection")
+    }
+    found = projection(Parts(weights.plan, encoder, SHAPE).to(device), images, keep=keep, power=power)
+    facts = {"projection": f"keep {keep}, power {power:g}, {statistics} images, seed {seed}"}
+    return Weights(plan=weights.plan, tensors={**encoder, **found}, metadata={**weights.metadata, **facts})
+
+
+def save_prior(made: Weights, path: Path) -> None:
+    """Writes the file whole, numbers as halves; it holds its own fingerprint."""
+    plan = json.dumps({"widths": made.plan.widths, "blocks": made.plan.blocks})
+    halves = {name: value.half().cpu().contiguous() for name, value in made.tensors.items()}
+    kept = replace(made, tensors=halves)
+    write_tensors(path, halves, {**made.metadata, "plan": plan, "sha256": kept.fingerprint()})
