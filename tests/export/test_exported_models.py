@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Synthetic]] = {
     "attention": (Attentive, TEXT),
     "normaliser": (lambda: fronted("none", "record", (1, 8, 8)), Synthetic(shape=(1, 8, 8))),
     "scattering": (lambda: fronted("scattering", "orders", (1, 8, 8)), Synthetic(shape=(1, 8, 8))),
-    "prior": (lambda: fronted("prior", "record", (3, 8, 8)), Synthetic(shape=(3, 8, 8))),
+    "prior": (lambda: fronted("prior", "record", (3, 16, 16)), Synthetic(shape=(3, 16, 16))),
 }
 
 
