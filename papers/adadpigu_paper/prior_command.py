@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adadpigu.cli.commands import Json, add
+from adadpigu.cli.commands import Json, add, example
 from adadpigu.console import count_progress, notes, print_json, screen
 from adadpigu.errors import InputError, check, check_known, check_range
 
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from adadpigu.priors.random_images import RandomImages
     from adadpigu_paper.pretraining import Pretraining
 
-app = typer.Typer(help="Train encoders on images of random processes, and look at such images.")
+app = typer.Typer(
+    help="Train encoders on images of random processes, and look at such images.",
+    short_help="Encoders of images of random processes.",
+    epilog=example("adadpigu prior show --count 16"),
+    rich_markup_mode=None,
+)
 KINDS = ("leaves", "programs")
 Processes = Annotated[
     str, typer.Option(help="leaves (shapes, noise, untrained nets), or programs (these and random programs).")
@@ -109,7 +114,7 @@ def show(
     seed: Annotated[int, typer.Option(help="Of the images.")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Draws images of random processes, as encoders see them in pre-training."""
+    """Draws images of random processes, as pre-training sees them."""
     import torch
     from PIL import Image
 
@@ -161,7 +166,7 @@ def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-add(app, train, "adadpigu prior train --steps 3 --images 16 --widths 8,8,8 --statistics 64 --keep 16 --out tiny-prior")
+add(app, train, "adadpigu prior train --steps 3 --images 8 --statistics 64 --out tiny")
 add(app, show, "adadpigu prior show --count 16 --out process-images.png")
 
 

@@ -82,7 +82,7 @@ def test_the_flags_of_train_come_in_groups() -> None:
 
 def test_no_line_of_the_list_of_commands_is_cut_short() -> None:
     lists = [text for text in HELP.values() if "Commands:" in text]
-    assert len(lists) == 3
+    assert len(lists) == 4
     assert [line for text in lists for line in text.splitlines() if line.endswith("...") and "Usage" not in line] == []
 
 
