@@ -26,6 +26,8 @@ from torch import Tensor, nn
 
 from adadpigu.accounting.plan import check_delta, check_epsilon
 from adadpigu.core.randomness import Randomness
+from adadpigu.data.checking import digests, warn_of_copies
+from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.errors import check, check_range, require
 from adadpigu_paper.theory.gaussian import gaussian_sigma
 from adadpigu_systems.minimum import gradient, minimise
@@ -87,6 +89,7 @@ def output_perturbation(
     passes: int = 10,
     lr: float | None = None,
     model: nn.Module | None = None,
+    dataset: str = "own data",
     ledger: Path | None = None,
     randomness: Randomness | None = None,
 ) -> LinearRelease:
@@ -103,7 +106,7 @@ def output_perturbation(
 
     The noise has deviation σΔ with the exact σ of one Gaussian at (ε, δ): one unsampled Gaussian event.
     """
-    _check(inputs, targets, classes, records, epsilon, delta, model)
+    _check(inputs, targets, classes, records, epsilon, delta, model, dataset)
     require(passes >= 1, f"passes={passes}; allowed: 1 or more")
     rate = 1 / math.sqrt(passes * records) if lr is None else float(lr)
     largest = 2 / SMOOTHNESS
@@ -127,7 +130,7 @@ def output_perturbation(
         ),
         rng=rng,
     )
-    charge(privacy, ledger)
+    privacy = charge(privacy, ledger, dataset)
     weights = torch.from_numpy(learned) + sigma * sensitivity * rng.normal(learned.size).view(learned.shape)
     return _released(weights, feature_norm, intercept, privacy)
 
@@ -160,6 +163,7 @@ def objective_perturbation(
     gradient_norm: float | None = None,
     iterations: int = 200,
     model: nn.Module | None = None,
+    dataset: str = "own data",
     ledger: Path | None = None,
     randomness: Randomness | None = None,
 ) -> LinearRelease:
@@ -182,7 +186,7 @@ def objective_perturbation(
     minimum, θ̃ minus it is a function of the data that moves by at most 2γ/Λ: a Gaussian release of it at (ε₂, δ₂),
     added to the minimum, costs ε₁ + ε₂ and δ₁ + δ₂ by composition. Here ε₂ = ε/100 and δ₂ = δ/10.
     """
-    _check(inputs, targets, classes, records, epsilon, delta, model)
+    _check(inputs, targets, classes, records, epsilon, delta, model, dataset)
     eps_gap, delta_gap = _SHARE_OF_GAP[0] * epsilon, _SHARE_OF_GAP[1] * delta
     eps_min, delta_min = epsilon - eps_gap, delta - delta_gap
     convexity = default_regularisation(eps_min, classes) if regularisation is None else float(regularisation)
@@ -214,7 +218,7 @@ def objective_perturbation(
         ),
         rng=rng,
     )
-    charge(privacy, ledger)
+    privacy = charge(privacy, ledger, dataset)
     linear = sigma * rng.normal(still.size).numpy().reshape(still.shape)
     found = minimise(features, labels, linear, regularisation=convexity, gradient_norm=gap, iterations=iterations)
     reached = np.linalg.norm(gradient(found, features, labels, linear, convexity))
@@ -264,7 +268,14 @@ def check_linear(model: nn.Module) -> None:
 
 
 def _check(
-    inputs: Tensor, targets: Tensor, classes: int, records: int, epsilon: float, delta: float, model: nn.Module | None
+    inputs: Tensor,
+    targets: Tensor,
+    classes: int,
+    records: int,
+    epsilon: float,
+    delta: float,
+    model: nn.Module | None,
+    dataset: str,
 ) -> None:
     check_epsilon(epsilon)
     check_delta(delta)
@@ -276,6 +287,8 @@ def _check(
     require(whole, f"targets of {targets.dtype}; allowed: one class number for every record")
     fits = not len(targets) or (int(targets.min()) >= 0 and int(targets.max()) < classes)
     require(fits, f"targets: a label is out of range; allowed: from 0 to {classes - 1}")
+    given = TensorRecords(inputs, targets, name=dataset)
+    warn_of_copies(digests(given), DataSet(name=dataset, train=given, records=records))
 
 
 def _statement(mechanism: str, *, rng: Randomness, **facts: Any) -> OneShotStatement:

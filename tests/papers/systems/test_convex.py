@@ -13,6 +13,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor, nn
 
+import adadpigu as ad
 from adadpigu.accounting.accountants import epsilon as pld_epsilon
 from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon
 from adadpigu.accounting.journal import read_journal
@@ -257,6 +258,31 @@ def test_a_solver_that_does_not_get_there_charges_and_draws_nothing(tmp_path: Pa
         )
     assert list(tmp_path.iterdir()) == []
     assert randomness.charged == []
+
+
+@BOTH
+def test_releases_of_the_same_records_are_counted_with_each_other_and_with_training(make: Make) -> None:
+    """By the data set's name and record count, as in `ad.train`."""
+    inputs, targets = records(50)
+    assert not any("of this process" in line for line in make(inputs, targets, **FACTS).privacy.not_covered)
+    (line,) = (line for line in make(inputs, targets, **FACTS).privacy.not_covered if "of this process" in line)
+    assert "together they have epsilon = 2 at delta = 2e-05" in line
+    other = make(inputs, targets, **FACTS, dataset="others").privacy
+    assert not any("of this process" in line for line in other.not_covered)
+    how: dict[str, Any] = {"method": "dpsgd", "noise_multiplier": 2.0, "batch_size": 10, "steps": 1}
+    run = ad.train(nn.Linear(4, 3), (inputs, targets), records=50, **how)
+    assert any("2 earlier runs of this process" in line for line in run.privacy.not_covered)
+
+
+def test_an_estimator_counts_its_fits_and_warns_of_copies() -> None:
+    rows, labels = (part.numpy() for part in records(40, features=8, classes=2))
+    fitted = OutputPerturbationClassifier(classes=[0, 1], feature_norm=3.0, records=40, dataset="mine").fit(
+        rows, labels
+    )
+    copied = np.vstack([rows, np.repeat(rows[:1], 50, 0)]), np.append(labels, np.repeat(labels[:1], 50))
+    with pytest.warns(UserWarning, match="mine: many rows are exact copies of others"):
+        fitted.fit(*copied)
+    assert "an earlier run of this process" in " ".join(fitted.privacy_.statement().split())
 
 
 @BOTH
