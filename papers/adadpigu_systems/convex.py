@@ -28,7 +28,7 @@ from adadpigu.accounting.plan import check_delta, check_epsilon
 from adadpigu.core.randomness import Randomness
 from adadpigu.data.checking import digests, warn_of_copies
 from adadpigu.data.datasets import DataSet, TensorRecords
-from adadpigu.errors import check, check_range, require
+from adadpigu.errors import InputError, check, check_range, require
 from adadpigu_paper.theory.gaussian import gaussian_sigma
 from adadpigu_systems.minimum import gradient, minimise
 from adadpigu_systems.one_shot import EpsilonDelta, OneShotStatement, charge, gaussian_event, secure
@@ -185,6 +185,9 @@ def objective_perturbation(
     The gap (Iyengar et al. 2019). J is Λ-strongly convex, so ‖∇J(θ̃)‖ ≤ γ puts θ̃ within γ/Λ of the minimum. Given the
     minimum, θ̃ minus it is a function of the data that moves by at most 2γ/Λ: a Gaussian release of it at (ε₂, δ₂),
     added to the minimum, costs ε₁ + ε₂ and δ₁ + δ₂ by composition. Here ε₂ = ε/100 and δ₂ = δ/10.
+
+    Whether the solver gets there depends on the records. So it is tried on public random ones first, of the declared
+    number, and refused there without a charge; on the records it runs after the charge, and a failure is charged.
     """
     _check(inputs, targets, classes, records, epsilon, delta, model, dataset)
     eps_gap, delta_gap = _SHARE_OF_GAP[0] * epsilon, _SHARE_OF_GAP[1] * delta
@@ -194,10 +197,10 @@ def objective_perturbation(
     sigma = objective_sigma(eps_min, delta_min, classes=classes, regularisation=convexity)
     gap = max(1e-9, min(1e-6, records**-2.0)) if gradient_norm is None else float(gradient_norm)
     check_range("gradient_norm", gap, "a finite number above 0")
+    how: dict[str, Any] = {"regularisation": convexity, "gradient_norm": gap, "iterations": iterations}
     features, labels = bounded_features(inputs, feature_norm, intercept), targets.cpu().numpy()
-    still = np.zeros((classes, features.shape[1]))
-    # once without noise: where the solver cannot get there, nothing is charged
-    minimise(features, labels, still, regularisation=convexity, gradient_norm=gap, iterations=iterations)
+    shape = (classes, features.shape[1])
+    minimise(*_stand_ins(records, shape, sigma), **how)  # what public numbers alone would fail by is not charged
     second, sensitivity = gaussian_sigma(eps_gap, delta_gap), 2 * gap / convexity
     rng = secure(randomness)
     privacy = _statement(
@@ -216,15 +219,29 @@ def objective_perturbation(
             f"the objective is convex, with regularisation {convexity:.6g}, and its gradient at the weights is at "
             f"most {gap:.3g}, in float64",
         ),
+        caveats=(
+            "whether the solver reached that gradient: a solve that does not is charged, and its failure is seen",
+        ),
         rng=rng,
     )
     privacy = charge(privacy, ledger, dataset)
-    linear = sigma * rng.normal(still.size).numpy().reshape(still.shape)
-    found = minimise(features, labels, linear, regularisation=convexity, gradient_norm=gap, iterations=iterations)
+    linear = sigma * rng.normal(math.prod(shape)).numpy().reshape(shape)
+    try:
+        found = minimise(features, labels, linear, **how)
+    except InputError as error:
+        raise InputError(f"{error}; this release is charged: that it failed depends on the records") from None
     reached = np.linalg.norm(gradient(found, features, labels, linear, convexity))
     assert reached <= gap, "the solver returned a point whose gradient it had not certified"
     weights = torch.from_numpy(found) + second * sensitivity * rng.normal(found.size).view(found.shape)
     return _released(weights, feature_norm, intercept, privacy)
+
+
+def _stand_ins(records: int, shape: tuple[int, int], sigma: float) -> tuple[Numbers, NDArray[Any], Numbers]:
+    """Public random features, labels and linear term: N as declared, [classes, features] as asked for."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((records, shape[1]))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return features, rng.integers(shape[0], size=records), sigma * rng.standard_normal(shape)
 
 
 def default_regularisation(epsilon: float, classes: int) -> float:

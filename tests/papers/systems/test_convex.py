@@ -250,14 +250,33 @@ def test_what_the_proof_does_not_cover_is_refused_in_one_line_and_nothing_is_cha
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_solver_that_does_not_get_there_charges_and_draws_nothing(tmp_path: Path) -> None:
+HARD = torch.ones(20, 4), torch.zeros(20, dtype=torch.int64)  # all alike: more iterations than random ones
+
+
+@pytest.mark.parametrize("given", [HARD, (HARD[0][:0], HARD[1][:0])])
+def test_a_solver_that_public_numbers_tell_will_not_get_there_charges_draws_and_tells_nothing(
+    given: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    """Refused whatever the records are, none at all too, whose minimum without noise needs no iteration."""
     randomness = Watched(tmp_path / "ledger.log")
-    with pytest.raises(InputError, match=r"gradient_norm=1e-30: the solver does not certify it in iterations=20"):
-        objective_perturbation(
-            *records(20), **FACTS, gradient_norm=1e-30, iterations=20, ledger=randomness.ledger, randomness=randomness
-        )
+    facts: dict[str, Any] = {**FACTS, "ledger": randomness.ledger, "randomness": randomness}
+    for how in ({**facts, "gradient_norm": 1e-30}, {**facts, "iterations": 0}):
+        with pytest.raises(InputError, match=r"gradient_norm=.*: the solver does not certify it in iterations="):
+            objective_perturbation(*given, **how)
     assert list(tmp_path.iterdir()) == []
     assert randomness.charged == []
+
+
+def test_a_solver_that_fails_on_the_records_alone_has_charged_them(tmp_path: Path) -> None:
+    """That it fails tells of them, so it cannot be tried for nothing, and a later statement counts it."""
+    path = tmp_path / "ledger.log"
+    facts = FACTS | {"classes": 2, "records": 20, "regularisation": 0.1, "epsilon": 10.0}
+    with pytest.raises(InputError, match=r"does not certify it in iterations=5.*; this release is charged"):
+        objective_perturbation(*HARD, **facts, iterations=5, ledger=path, randomness=ReproducibleRandomness(1))
+    assert len(read_journal(path).bodies) == 2
+    lines = objective_perturbation(*HARD, **facts).privacy.not_covered
+    assert any("an earlier run of this process" in line for line in lines)
+    assert any("a solve that does not is charged" in line for line in lines)
 
 
 @BOTH
