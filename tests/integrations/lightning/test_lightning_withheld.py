@@ -302,6 +302,20 @@ def test_a_tensor_that_is_added_up_in_a_container_or_an_object_is_refused_before
         trainer(strategy()).fit(module, loader())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_in_a_container_that_is_declared_public_may_change() -> None:
+    def annealed(self: Any, loss: Tensor) -> Tensor:
+        self.schedule["temperature"].fill_(1 / (1 + self.global_step))
+        return loss * self.schedule["temperature"]
+
+    module: Any = Keeping(annealed)
+    module.schedule = {"temperature": ad.public(torch.ones(()))}
+    private = strategy()
+    trainer(private).fit(module, loader())
+    assert private.run.steps_done == STEPS
+    assert module.schedule["temperature"] == pytest.approx(1 / STEPS)
+
+
 class Prior(Classifier):
     """Has a buffer that its training_step does not use."""
 

@@ -144,6 +144,21 @@ def test_what_compute_loss_keeps_on_the_trainer_is_withheld_from_log(place: str,
 
 
 @pytest.mark.filterwarnings("ignore:slow for a transformer")
+def test_what_a_loss_object_keeps_of_records_is_put_back(tmp_path: Path) -> None:
+    """As `compute_loss_func`, from which a callback could log it."""
+
+    class Averaging(_Meter):
+        def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+            loss = torch.nn.functional.cross_entropy(outputs.logits, labels)
+            self.add(loss.detach())
+            return loss
+
+    meter = Averaging()
+    trainer(classifier(), arguments(tmp_path, max_steps=1), compute_loss_func=meter, engine="loop").train()
+    assert (meter.total, meter.count, meter.values) == (0.0, 0, [])
+
+
+@pytest.mark.filterwarnings("ignore:slow for a transformer")
 @pytest.mark.parametrize("kept", [torch.zeros(()), [torch.zeros(())]])
 def test_a_tensor_of_the_trainer_that_compute_loss_adds_to_is_refused(kept: Any, tmp_path: Path) -> None:
     private = _keeping(
