@@ -11,7 +11,6 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
@@ -235,7 +235,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     @contextlib.contextmanager
     def _withholding(self) -> Iterator[None]:
         """Within, code of the user's runs on records: what it logs or keeps on the trainer is un-noised: dropped."""
-        with attributes_put_back(self, _may_keep):
+        with attributes_put_back(self, lambda name, value: value is not self.model and _may_keep(name, value)):
             self._sees_records = True
             yield
 
@@ -339,9 +339,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
 
 def _may_keep(name: str, value: Any) -> bool:
-    """Whether an attribute is a log or a container: not records, nor parts of the run, which a step moves."""
-    own = name in ("train_dataset", "eval_dataset", "_evaluated", "_private")
-    return name == "state" or (isinstance(value, list | dict | set | deque) and not own)
+    """Whether an attribute may be a log: not records, nor parts of the run, which a step moves."""
+    own = name in {"lr_scheduler", "_evaluated", "_private", "_opened"} | _OF_TRAINER - {"compute_loss_func"}
+    library = type(value).__module__.partition(".")[0] in ("accelerate", "adadpigu", "datasets", "transformers")
+    return name == "state" or not (own or library or isinstance(value, Dataset | torch.optim.Optimizer))
 
 
 def _public(logs: Mapping[str, float]) -> dict[str, float]:
