@@ -173,16 +173,19 @@ def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front
     return scaled
 
 
-def _output(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
+def _output(model: nn.Module, front: Front | None, inputs: Tree, *, again: bool = True) -> Any:
     """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
     whole = model if front is None else Fronted(front, model)
     try:
         with untouched(whole), torch.no_grad():
             return call(whole.eval(), inputs)
     except Exception as error:
+        if again:  # zeros may be padding throughout
+            ones = map_tensors(lambda leaf: leaf if leaf.is_floating_point() else torch.ones_like(leaf), inputs)
+            return _output(model, front, ones, again=False)
         plain = isinstance(inputs, Tensor)
         kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
-        told = f"the model does not take records of {kind}: {first_line(error)}"
+        told = f"the model does not take records of {kind} (tried: whole numbers 0, then 1): {first_line(error)}"
         raise ModelError(f"{told}; match data and model") from error
 
 
