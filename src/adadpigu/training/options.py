@@ -29,10 +29,10 @@ _SAID_OTHERWISE = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CommonOptions):
-    """Options every method shares. One of `steps` and `epochs` is needed; steps count all stages."""
+    """Options every method shares. `steps` count all stages; with neither steps nor `epochs`, 20 epochs."""
 
     batch_size: int = 512
-    """B, the expected batch size"""
+    """B, the expected batch size; in `train`, N/4 up to 512"""
     optimizer: str | OptimiserFactory = "sgd"
     """any of torch.optim, by name; or a function of the parameters that makes one"""
     public: str | PublicRecords | None = None  # type: ignore[assignment]
@@ -43,7 +43,10 @@ class TrainingOptions(CommonOptions):
             check_range(name, getattr(self, name), "at least 1")
         check_range("spare_steps", self.spare_steps, "at least 0")
         self._settle_memory()
-        one = (self.steps is None) != (self.epochs is None)
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", 20.0)
+        object.__setattr__(self, "device", str(self.device))  # torch.device too
+        one = self.steps is None or self.epochs is None
         require(one, f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
         check_range("epochs", self.epochs, "a finite number above 0")
         check_range("perturbation", self.perturbation, "a finite number of at least 0")
@@ -114,6 +117,11 @@ class TrainingOptions(CommonOptions):
         allowed = f"{count} CUDA GPU(s) are available; allowed: {places}"
         require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
+
+
+def default_batch(records: int) -> int:
+    """B where none is given, from the public record count."""
+    return min(512, max(1, records // 4))
 
 
 def check_names(

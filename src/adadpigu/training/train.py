@@ -32,7 +32,7 @@ from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
-from adadpigu.training.options import TrainingOptions, check_names
+from adadpigu.training.options import TrainingOptions, check_names, default_batch
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by, print_path
@@ -125,7 +125,8 @@ def prepared_for(
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
-    chosen = TrainingOptions(**{**placed, **given})
+    settings = {"batch_size": default_batch(data.records), **placed, **given}
+    chosen = TrainingOptions(**settings)
     asked = delta if privacy is None else privacy.delta
     require(delta in (asked, 1e-5), f"delta={delta} contradicts the budget's {asked}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
