@@ -7,6 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
-from adadpigu.training.options import TrainingOptions, check_names, default_batch
+from adadpigu.training.options import TrainingOptions, check_names, default_batch, idle_options
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by, print_path
@@ -126,7 +127,12 @@ def prepared_for(
     check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     settings = {"batch_size": default_batch(data.records), **placed, **given}
+    if isinstance(made := given.get("optimizer"), type):  # has its own defaults for what is not given
+        taken = given.keys() & {"lr", "momentum", "weight_decay"}
+        settings["optimizer"] = partial(made, **{name: given[name] for name in taken})
     chosen = TrainingOptions(**settings)
+    for told in idle_options(given, {**vars(chosen), **given, "test": data.test, "out": out}):
+        warnings.warn(told, stacklevel=3)
     asked = delta if privacy is None else privacy.delta
     require(delta in (asked, 1e-5), f"delta={delta} contradicts the budget's {asked}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:
