@@ -76,6 +76,7 @@ def train(
     entropy by default, with `model(*inputs)` or `model(**inputs)` where inputs are several; or
     `losses(model, batch)`, one loss a record, [n].
     `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
+    A GPU is used if there is one, and the model put back where it was; with `device` it is trained, and stays, there.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
     tests, a source of one's own. `ledger` is a file that several runs on one data set share. `quiet` prints nothing.
@@ -88,9 +89,11 @@ def train(
     given = dict(locals())  # by name, as the signature has them
     for name in ("observers", "randomness", "ledger", "quiet", "options"):
         del given[name]
-    prepared = prepared_for(**given, **options)
+    home, prepared = device_of(model), prepared_for(**given, **options)
     place = {"out": out, "resuming": resume, "shared": ledger, "introduce": None if quiet else print_path}
-    return train_prepared(prepared, observers=observers, randomness=randomness, **place)
+    run = train_prepared(prepared, observers=observers, randomness=randomness, **place)
+    run.model.to(home if prepared.options.device == "auto" else prepared.device)
+    return run
 
 
 def _check_kinds(model: object, method: object, privacy: object, loss: object, losses: object) -> None:
