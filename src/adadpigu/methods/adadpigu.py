@@ -130,7 +130,8 @@ class AdaDPIGU(Method):
         least = self._least_importance_steps()
         usual = max(least, 15 * steps // 200) if least else 0
         first = usual if self.importance_steps is None else self.importance_steps
-        require(0 <= first < steps, f"importance_steps={first} is not from 0 to below the run's {steps} steps")
+        fewer = f"importance_steps={first} is not from 0 to below the run's {steps} steps"
+        require(0 <= first < steps, f"{fewer}; allowed: that, more steps or epochs, or a smaller batch_size")
         given = f"retention={self.retention}, variance_start={self.variance_start!r}, restrict={self.restrict!r}"
         told = f"importance_steps={first}: with {given} and blocks={self.blocks}, stage 1 needs"
         require(first >= least, f"{told} at least {least} steps")

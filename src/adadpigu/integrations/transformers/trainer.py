@@ -197,8 +197,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             )
         self._opened.enter_context(loop)
         if loop.gradients.startswith("one record at a time") and "engine" not in self._private:
-            remedy = "" if self._loss else "; loss=f, a function of logits and labels, would take layer rules"
-            warnings.warn(f"slow for a transformer: {loop.gradients}{remedy}", stacklevel=2)
+            warnings.warn(f"slow for a transformer: {loop.gradients}", stacklevel=2)
         if self.eval_dataset is not None:
             loop.add_caveat(_EVALUATED)
         if self._loss is None:
