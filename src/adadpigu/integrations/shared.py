@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import AttributeSnapshot
+from adadpigu.core.gradients.state import Snapshot
 from adadpigu.core.trees import Tree, count_rows, select
 from adadpigu.errors import InputError, require
 from adadpigu.runs.run import Run
@@ -71,7 +71,7 @@ def attributes_put_back(
     Containers and objects in attributes that `follow` names are put back as well. Yields the attributes as they were.
     """
     before = dict(vars(owner))
-    kept = AttributeSnapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
+    kept = Snapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
     try:
         yield before
     finally:
