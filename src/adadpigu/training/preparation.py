@@ -67,6 +67,7 @@ class Preparation:
     warnings: tuple[str, ...]
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
+    given_loss: object  # either, as the user gave it
     public: PublicRecords | None = None  # what the method learns from besides releases
     caveats: tuple[str, ...] = ()  # what depends on the caller: what they computed, what could not be seen
     threads: int | None = None  # CPU threads of training and of the engine's trial; None: as many as there are
@@ -209,6 +210,7 @@ def prepare(
         warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
         loss=task.loss,
+        given_loss=task.given,
         threads=threads,
     )
     method.begin(ready.run_context(optimiser))  # what a method refuses, it refuses before anything is written

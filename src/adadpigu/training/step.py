@@ -54,12 +54,12 @@ class Steps:
         self._p, self._batches = prepared, batches
         self._optimiser, self._method, self._average = learned.optimiser, learned.method_state, learned.average
         self._layout, self._parameters = prepared.engine.layout, learned.optimiser.weights
-        self._may_reject = type(self._method).accept is not MethodState.accept
+        self.may_reject = type(self._method).accept is not MethodState.accept
 
     def take(self, step: Step) -> None:
         """One step by the run's own optimiser."""
         direction = self._direction(step)
-        with self._rejectable(step) if self._may_reject else nullcontext():
+        with self._rejectable(step) if self.may_reject else nullcontext():
             self._optimiser.step(direction)
         self._follow(direction)
 
@@ -69,7 +69,7 @@ class Steps:
         if self._average is not None:
             self._average.begin_step()
         direction = self._direction(step)
-        with self._rejectable(step) if self._may_reject else nullcontext():
+        with self._rejectable(step) if self.may_reject else nullcontext():
             self._optimiser.expose(direction)
             yield direction
             self._optimiser.settle()
