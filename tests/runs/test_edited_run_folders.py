@@ -187,14 +187,49 @@ def test_importance_of_another_run_is_told(made: Path, tmp_path: Path) -> None:
 
 
 def test_files_that_are_gone_are_named_as_missing_and_not_as_the_run_left_them(call: Any, run: Path) -> None:
-    for name in ("summary.json", "data.json"):
-        (run / name).unlink()
+    (run / "summary.json").unlink()
     code, out, _ = call("ledger", "verify", str(run))
     kept, missing = out.split("as the run left them:")[1].split("missing, so not compared:")
-    assert (code, missing.split()) == (0, ["data.json,", "summary.json"])
+    assert (code, missing.split()) == (0, ["summary.json"])
     assert MODEL in kept
     assert "summary.json" not in kept
-    assert json.loads(call("ledger", "verify", str(run), "--json")[1])["missing"] == ["data.json", "summary.json"]
+    assert json.loads(call("ledger", "verify", str(run), "--json")[1])["missing"] == ["summary.json"]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on files of the user's own, whose descriptions scale the records: arrays, and a table with test records."""
+    path = tmp_path_factory.mktemp("described")
+    inputs = np.random.default_rng(0).integers(0, 256, (80, 1, 4, 4)).astype(np.float32)
+    np.savez(path / "images.npz", x=inputs, y=np.arange(80) % 2)
+    np.save(path / "new.npy", inputs[:3])
+    for name, rows in (("table", inputs[:60]), ("test", inputs[60:])):
+        table = "".join(f"{row.mean():.6f},{number % 2}\n" for number, row in enumerate(rows))
+        (path / f"{name}.csv").write_text("age,ill\n" + table)
+    (path / "images.toml").write_text('records = 80\nclasses = ["a", "b"]\nrange = [0, 256]\n')
+    facts = 'records = 60\nlabel = "ill"\nclasses = ["0", "1"]\ntest = "test.csv"\n[columns.age]\nrange = [0, 256]\n'
+    (path / "table.toml").write_text(facts)
+    for name, file in (("images", "images.npz"), ("table", "table.csv")):
+        data = ("--dataset", str(path / file), "--describe", str(path / f"{name}.toml"))
+        trained(path / name, *FLAGS, *data, "--batch-size", "20", "--noise-multiplier", "1")
+    return path
+
+
+@pytest.mark.parametrize("name", ["description.toml", "data.json"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_predictions_depend_on_is_missed_by_every_command(
+    command: str, name: str, call: Any, described: Path, tmp_path: Path
+) -> None:
+    """Without its description a model takes records as they come, unscaled, and answers with other classes."""
+    made = described / ("table" if command == "evaluate" else "images")
+    run = Path(shutil.copytree(made, tmp_path / "run"))
+    assert call(*arguments(command, run, described))[0] == 0
+    (run.parent / "README.md").unlink(missing_ok=True)
+    (run / name).unlink()
+    code, _, err = call(*arguments(command, run, described))
+    assert f"has no {name}" in err
+    shown = name == "description.toml" and command in ("evaluate", "predict")
+    assert code == (0 if shown else 1 if command in ("ledger verify", "report") else 2)
 
 
 def test_a_file_that_was_added_is_told_because_it_changes_what_is_predicted(call: Any, made: Path, run: Path) -> None:
