@@ -232,6 +232,20 @@ def test_a_file_that_predictions_depend_on_is_missed_by_every_command(
     assert code == (0 if shown else 1 if command in ("ledger verify", "report") else 2)
 
 
+def test_a_comment_in_the_description_of_ones_own_data_changes_nothing(
+    call: Any, described: Path, tmp_path: Path
+) -> None:
+    before = (described / "table.toml").read_text()
+    try:
+        (described / "table.toml").write_text("# the clinic's\n" + before)
+        assert call("evaluate", str(described / "table"))[0] == 0
+        (described / "table.toml").write_text(before.replace("256", "255"))
+        code, _, err = call("evaluate", str(described / "table"))
+        assert (code, "description of its data has changed since training" in err) == (2, True)
+    finally:
+        (described / "table.toml").write_text(before)
+
+
 def test_a_file_that_was_added_is_told_because_it_changes_what_is_predicted(call: Any, made: Path, run: Path) -> None:
     """A description scales the records; the run was of a named data set and left none."""
     (run / "description.toml").write_text(f"records = 9\nclasses = {[*'abcdefghij']}\nrange = [0, 9]\n")
