@@ -246,6 +246,19 @@ def test_a_comment_in_the_description_of_ones_own_data_changes_nothing(
         (described / "table.toml").write_text(before)
 
 
+def test_the_ledger_file_of_a_folder_is_compared_with_the_files_beside_it(
+    call: Any, made: Path, run: Path, tmp_path: Path
+) -> None:
+    shutil.copy(made / "loud" / MODEL, run)
+    code, out, err = call("ledger", "verify", str(run / LEDGER_FILE))
+    assert (code, MODEL in err, out) == (1, True, "")
+    (tmp_path / "kept").mkdir()
+    for name in (LEDGER_FILE, head_path(run / LEDGER_FILE).name):
+        shutil.copy(run / name, tmp_path / "kept")
+    code, out, _ = call("ledger", "verify", str(tmp_path / "kept" / LEDGER_FILE))
+    assert (code, "files beside it were not compared" in out) == (0, True)
+
+
 def test_a_file_that_was_added_is_told_because_it_changes_what_is_predicted(call: Any, made: Path, run: Path) -> None:
     """A description scales the records; the run was of a named data set and left none."""
     (run / "description.toml").write_text(f"records = 9\nclasses = {[*'abcdefghij']}\nrange = [0, 9]\n")
