@@ -102,6 +102,14 @@ def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so
     assert any("nothing is claimed for it" in caution for caution in found.warnings)
 
 
+def test_an_emptied_ledger_is_told_beside_the_claim_that_it_no_longer_bears(run: Path) -> None:
+    (run / "ledger.log").write_text("")
+    found = read_run(run)
+    assert (found.epsilon, found.privacy, found.marks) == (None, None, ("claim not trusted", "ledger damaged"))
+    (line,) = found.missing
+    assert "ledger.log" in line
+
+
 def test_what_was_confessed_is_told_where_no_statement_tells_it(run: Path) -> None:
     with Ledger.resume(run / "ledger.log") as ledger:
         ledger.add_caveat("a look at the records")

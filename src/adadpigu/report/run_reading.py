@@ -84,9 +84,9 @@ class _Parts:
 
     @property
     def charging(self) -> bool:
-        """Whether there is a ledger that is more than an empty file, as it is until the first charge."""
-        path = self.folder / LEDGER_FILE
-        return self.exists(LEDGER_FILE) and (not path.is_file() or path.stat().st_size > 0)
+        """Whether there is a ledger that is more than an empty file, as it is until the first charge and no longer."""
+        path, claimed = self.folder / LEDGER_FILE, self.exists(reading.PRIVACY)
+        return self.exists(LEDGER_FILE) and (claimed or not path.is_file() or path.stat().st_size > 0)
 
     @property
     def end(self) -> str:
