@@ -20,6 +20,7 @@ from adadpigu.report.curves import METRICS, Curves, read_curves, round_up
 from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import EXPOSED, OPEN, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs import reading
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.run import MODEL, SUMMARY
 from adadpigu.runs.verifying import Binding, compare, verify
 
@@ -177,7 +178,7 @@ def read_run(folder: Path) -> ShownRun:
         config=found.config,
         rerun=_rerun(found, state),
         curves=found.curves,
-        accuracy=found.curves.last("accuracy") if summary is None else summary.accuracy,
+        accuracy=summary.accuracy if summary else found.curves.last("accuracy") if state == OPEN else None,
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=noise,
@@ -205,6 +206,7 @@ def _read(folder: Path) -> _Parts:
     if found.charging:
         found.record = found.read_or(reading.ledger_of, None)
     _read_claim(found)
+    _drop_another_summary(found)
     found.curves, odd = found.read_or(read_curves, (found.curves, ""))
     found.missing += [odd] if odd else []
     return found
@@ -230,6 +232,16 @@ def _read_claim(found: _Parts) -> None:
     if not claim and (found.exists(SUMMARY) or found.end not in ("crashed", "failed")):
         ended = f"run={str(found.folder)!r} has no {reading.PRIVACY}, and has ended"
         found.missing.append(f"{ended}; allowed: as the run wrote it")
+
+
+def _drop_another_summary(found: _Parts) -> None:
+    """Nothing of a summary is shown that is not as the run left it; one that is gone beside a claim is told."""
+    wanted = found.record and found.record.closing and found.record.closing.get(SUMMARY)
+    if wanted and found.summary and not matches_digest(found.folder / SUMMARY, wanted):
+        found.summary = None
+    if wanted and found.binding and not found.summary and not any(SUMMARY in line for line in found.missing):
+        told = f"run={str(found.folder)!r}: {SUMMARY} is gone, or not as the run left it"
+        found.missing.append(f"{told}; no score is shown")
 
 
 def _spent(record: LedgerRecord, folder: Path) -> float:
