@@ -54,9 +54,8 @@ def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
 def _makes_items(value: object) -> TypeGuard[Sized]:
     """Whether it is a data set whose items are made by code: of torch's, or any class of the user's that has them."""
     read = getattr(type(value), "__getitem__", None)
-    if read is None or type(value) is TensorDataset or not isinstance(value, Sized):
-        return False
-    return isinstance(value, Dataset) or not (hasattr(read, "__objclass__") or _of_library(read))
+    own = isinstance(value, Dataset) or not (hasattr(read, "__objclass__") or _of_library(read))
+    return own and read is not None and type(value) is not TensorDataset and isinstance(value, Sized)
 
 
 OWN_GENERATOR = (
@@ -149,8 +148,7 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
 def _has_one_entry_a_record(value: Any, count: int) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0 and len(value) == count and value.nbytes <= _LARGE
-    held = isinstance(value, list | TensorDataset) or _makes_items(value)
-    return held and len(value) == count
+    return (isinstance(value, list | TensorDataset) or _makes_items(value)) and len(value) == count
 
 
 def _may_hold_records(value: Any) -> bool:

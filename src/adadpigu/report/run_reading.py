@@ -206,7 +206,11 @@ def _read(folder: Path) -> _Parts:
     if found.charging:
         found.record = found.read_or(reading.ledger_of, None)
     _read_claim(found)
-    _drop_another_summary(found)
+    wanted = found.record and found.record.closing and found.record.closing.get(SUMMARY)
+    if wanted and found.summary and not matches_digest(found.folder / SUMMARY, wanted):
+        found.summary = None
+    if wanted and found.binding and not found.summary and not any(SUMMARY in line for line in found.missing):
+        found.missing.append(f"run={str(found.folder)!r}: {SUMMARY} is gone or was changed; no score is shown")
     found.curves, odd = found.read_or(read_curves, (found.curves, ""))
     found.missing += [odd] if odd else []
     return found
@@ -232,16 +236,6 @@ def _read_claim(found: _Parts) -> None:
     if not claim and (found.exists(SUMMARY) or found.end not in ("crashed", "failed")):
         ended = f"run={str(found.folder)!r} has no {reading.PRIVACY}, and has ended"
         found.missing.append(f"{ended}; allowed: as the run wrote it")
-
-
-def _drop_another_summary(found: _Parts) -> None:
-    """Nothing of a summary is shown that is not as the run left it; one that is gone beside a claim is told."""
-    wanted = found.record and found.record.closing and found.record.closing.get(SUMMARY)
-    if wanted and found.summary and not matches_digest(found.folder / SUMMARY, wanted):
-        found.summary = None
-    if wanted and found.binding and not found.summary and not any(SUMMARY in line for line in found.missing):
-        told = f"run={str(found.folder)!r}: {SUMMARY} is gone, or not as the run left it"
-        found.missing.append(f"{told}; no score is shown")
 
 
 def _spent(record: LedgerRecord, folder: Path) -> float:

@@ -49,8 +49,7 @@ class EarlierRuns(dict[str, StartedRun]):
         epsilon, delta = (math.fsum(getattr(one, part) for one in (*found, run)) for part in ("epsilon", "delta"))
         epsilon = math.inf if narrower else epsilon
         of_records = " (an earlier one protects single records, which bounds nothing for an owner)" if narrower else ""
-        least, most = (f"{ends(one.records for one in (*found, run)):,}" for ends in (min, max))
-        sizes = least if least == most else f"{least} to {most}"
+        sizes = " to ".join(dict.fromkeys(f"{end(one.records for one in (*found, run)):,}" for end in (min, max)))
         many = f"{len(found)} earlier runs" if len(found) > 1 else "an earlier run"
         return (
             f"{many} of this process declared data of the same name ({run.dataset}, {sizes} records): records that are "
