@@ -8,7 +8,6 @@ with both mixes records. Where not all that items read can be followed, the stat
 
 import copy
 from collections.abc import Sized
-from dis import get_instructions
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeGuard
@@ -188,8 +187,7 @@ def _parts(value: Any) -> list[Any]:
         parts += [value.__defaults__, value.__kwdefaults__, *(cell.cell_contents for cell in value.__closure__ or ())]
         code = value.__code__
         codes = [] if _of_library(value) else [code, *(each for each in code.co_consts if isinstance(each, CodeType))]
-        lines = [line for each in codes for line in get_instructions(each) if line.opname == "LOAD_GLOBAL"]
-        parts += [value.__globals__.get(line.argval) for line in lines]
+        parts += [value.__globals__.get(name) for each in codes for name in each.co_names]
     else:
         parts += [getattr(type(value), name, None) for name in ("__call__", "forward")]
         if isinstance(value, torch.nn.Module) and _of_library(type(value).forward):
