@@ -160,10 +160,15 @@ def device_of(model: object) -> str:
 def train_prepared(prepared: Preparation, **how: Any) -> Run:
     """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
     with session(prepared, **how) as begun:
-        if hooks := dict(hooks_of(prepared.whole_model(), prepared.given_loss)):
-            warnings.warn(f"{hook_caveat(hooks)}; the statement says that it is not covered", stacklevel=2)
-            begun.ledger.add_caveat(hook_caveat(hooks))
+        name_hooks(prepared, begun.ledger)
         return begun.run()
+
+
+def name_hooks(prepared: Preparation, ledger: Ledger) -> None:
+    """Warns of the user's hooks, which see records, and has the statement name them."""
+    if hooks := dict(hooks_of(prepared.whole_model(), prepared.given_loss)):
+        warnings.warn(f"{hook_caveat(hooks)}; the statement says that it is not covered", stacklevel=3)
+        ledger.add_caveat(hook_caveat(hooks))
 
 
 @contextlib.contextmanager

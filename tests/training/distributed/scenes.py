@@ -244,7 +244,9 @@ def sharded(folder: Path) -> dict[str, Any]:
             **asked | options,
         )
 
-    run = train(blocks(), out=folder / "sharded")
+    watched = blocks()
+    watched.register_forward_hook(lambda *_: None)
+    run = train(watched, out=folder / "sharded")
     held = [value for state in optimizers[-1].state.values() for value in state.values()]
     return {
         "weights": torch.cat([tensor.double().flatten() for tensor in whole_weights(run.model).values()]),
@@ -252,6 +254,7 @@ def sharded(folder: Path) -> dict[str, Any]:
         "momentum": sum(local(value) for value in held),
         "by losses": whole_weights(train(blocks(), losses=losses).model),
         "epsilon": run.epsilon,
+        "not covered": " ".join(run.privacy.not_covered),
         "refused": {
             "no rule": _refused(lambda: train(nn.Sequential(Scale(), blocks()))),
             "no size": _refused(lambda: train(blocks(), physical_batch_size=None)),

@@ -128,6 +128,7 @@ def test_a_sharded_model_is_updated_as_a_whole_one(pair: list[dict[str, Any]], f
         assert sum(found["sharded"][what] for found in pair) == len(alone)
         assert max(found["sharded"][what] for found in pair) < 0.6 * len(alone)
     assert sum(read_ledger(folder / "sharded" / LEDGER_FILE).spent().values()) == 12
+    assert "hook" in pair[0]["sharded"]["not covered"]
 
 
 @pytest.mark.parametrize(

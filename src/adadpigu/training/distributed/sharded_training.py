@@ -34,7 +34,7 @@ from adadpigu.training.distributed.job import Job, JobError, current
 from adadpigu.training.loop import Session
 from adadpigu.training.optimiser import MaskedOptimiser
 from adadpigu.training.reporting import print_path
-from adadpigu.training.train import opened, prepared_for, randomness_of
+from adadpigu.training.train import name_hooks, opened, prepared_for, randomness_of
 
 Shard = Callable[[nn.Module], None]  # applies `fully_shard` to the parts of a model and then to the model
 
@@ -223,6 +223,7 @@ def train_sharded(
     with opened(prepared, source, out=out) as begun:
         if current().rank == 0:
             print_path(prepared)
+        name_hooks(begun.prepared, begun.ledger)
         sharing, layered = shard(begun.prepared.model, begun.prepared.engine, shards)
         ready = replace(begun, prepared=replace(begun.prepared, engine=layered), folder=None)
         run = Session(ready, randomness=source, processes=sharing, optimiser=ShardedOptimiser).run()
