@@ -87,7 +87,7 @@ class MicroBatches:
     """Bounds the draws of one run, so many records at a time: a public size, halved where a GPU runs out of memory.
 
     Formal guarantee: all micro-batches of a draw have one shape that does not depend on the draw, or shapes in which
-    each row is computed alike (`rows_alike`). Where a CPU may round a row by its place, a record's place is a checksum
+    each row was seen to be computed alike (`rows_alike`, rehearsed). Elsewhere on a CPU a record's place is a checksum
     of its input modulo the size. Rows without a record add zero, whatever they hold. So what a record adds depends on
     no other record, bit for bit; sums are float64, and one record moves them by at most C, up to n·2⁻⁵² of it.
     """

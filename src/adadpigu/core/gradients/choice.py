@@ -29,6 +29,7 @@ E = TypeVar("E", bound=GradientEngine)
 
 ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
 _MANY_NUMBERS = 2**28  # of gradients, one GiB: more are not kept for a rehearsal
+_FEWEST_ROWS = 48  # of a rehearsal, in all its draws
 
 
 def choose_engine(
@@ -117,16 +118,15 @@ def _computes_rows_alike(engine: GradientEngine, inputs: Tree, targets: Tensor, 
     if plain and not inputs.is_floating_point():
         ids = varied(engine.net, inputs.new_zeros(ROWS_AT_ONCE, *inputs.shape[1:]))
         inputs = ids if ids.any() else inputs
-    kinds = (torch.randn, torch.rand) if plain else (torch.rand, torch.rand)
-    draws = (kinds * 4)[: max(1, int(_MANY_NUMBERS / most / (engine.layout.size + engine.operations * copies)))]
-
-    def compute(x: Tree, y: Tensor) -> Tensor:
-        return engine.compute(x, y, copies).gradients
-
+    cost = most * (engine.layout.size + engine.operations * copies)
+    enough = max(-(-_FEWEST_ROWS // (most * copies)), int(_MANY_NUMBERS / cost))
+    draws = (4 * ((torch.randn, torch.rand) if plain else (torch.rand, torch.rand)))[:enough]
     try:
         for engine.align in (False, True):
             with aligned(engine.model, attention=engine.align):
-                if computes_rows_alike(compute, inputs, targets, most, copies, draws=draws):
+                if computes_rows_alike(
+                    lambda x, y: engine.compute(x, y, copies).gradients, inputs, targets, most, copies, draws
+                ):
                     return True
         return False
     finally:
