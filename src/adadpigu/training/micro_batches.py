@@ -87,7 +87,7 @@ class MicroBatches:
     """Bounds the draws of one run, so many records at a time: a public size, halved where a GPU runs out of memory.
 
     Formal guarantee: all micro-batches of a draw have one shape that does not depend on the draw, or shapes in which
-    each row is computed alike (`rows_alike`). Where a CPU may round a row by its place, a record's place is a checksum
+    each row was seen to be computed alike (`rows_alike`, rehearsed). Elsewhere on a CPU a record's place is a checksum
     of its input modulo the size. Rows without a record add zero, whatever they hold. So what a record adds depends on
     no other record, bit for bit; sums are float64, and one record moves them by at most C, up to n·2⁻⁵² of it.
     """
@@ -333,13 +333,11 @@ def front_rows_alike(front: nn.Module, example: Tree, length: int, copies: int =
     """Whether a front computes a row alike wherever it lies among so many: tried on synthetic rows."""
     if not (isinstance(example, Tensor) and example.is_floating_point()):
         return False
-    rows = torch.zeros(3, *example.shape[1:], dtype=example.dtype)
-    try:
-        return computes_rows_alike(
-            lambda x, y: apply_front(front, x).reshape(len(y), -1), rows, torch.zeros(3), length, copies
-        )
-    except Exception:  # a front that takes other numbers than these
-        return False
+
+    def shown(rows: Tensor, targets: Tensor) -> Tensor:
+        return apply_front(front, rows).reshape(len(targets), -1)
+
+    return computes_rows_alike(shown, example, torch.zeros(1), length, copies)
 
 
 def _kind(query: Query) -> object:

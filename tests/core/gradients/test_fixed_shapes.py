@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.gradients import choose_engine
+from adadpigu.core.gradients import GradientEngine, choose_engine
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.core.sampling import Drawn
 from adadpigu.core.sensitive import Records, padded, unseal
@@ -119,9 +119,9 @@ def test_neither_place_nor_company_changes_a_gradient(net: str, engine: str, dev
 class Last(nn.Module):
     """What a recurrent layer says at the end."""
 
-    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], inputs: int = 5, hidden: int = 7) -> None:
         super().__init__()
-        self.layer, self.leave = kind(5, 7, batch_first=True), nn.Linear(7, 1)
+        self.layer, self.leave = kind(inputs, hidden, batch_first=True), nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         left: Tensor = self.leave(self.layer(x)[0][:, -1])
@@ -137,6 +137,22 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * self.w) @ self.m
+
+
+class Product(nn.Module):
+    """The same with products alone, which round few records otherwise at another place."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(inputs, hidden)), nn.Parameter(torch.randn(hidden, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x @ self.w) @ self.v
+
+
+class Einsum(Product):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(torch.einsum("bi,ij->bj", x, self.w)) @ self.v
 
 
 def sums(
@@ -210,6 +226,9 @@ PLACED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "gru": (lambda: Last(nn.GRU), (6, 5), "auto"),
     "lstm": (lambda: Last(nn.LSTM), (6, 5), "auto"),
     "own": (Scaled, (11,), "functional"),
+    "narrow rnn": (lambda: Last(nn.RNN, 12, 6), (3, 12), "auto"),
+    "product": (lambda: Product(14, 9), (14,), "auto"),
+    "einsum": (lambda: Einsum(20, 30), (20,), "auto"),
 }
 
 
@@ -237,6 +256,40 @@ def test_the_same_holds_where_a_record_is_deleted_from_the_middle_of_the_table(n
         for size in (60, 200):
             moved = torch.linalg.vector_norm(total(list(range(size - 1))) - whole(list(range(size))))
             assert moved <= 1 + 1e-5, (size, deleted)
+
+
+def random_net(kind: str) -> tuple[nn.Module, Tensor]:
+    """A small net of random widths, and 256 inputs."""
+    width, hidden, steps = (int(torch.randint(2, most, ())) for most in (31, 31, 8))
+    if kind in ("rnn", "gru", "lstm"):
+        layer = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[kind]
+        return Last(layer, width, hidden), torch.randn(256, steps, width)
+    if kind == "words":
+        return nn.Sequential(nn.Embedding(11, width), Last(nn.GRU, width, hidden)), torch.randint(11, (256, 2))
+    net = mlp(width, hidden, 1) if kind == "linear" else {"product": Product, "einsum": Einsum}[kind](width, hidden)
+    return net, torch.randn(256, width)
+
+
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 14), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm", "words", "product", "einsum", "linear"])
+def test_a_random_net_whose_rows_are_said_to_be_computed_alike_computes_them_so(kind: str, seeds: range) -> None:
+    """Of records that the rehearsal has not seen, at other places and in other numbers of blocks."""
+    for number in seeds:
+        torch.manual_seed(number)
+        net, inputs = random_net(kind)
+        engine = "functional" if kind == "linear" else "auto"
+        made = choose_engine(net, squared, (inputs[:4], torch.zeros(4)), engine=engine)
+        if not made.rows_alike:
+            continue
+        records = inputs, torch.randn(256)
+
+        def gradients(which: Tensor, made: GradientEngine = made, records: Any = records) -> Tensor:
+            return unseal(made.per_sample_gradients(Records((records[0][which], records[1][which])))).gradients
+
+        everyone = torch.arange(made.slice_length(256, 1))
+        whole = gradients(everyone)
+        for which in (everyone.roll(1), everyone.roll(5), everyone[:64], everyone[-96:]):
+            assert torch.equal(gradients(which), whole[which]), (number, net)
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 37, 100])

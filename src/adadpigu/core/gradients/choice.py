@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.core.gradients.engine import FunctionalEngine, GradientEngine, LoopEngine, flat_gradient
+from adadpigu.core.gradients.engine import ROWS_AT_ONCE, FunctionalEngine, GradientEngine, LoopEngine, flat_gradient
 from adadpigu.core.gradients.ghost import GhostEngine
 from adadpigu.core.gradients.inspection import prepared, refuse_by_behaviour, refuse_by_type
 from adadpigu.core.gradients.losses import GivenLosses, Loss, Losses, Objective, RecordLoss, is_plain
 from adadpigu.core.gradients.norms import freeze_norms, train_mode
-from adadpigu.core.gradients.probing import exact_products, forward, innermost, quiet_mode, seed
+from adadpigu.core.gradients.probing import exact_products, forward, innermost, quiet_mode, seed, varied
 from adadpigu.core.gradients.rule_engine import Precision, RuleEngine, ruled, to_channels_last
 from adadpigu.core.gradients.slicing import aligned, computes_rows_alike, counted_operations
 from adadpigu.core.gradients.state import describe, untouched
@@ -29,6 +29,7 @@ E = TypeVar("E", bound=GradientEngine)
 
 ENGINES = ("auto", "ghost", "materialised", "functional", "loop")
 _MANY_NUMBERS = 2**28  # of gradients, one GiB: more are not kept for a rehearsal
+_FEWEST_ROWS = 48  # of a rehearsal, in all its draws
 
 
 def choose_engine(
@@ -110,15 +111,21 @@ def _computes_rows_alike(engine: GradientEngine, inputs: Tree, targets: Tensor, 
     if targets.device.type != "cpu" or isinstance(engine, LoopEngine):
         return isinstance(engine, LoopEngine)
     engine.rows_alike = True
-    draw = torch.randn if is_plain(engine.net, inputs) else torch.rand
     most = engine.slice_length(1.0, copies)
     if most * engine.layout.size > _MANY_NUMBERS or quiet_mode(engine.net, inputs) is None:
         return False
+    plain = is_plain(engine.net, inputs)
+    if plain and not inputs.is_floating_point():
+        ids = varied(engine.net, inputs.new_zeros(ROWS_AT_ONCE, *inputs.shape[1:]))
+        inputs = ids if ids.any() else inputs
+    cost = most * (engine.layout.size + engine.operations * copies)
+    enough = max(-(-_FEWEST_ROWS // (most * copies)), int(_MANY_NUMBERS / cost))
+    draws = (4 * ((torch.randn, torch.rand) if plain else (torch.rand, torch.rand)))[:enough]
     try:
         for engine.align in (False, True):
             with aligned(engine.model, attention=engine.align):
                 if computes_rows_alike(
-                    lambda x, y: engine.compute(x, y, copies).gradients, inputs, targets, most, copies, draw
+                    lambda x, y: engine.compute(x, y, copies).gradients, inputs, targets, most, copies, draws
                 ):
                     return True
         return False
