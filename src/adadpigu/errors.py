@@ -50,6 +50,16 @@ def check(name: str, value: object, fits: bool, allowed: str) -> None:
 
 
 _MANY = 20  # names that are listed in full; of more, the nearest
+_MEANT = """
+batch_size bs, clip_norm clip max_grad_norm clip_grad_norm clip_grad_norm_, class_weight class_weights,
+device gpu gpus cuda, epochs n_epochs num_epochs max_epochs, epsilon eps target_epsilon, loss criterion loss_fn,
+lr learning_rate, lr_schedule scheduler lr_scheduler, noise_multiplier sigma noise noise_scale, out output_dir,
+physical_batch_size physical_batch max_physical_batch_size gradient_accumulation_steps, precision amp bf16 fp16,
+processing_class tokenizer, seed random_state, test val validation_data eval_dataset, weight_decay wd l2,
+data_collator collate_fn, delta target_delta, shuffle drop_last num_workers workers pin_memory
+"""
+SYNONYMS = {other: name for name, *others in map(str.split, _MEANT.split(",")) for other in others}
+"""names that others give to what is said otherwise here"""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
@@ -59,12 +69,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     "unknown method 'adadpig'; did you mean 'adadpigu'? (known: adadpigu, dpsgd)"
     """
     names = sorted(known)
-    by_case = {known.lower(): known for known in names}
-    near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
-    near = [found for found in near if _likeness(name, found) >= 0.8 * _likeness(name, near[0])]
+    by_case = {_bare(known): known for known in names}
+    asked = SYNONYMS.get(_bare(name), "")
+    asked = asked if asked in by_case else _bare(name)
+    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=3, cutoff=0.65)]
+    near = [found for found in near if _likeness(asked, found) > 0.8 * _likeness(asked, near[0])]
     many = len(names) > _MANY and bool(near)
-    hint = f"; did you mean {' or '.join(map(repr, near if many else near[:1]))}?" if near else ""
-    listed = f"{len(names)} are known" if many else f"known: {', '.join(names) or 'none'}"
+    near = near if many and asked not in by_case else near[:1]
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = f"{len(names)} are known" if many or len(names) > 60 else f"known: {', '.join(names) or 'none'}"
     return InputError(f"unknown {kind} {name!r}{hint} ({listed})")
 
 
@@ -100,7 +113,12 @@ def check_range(name: str, value: float | None, allowed: str) -> None:
 
 
 def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
+    return difflib.SequenceMatcher(None, _bare(one), _bare(other)).ratio()
+
+
+def _bare(name: str) -> str:
+    """A name as option and flag have it in common."""
+    return name.lower().lstrip("-").replace("-", "_")
 
 
 def require(ok: object, message: str) -> None:

@@ -345,7 +345,13 @@ def test_a_length_that_is_not_given_is_told_with_what_to_set(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("max_lenght", "max_length"), ("privcy", "privacy"), ("compute_metric", "compute_metrics")]
+    ("given", "meant"),
+    [
+        ("max_lenght", "max_length"),
+        ("privcy", "privacy"),
+        ("compute_metric", "compute_metrics"),
+        ("tokenizer", "processing_class"),
+    ],
 )
 def test_a_misspelt_argument_gets_the_nearest_name(given: str, meant: str, tmp_path: Path) -> None:
     told = f"unknown option of PrivateTrainer {given!r}; did you mean {meant!r}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import adadpigu as ad
@@ -59,6 +60,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "clip bound": (small_net, arrays, {"max_grad_norm": 2}, "e.g. method=DPSGD(clip_norm=2)"),
     "method option": (small_net, arrays, {"retention": 0.5}, "e.g. method=AdaDPIGU(retention=0.5)"),
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
+    "misspelt argument": (small_net, arrays, {"records": None, "recods": 240}, "did you mean 'records'"),
+    "argument of another library": (small_net, arrays, {"criterion": len}, "did you mean 'loss'? "),
+    "bound by another name": (small_net, arrays, {"clip_norm": 2, "method": None}, "e.g. method=AdaDPIGU(clip_norm=2)"),
+    "class weight": (small_net, arrays, {"class_weight": [1, 2]}, "loss=nn.CrossEntropyLoss(weight="),
+    "loader's option": (small_net, arrays, {"drop_last": True}, "leave it out"),
+    "made optimizer": (small_net, arrays, {"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "such as lambda p: torch"),
     "option called options": (small_net, arrays, {"options": {}}, "unknown option of train 'options'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "there are training records among"),
     "test of another type": (

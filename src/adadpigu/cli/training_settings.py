@@ -56,7 +56,8 @@ def _method_flags(words: list[str]) -> list[tuple[str, str]]:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
         if key not in known:
             ours = {field.name for field in fields(RunConfig)} | known
-            raise unknown("flag", flag, {"--" + name.replace("_", "-") for name in ours})
+            told = unknown("flag", flag, {"--" + name.replace("_", "-") for name in ours})
+            raise InputError(f"{told}; see `adadpigu train --help`")
         found.append((key, value))
     return found
 

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +23,10 @@ from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 
 
-def check_options(
-    owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], named: Collection[str] = ()
-) -> None:
+def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], **known: Any) -> None:
     """Refuses a name that is no option, or is settled `elsewhere`, and a value that `train` would refuse.
 
-    `named` are the owner's other arguments, of which one may be meant.
+    `known` are the owner's other arguments (`named`) and the `method` in use, which may be meant.
 
     >>> check_options("PrivateTrainer", {"lr": 0.1}, elsewhere={"lr": "args.learning_rate"})
     Traceback (most recent call last):
@@ -38,7 +36,7 @@ def check_options(
         value = options[name]  # which may be records
         shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
         raise InputError(f"{name}={shown}: not an option of {owner}; allowed: {elsewhere[name]}")
-    check_names(owner, options, elsewhere, named)
+    check_names(owner, options, elsewhere, **known)
     TrainingOptions(**{"steps": 1, **options})
 
 

@@ -1,6 +1,7 @@
 """`train`: the whole pipeline in one call, from records to a model with a privacy report."""
 
 import contextlib
+import inspect
 import json
 import math
 import uuid
@@ -121,9 +122,9 @@ def prepared_for(
     declared = {name: given.pop(name, None) for name in ("records", "test", "owners", "owner_cap")}
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
+    check_names("train", given, named=inspect.signature(train).parameters, method=method)
     data = declare(dataset, **declared)
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
-    check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     chosen = TrainingOptions(**{**placed, **given})
     asked = delta if privacy is None else privacy.delta

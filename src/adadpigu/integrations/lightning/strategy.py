@@ -71,7 +71,8 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, settings.ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
+        named = inspect.signature(PrivateStrategy).parameters
+        check_options("PrivateStrategy", options, settings.ELSEWHERE, named=named, method=method)
         self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
         self._records = records
         self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}

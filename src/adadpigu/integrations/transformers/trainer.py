@@ -104,7 +104,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
         named = _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
-        check_options("PrivateTrainer", options, ELSEWHERE, named)
+        check_options("PrivateTrainer", options, ELSEWHERE, named=named, method=method)
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
