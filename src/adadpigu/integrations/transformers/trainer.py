@@ -183,11 +183,12 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         register_rules(self.model)
         with warnings.catch_warnings(), self._withholding():  # the model is probed
             warnings.filterwarnings("ignore", message="the run goes on with its weights")  # schedules go on here
+            losses = self._losses()
             loop = PrivateLoop(
                 self.model,
                 optimiser,
                 self._data,
-                losses=self._losses(),
+                losses=losses,
                 batch_size=args.per_device_train_batch_size,
                 steps=args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * each),
                 device=str(args.device),
@@ -197,8 +198,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             )
         self._opened.enter_context(loop)
         if loop.gradients.startswith("one record at a time") and "engine" not in self._private:
-            remedy = "" if self._loss else "; loss=f, a function of logits and labels, would take layer rules"
-            warnings.warn(f"slow for a transformer: {loop.gradients}{remedy}", stacklevel=2)
+            warnings.warn(f"slow for a transformer: {loop.gradients}{getattr(losses, 'remedy', '')}", stacklevel=2)
         if self.eval_dataset is not None:
             loop.add_caveat(_EVALUATED)
         if self._loss is None:
@@ -312,7 +312,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             fault = f"train() made {self.state.global_step} steps, of which {done} were drawn, charged and released"
             raise PrivacyLineError(f"{fault}: the model must not be used")
         output = super()._finalize_training(trial, num_train_samples, start_time)
-        return TrainOutput(output.global_step, None, _public(output.metrics))  # type: ignore[arg-type, unused-ignore]
+        metrics = {**_public(output.metrics), "epoch": self.state.epoch, "train_steps": output.global_step}
+        return TrainOutput(output.global_step, None, metrics)  # type: ignore[arg-type, unused-ignore]
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records were clipped one by one, the norm would be that of noise, and nobody counts what was drawn."""
