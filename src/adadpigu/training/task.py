@@ -173,7 +173,8 @@ def _output(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
         plain = isinstance(inputs, Tensor)
         kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
         told = f"the model does not take records of {kind}: {first_line(error)}"
-        raise ModelError(f"{told}; match data and model") from error
+        flat = ": nn.Sequential(nn.Flatten(), model)" if plain and inputs.dim() > 2 and "mat1" in str(error) else ""
+        raise ModelError(f"{told}; match data and model{flat}") from error
 
 
 def _classes(output: Tensor, targets: Tensor, data: DataSet) -> int:

@@ -181,7 +181,9 @@ def _on_example(loss: RecordLoss, outputs: Tree, targets: Tree) -> Tensor:
     except Exception as error:
         shapes = f"outputs {describe_tree(outputs)} and targets {describe_tree(targets)} of a record"
         told = f"<model>: the loss refuses {shapes}: {first_line(error)}"
-        raise ModelError(f"{told}; match the model to the labels") from error
+        single = isinstance(outputs, Tensor) and tuple(outputs.shape[1:]) == (1,)
+        how = ", or let loss (criterion) do it: lambda o, t: bce(o.squeeze(1), t)" if single else ""
+        raise ModelError(f"{told}; match the model to the labels{how}") from error
 
 
 def _refuse_weighted_mean(looped: RecordLoss, outputs: Tree, targets: Tree) -> None:
