@@ -51,7 +51,7 @@ def check(name: str, value: object, fits: bool, allowed: str) -> None:
 
 _MANY = 20  # names that are listed in full; of more, the nearest
 _MEANT = """
-batch_size bs, clip_norm clip max_grad_norm clip_grad_norm clip_grad_norm_, class_weight class_weights,
+batch_size batch bs, clip_norm clip max_grad_norm clip_grad_norm clip_grad_norm_, class_weight class_weights,
 device gpu gpus cuda, epochs n_epochs num_epochs max_epochs, epsilon eps target_epsilon, loss criterion loss_fn,
 lr learning_rate, lr_schedule scheduler lr_scheduler, noise_multiplier sigma noise noise_scale, out output_dir,
 physical_batch_size physical_batch max_physical_batch_size gradient_accumulation_steps, precision amp bf16 fp16,
@@ -72,12 +72,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     by_case = {_bare(known): known for known in names}
     asked = SYNONYMS.get(_bare(name), "")
     asked = asked if asked in by_case else _bare(name)
-    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=3, cutoff=0.65)]
-    near = [found for found in near if _likeness(asked, found) > 0.8 * _likeness(asked, near[0])]
-    many = len(names) > _MANY and bool(near)
-    near = near if many and asked not in by_case else near[:1]
+    many = len(names) > _MANY and asked not in by_case
+    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=1 + many, cutoff=0.7)]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    listed = f"{len(names)} are known" if many or len(names) > 60 else f"known: {', '.join(names) or 'none'}"
+    short = len(names) > _MANY * (1 if near else 3)
+    listed = f"{len(names)} are known" if short else f"known: {', '.join(names) or 'none'}"
     return InputError(f"unknown {kind} {name!r}{hint} ({listed})")
 
 
@@ -110,10 +109,6 @@ def check_range(name: str, value: float | None, allowed: str) -> None:
     """
     if value is not None and not _RANGES[allowed](value):
         raise InputError(f"{name}={value} is not {allowed}")
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, _bare(one), _bare(other)).ratio()
 
 
 def _bare(name: str) -> str:

@@ -71,8 +71,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "test of another type": (
         small_net,
         arrays,
-        {"test": (other_arrays()[0].double(), other_arrays()[1])},
-        "test: records are (torch.float64",
+        {"test": (other_arrays()[0].half(), other_arrays()[1])},
+        "test: records are (torch.float16",
     ),
     "delta twice": (small_net, arrays, {"delta": 1e-6}, "contradicts the budget"),
     "words": (small_net, lambda: (["a"] * 240, arrays()[1]), {}, "inputs[0] is a str"),
@@ -81,7 +81,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "two losses": (small_net, arrays, {"loss": nn.CrossEntropyLoss(), "losses": len}, "loss and losses are both given"),
     "loader": (small_net, lambda: DataLoader(TensorDataset(*arrays())), {}, "its .dataset"),
     "method name": (small_net, arrays, {"method": "dpsdg"}, "did you mean 'dpsgd'"),
-    "double": (small_net, lambda: (arrays()[0].double(), arrays()[1]), {}, "torch.float64"),
+    "half": (small_net, lambda: (arrays()[0].half(), arrays()[1]), {}, "torch.float16"),
+    "labels in a column": (small_net, lambda: (arrays()[0], arrays()[1][:, None]), {}, "labels.squeeze(1)"),
+    "table with its label": (
+        small_net,
+        lambda: arrays()[0].flatten(1),
+        {},
+        "such as (table[features], table[label])",
+    ),
     "lengths": (small_net, lambda: (arrays()[0], arrays()[1][:5]), {}, "240 inputs but 5 targets"),
 }
 

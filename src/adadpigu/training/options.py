@@ -115,12 +115,11 @@ class TrainingOptions(CommonOptions):
         return device
 
 
+Names = Collection[str]
+
+
 def check_names(
-    owner: str,
-    options: Mapping[str, Any],
-    elsewhere: Collection[str] = (),
-    named: Collection[str] = (),
-    method: object = None,
+    owner: str, options: Mapping[str, Any], elsewhere: Names = (), named: Names = (), method: object = None
 ) -> None:
     """Refuses a name that is no option, with what it may stand for, also among the owner's `named` arguments.
 

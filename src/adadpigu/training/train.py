@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
@@ -123,7 +124,8 @@ def prepared_for(
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
     check_names("train", given, named=inspect.signature(train).parameters, method=method)
-    data = declare(dataset, **declared)
+    in_double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    data = declare(dataset, **declared, double=torch.float64 if in_double else torch.get_default_dtype())
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     chosen = TrainingOptions(**{**placed, **given})
