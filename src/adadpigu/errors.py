@@ -68,15 +68,18 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     >>> str(unknown("method", "adadpig", ["adadpigu", "dpsgd"]))
     "unknown method 'adadpig'; did you mean 'adadpigu'? (known: adadpigu, dpsgd)"
     """
+
+    def bare(text: str) -> str:  # what option and flag have in common
+        return text.lower().lstrip("-").replace("-", "_")
+
     names = sorted(known)
-    by_case = {_bare(known): known for known in names}
-    asked = SYNONYMS.get(_bare(name), "")
-    asked = asked if asked in by_case else _bare(name)
+    by_case = {bare(known): known for known in names}
+    asked = SYNONYMS.get(bare(name), "")
+    asked = asked if asked in by_case else bare(name)
     many = len(names) > _MANY and asked not in by_case
     near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=1 + many, cutoff=0.7)]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    short = len(names) > _MANY * (1 if near else 3)
-    listed = f"{len(names)} are known" if short else f"known: {', '.join(names) or 'none'}"
+    listed = f"known: {', '.join(names) or 'none'}" if len(names) < (21 if near else 60) else f"{len(names)} are known"
     return InputError(f"unknown {kind} {name!r}{hint} ({listed})")
 
 
@@ -109,11 +112,6 @@ def check_range(name: str, value: float | None, allowed: str) -> None:
     """
     if value is not None and not _RANGES[allowed](value):
         raise InputError(f"{name}={value} is not {allowed}")
-
-
-def _bare(name: str) -> str:
-    """A name as option and flag have it in common."""
-    return name.lower().lstrip("-").replace("-", "_")
 
 
 def require(ok: object, message: str) -> None:

@@ -24,6 +24,7 @@ _SAID_OTHERWISE = {
     "accumulate": "physical_batch_size, the records computed at a time; batch_size is the whole batch",
 }
 """what stands for names of other libraries, beside `SYNONYMS`"""
+Names = Collection[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +114,6 @@ class TrainingOptions(CommonOptions):
         allowed = f"{count} CUDA GPU(s) are available; allowed: {places}"
         require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
-
-
-Names = Collection[str]
 
 
 def check_names(
