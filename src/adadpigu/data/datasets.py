@@ -209,7 +209,8 @@ class DataSet:
     owners: Owners | None = None
     """whose each training record is, where the unit of privacy is a person with several; None: one record"""
     files: tuple[Path, ...] = ()
-    """where records of one's own were read"""
+    description: Path | None = None
+    """where records of one's own were read, and the file that declares what is public about them"""
     encode: Callable[[Tensor], Tensor] | None = None
     """how an array of such a file becomes inputs; None: such arrays are inputs already"""
 
