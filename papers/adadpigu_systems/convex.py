@@ -26,7 +26,9 @@ from torch import Tensor, nn
 
 from adadpigu.accounting.plan import check_delta, check_epsilon
 from adadpigu.core.randomness import Randomness
-from adadpigu.errors import check, check_range, require
+from adadpigu.data.checking import digests, warn_of_copies
+from adadpigu.data.datasets import DataSet, TensorRecords
+from adadpigu.errors import InputError, check, check_range, require
 from adadpigu_paper.theory.gaussian import gaussian_sigma
 from adadpigu_systems.minimum import gradient, minimise
 from adadpigu_systems.one_shot import EpsilonDelta, OneShotStatement, charge, gaussian_event, secure
@@ -87,6 +89,7 @@ def output_perturbation(
     passes: int = 10,
     lr: float | None = None,
     model: nn.Module | None = None,
+    dataset: str = "own data",
     ledger: Path | None = None,
     randomness: Randomness | None = None,
 ) -> LinearRelease:
@@ -103,7 +106,7 @@ def output_perturbation(
 
     The noise has deviation σΔ with the exact σ of one Gaussian at (ε, δ): one unsampled Gaussian event.
     """
-    _check(inputs, targets, classes, records, epsilon, delta, model)
+    _check(inputs, targets, classes, records, epsilon, delta, model, dataset)
     require(passes >= 1, f"passes={passes}; allowed: 1 or more")
     rate = 1 / math.sqrt(passes * records) if lr is None else float(lr)
     largest = 2 / SMOOTHNESS
@@ -127,7 +130,7 @@ def output_perturbation(
         ),
         rng=rng,
     )
-    charge(privacy, ledger)
+    privacy = charge(privacy, ledger, dataset)
     weights = torch.from_numpy(learned) + sigma * sensitivity * rng.normal(learned.size).view(learned.shape)
     return _released(weights, feature_norm, intercept, privacy)
 
@@ -160,6 +163,7 @@ def objective_perturbation(
     gradient_norm: float | None = None,
     iterations: int = 200,
     model: nn.Module | None = None,
+    dataset: str = "own data",
     ledger: Path | None = None,
     randomness: Randomness | None = None,
 ) -> LinearRelease:
@@ -181,8 +185,11 @@ def objective_perturbation(
     The gap (Iyengar et al. 2019). J is Λ-strongly convex, so ‖∇J(θ̃)‖ ≤ γ puts θ̃ within γ/Λ of the minimum. Given the
     minimum, θ̃ minus it is a function of the data that moves by at most 2γ/Λ: a Gaussian release of it at (ε₂, δ₂),
     added to the minimum, costs ε₁ + ε₂ and δ₁ + δ₂ by composition. Here ε₂ = ε/100 and δ₂ = δ/10.
+
+    Whether the solver gets there depends on the records. So it is tried on public random ones first, of the declared
+    number, and refused there without a charge; on the records it runs after the charge, and a failure is charged.
     """
-    _check(inputs, targets, classes, records, epsilon, delta, model)
+    _check(inputs, targets, classes, records, epsilon, delta, model, dataset)
     eps_gap, delta_gap = _SHARE_OF_GAP[0] * epsilon, _SHARE_OF_GAP[1] * delta
     eps_min, delta_min = epsilon - eps_gap, delta - delta_gap
     convexity = default_regularisation(eps_min, classes) if regularisation is None else float(regularisation)
@@ -190,10 +197,10 @@ def objective_perturbation(
     sigma = objective_sigma(eps_min, delta_min, classes=classes, regularisation=convexity)
     gap = max(1e-9, min(1e-6, records**-2.0)) if gradient_norm is None else float(gradient_norm)
     check_range("gradient_norm", gap, "a finite number above 0")
+    how: dict[str, Any] = {"regularisation": convexity, "gradient_norm": gap, "iterations": iterations}
     features, labels = bounded_features(inputs, feature_norm, intercept), targets.cpu().numpy()
-    still = np.zeros((classes, features.shape[1]))
-    # once without noise: where the solver cannot get there, nothing is charged
-    minimise(features, labels, still, regularisation=convexity, gradient_norm=gap, iterations=iterations)
+    shape = (classes, features.shape[1])
+    minimise(*_stand_ins(records, shape, sigma), **how)  # what public numbers alone would fail by is not charged
     second, sensitivity = gaussian_sigma(eps_gap, delta_gap), 2 * gap / convexity
     rng = secure(randomness)
     privacy = _statement(
@@ -212,15 +219,29 @@ def objective_perturbation(
             f"the objective is convex, with regularisation {convexity:.6g}, and its gradient at the weights is at "
             f"most {gap:.3g}, in float64",
         ),
+        caveats=(
+            "whether the solver reached that gradient: a solve that does not is charged, and its failure is seen",
+        ),
         rng=rng,
     )
-    charge(privacy, ledger)
-    linear = sigma * rng.normal(still.size).numpy().reshape(still.shape)
-    found = minimise(features, labels, linear, regularisation=convexity, gradient_norm=gap, iterations=iterations)
+    privacy = charge(privacy, ledger, dataset)
+    linear = sigma * rng.normal(math.prod(shape)).numpy().reshape(shape)
+    try:
+        found = minimise(features, labels, linear, **how)
+    except InputError as error:
+        raise InputError(f"{error}; this release is charged: that it failed depends on the records") from None
     reached = np.linalg.norm(gradient(found, features, labels, linear, convexity))
     assert reached <= gap, "the solver returned a point whose gradient it had not certified"
     weights = torch.from_numpy(found) + second * sensitivity * rng.normal(found.size).view(found.shape)
     return _released(weights, feature_norm, intercept, privacy)
+
+
+def _stand_ins(records: int, shape: tuple[int, int], sigma: float) -> tuple[Numbers, NDArray[Any], Numbers]:
+    """Public random features, labels and linear term: N as declared, [classes, features] as asked for."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((records, shape[1]))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    return features, rng.integers(shape[0], size=records), sigma * rng.standard_normal(shape)
 
 
 def default_regularisation(epsilon: float, classes: int) -> float:
@@ -264,7 +285,14 @@ def check_linear(model: nn.Module) -> None:
 
 
 def _check(
-    inputs: Tensor, targets: Tensor, classes: int, records: int, epsilon: float, delta: float, model: nn.Module | None
+    inputs: Tensor,
+    targets: Tensor,
+    classes: int,
+    records: int,
+    epsilon: float,
+    delta: float,
+    model: nn.Module | None,
+    dataset: str,
 ) -> None:
     check_epsilon(epsilon)
     check_delta(delta)
@@ -276,6 +304,8 @@ def _check(
     require(whole, f"targets of {targets.dtype}; allowed: one class number for every record")
     fits = not len(targets) or (int(targets.min()) >= 0 and int(targets.max()) < classes)
     require(fits, f"targets: a label is out of range; allowed: from 0 to {classes - 1}")
+    given = TensorRecords(inputs, targets, name=dataset)
+    warn_of_copies(digests(given), DataSet(name=dataset, train=given, records=records))
 
 
 def _statement(mechanism: str, *, rng: Randomness, **facts: Any) -> OneShotStatement:

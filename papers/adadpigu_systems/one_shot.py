@@ -7,14 +7,16 @@ is drawn. Public throughout.
 
 from __future__ import annotations
 
+import math
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adadpigu.accounting.journal import Journal, now
 from adadpigu.accounting.statement import delta_warnings, library_versions
 from adadpigu.core.randomness import Randomness, SystemRandomness
+from adadpigu.training.earlier import StartedRun, earlier_runs
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -58,10 +60,12 @@ class OneShotStatement:
     randomness: str
     private: bool
     """whether nobody can repeat the noise"""
+    caveats: tuple[str, ...] = ()
+    """what else is not covered: a mechanism's own, and what earlier runs of the process amount to"""
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        return NOT_COVERED
+        return (*NOT_COVERED, *self.caveats)
 
     def statement(self) -> str:
         """The guarantee in plain words."""
@@ -86,17 +90,32 @@ class OneShotStatement:
         return {**fixed, **told, "event": repr(self.event)}
 
 
-def charge(statement: OneShotStatement, path: Path | None) -> None:
-    """Writes the charge; returns only when it is on disk, so call it before any noise is drawn. No file: nothing."""
-    if path is None:
-        return
-    journal = Journal(path, new=True)
-    try:
-        journal.append({"ledger": FORMAT, "relation": RELATION, "time": now(), "records": statement.records})
-        spent = {"epsilon": statement.epsilon, "delta": statement.delta, "event": repr(statement.event)}
-        journal.append({"charge": 0, "mechanism": statement.mechanism, **spent})
-    finally:
-        journal.close()
+def charge(statement: OneShotStatement, path: Path | None, dataset: str) -> OneShotStatement:
+    """Writes the charge, if there is a file; returns only when it is on disk, so call it before any noise is drawn.
+
+    The statement that it returns counts the earlier runs of this process on the same data set.
+    """
+    if path is not None:
+        journal = Journal(path, new=True)
+        try:
+            journal.append({"ledger": FORMAT, "relation": RELATION, "time": now(), "records": statement.records})
+            spent = {"epsilon": statement.epsilon, "delta": statement.delta, "event": repr(statement.event)}
+            journal.append({"charge": 0, "mechanism": statement.mechanism, **spent})
+        finally:
+            journal.close()
+    run = f"{statement.mechanism} {len(earlier_runs)}"
+    told = earlier_runs.add(
+        StartedRun(
+            run=run,
+            preparation=run,
+            dataset=dataset,
+            records=statement.records,
+            epsilon=statement.epsilon if statement.private else math.inf,
+            delta=statement.delta,
+            ledger=None,
+        )
+    )
+    return statement if told is None else replace(statement, caveats=(*statement.caveats, told))
 
 
 def secure(randomness: Randomness | None) -> Randomness:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import adadpigu as ad
-from adadpigu.data.checking import Digests, _warn_of_copies, digests, refuse_copies
+from adadpigu.data.checking import Digests, digests, refuse_copies, warn_of_copies
 from adadpigu.data.datasets import DataSet, TensorRecords
 
 COPIES = "these are the training records"
@@ -133,7 +133,7 @@ def test_heavier_oversampling_is_warned_of_too_and_few_categories_are_not(rows: 
     data = DataSet(name="mine", train=records, records=len(rows))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _warn_of_copies(digests(records), data)
+        warn_of_copies(digests(records), data)
     assert ["exact copies" in str(each.message) for each in caught] == [True] * told
 
 

@@ -298,7 +298,7 @@ def test_summaries_of_several_lengths_are_padded_and_padding_counts_for_nothing(
     batch = private._data.train.take(torch.arange(6))[0]
     assert batch["labels"].shape == (6, LENGTH)
     losses = private._losses()
-    assert ("loss=f" in losses.remedy) == collated  # without labels, a model makes no logits from input_ids alone
+    assert ("loss=f" in losses.why_alone) == collated  # without labels, a model makes no logits from input_ids alone
     model.eval()
     expected = [model(**{name: torch.tensor([ids]) for name, ids in record.items()}).loss for record in data[:6]]
     assert torch.allclose(losses(model, batch), torch.stack(expected), atol=1e-5)

@@ -281,3 +281,48 @@ def test_pairs_given_to_losses_keep_their_accuracy() -> None:
     assert isinstance(data.test, TensorRecords)
     right = (run.model(data.test.inputs).argmax(1) == data.test.targets).double().mean()
     assert run.accuracy == pytest.approx(float(right))
+
+
+class Padded(nn.Module):
+    """A transformer of torch's own tutorial, with the padding told by id 0, by a column or by its opposite."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by, self.embed, self.out = by, nn.Embedding(20, 8), nn.Linear(8, 3)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, ids: Tensor, column: Tensor | None = None) -> Tensor:
+        padding = ids == 0 if column is None else column if self.by == "padding" else ~column
+        hidden = self.encoder(self.embed(ids), src_key_padding_mask=padding)
+        found: Tensor = self.out((hidden * ~padding[..., None]).sum(1) / (~padding).sum(1, keepdim=True))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("by", ["ids", "kept", "padding"])
+def test_a_transformer_with_padding_is_trained_by_the_layer_rules(by: str) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(1, 20, (N, 6))
+    ids[:, 4:] = 0
+    column = ids == 0 if by == "padding" else ids != 0
+    inputs, targets = ids if by == "ids" else (ids, column), torch.arange(N) % 3
+    ready = prepared(Padded(by), (inputs, targets))
+    assert ready.engine.reason.startswith("layer rules")
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        outputs = model(batch[0]) if by == "ids" else model(*batch[0])
+        return F.cross_entropy(outputs, batch[1], reduction="none")
+
+    assert_gradients(ready, losses, (inputs, targets))
+
+
+def test_a_model_that_takes_neither_zeros_nor_ones_is_refused_with_what_was_tried() -> None:
+    class Late(nn.Embedding):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input + 30)
+
+    told = "does not take records of shape .*int64 .tried: whole numbers 0, then 1.: index out of range"
+    with pytest.raises(ad.InputError, match=told):
+        prepared(
+            nn.Sequential(Late(20, 8), nn.Flatten(), nn.Linear(24, 3)), (torch.ones(N, 3).long(), torch.arange(N) % 3)
+        )

@@ -172,7 +172,7 @@ def test_nothing_public_depends_on_the_number_of_records() -> None:
         ({"epsilon": -1}, "'epsilon' parameter .* must be a float in the range .*Got -1 instead"),
         ({"epsilon": "4"}, "'epsilon' parameter .* Got '4' instead"),
         ({"delta": "1e-5"}, "'delta' parameter .* Got '1e-5' instead"),
-        ({"batch_size": 201}, "batch_size=201 is more than records=200"),
+        ({"batch_size": 201}, "batch_size=201 is not between 1 and the declared record count 200"),
         ({"categories": {0: pd.Series([], dtype=object)}}, r"categories of column 'x0': \[\]; allowed: a list"),
         ({"categories": {0: [[1]]}}, r"categories of column 'x0': \[\[1\]\]; allowed: a list"),
         ({"classes": ["no", None]}, "numbers alone or text alone"),

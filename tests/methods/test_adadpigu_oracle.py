@@ -7,7 +7,7 @@ algorithm (scores, ranking, mask, α, β, weights) in numpy, and recomputes ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -269,10 +269,10 @@ def _scaled_by_beta_itself(plant: pytest.MonkeyPatch) -> None:
 def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:
     selected = standardising.largest_standardised
 
-    def late(rows: torch.Tensor, center: torch.Tensor, weight: torch.Tensor, count: int, _: object) -> torch.Tensor:
+    def late(rows: torch.Tensor, center: torch.Tensor, weight: torch.Tensor, count: int, _: object) -> Iterator[Any]:
         z = (rows - center) * weight
         clipped = z * (CLIP / z.norm(dim=1, keepdim=True)).clamp(max=1.0)
-        return selected(clipped, None, None, count, torch.empty_like(z))
+        return selected(clipped, None, None, count)
 
     plant.setattr(standardising, "largest_standardised", late)
 

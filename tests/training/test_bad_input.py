@@ -38,7 +38,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "label out of range": (small_net, bad_label, {}, "record 5 has label 12"),
     "nan": (small_net, nan_record, {}, "record 7 has a NaN"),
     "zero steps": (small_net, arrays, {"steps": 0}, "steps=0"),
-    "no steps": (small_net, arrays, {"steps": None}, "give one of them"),
     "both": (small_net, arrays, {"epochs": 3}, "give one of them"),
     "negative lr": (small_net, arrays, {"lr": -1.0}, "lr=-1.0"),
     "batch above records": (small_net, arrays, {"batch_size": 500}, "batch_size=500"),

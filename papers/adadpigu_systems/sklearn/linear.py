@@ -35,6 +35,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     delta: float | None
     intercept: bool
     ledger: Path | str | None
+    dataset: str
 
     @property
     def privacy_(self) -> OneShotStatement:
@@ -73,6 +74,7 @@ class _PrivateLinear(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             delta=chosen_delta(self.delta, int(self.records)),
             feature_norm=self.feature_norm,
             intercept=self.intercept,
+            dataset=self.dataset,
             ledger=None if self.ledger is None else Path(self.ledger),
         )
         return self
@@ -113,9 +115,10 @@ class OutputPerturbationClassifier(_PrivateLinear):
         passes: int = 10,
         lr: float | None = None,
         ledger: Path | str | None = None,
+        dataset: str = "own data",
     ) -> None:
         self.classes, self.feature_norm, self.records = classes, feature_norm, records
-        self.epsilon, self.delta, self.intercept = epsilon, delta, intercept
+        self.epsilon, self.delta, self.intercept, self.dataset = epsilon, delta, intercept, dataset
         self.passes, self.lr, self.ledger = passes, lr, ledger
 
     def _release(self, inputs: torch.Tensor, targets: torch.Tensor, **facts: Any) -> LinearRelease:
@@ -137,9 +140,10 @@ class ObjectivePerturbationClassifier(_PrivateLinear):
         regularisation: float | None = None,
         gradient_norm: float | None = None,
         ledger: Path | str | None = None,
+        dataset: str = "own data",
     ) -> None:
         self.classes, self.feature_norm, self.records = classes, feature_norm, records
-        self.epsilon, self.delta, self.intercept = epsilon, delta, intercept
+        self.epsilon, self.delta, self.intercept, self.dataset = epsilon, delta, intercept, dataset
         self.regularisation, self.gradient_norm, self.ledger = regularisation, gradient_norm, ledger
 
     def _release(self, inputs: torch.Tensor, targets: torch.Tensor, **facts: Any) -> LinearRelease:

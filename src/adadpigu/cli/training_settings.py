@@ -3,10 +3,10 @@
 Flags that nothing would look at are refused: someone expects an effect. Settings are public; no record is read here.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from adadpigu.accounting.wording import rounded_up
 from adadpigu.config import OFF, SETTINGS, RunConfig, all_presets, merge, read_config, read_flag, read_preset
@@ -14,7 +14,7 @@ from adadpigu.data import is_named
 from adadpigu.data.own import is_own
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
-from adadpigu.training.optimiser import WITH_MOMENTUM, all_optimisers
+from adadpigu.training.options import idle_options
 from adadpigu.training.resuming import CHANGEABLE_ON_RESUME, noise_of, refuse_unfit, spent_by
 
 
@@ -66,28 +66,8 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
     """Refuses each flag that does nothing with these settings. Presets may hold such."""
     given = {**flags, **cast("Mapping[str, object]", flags["method_options"] or {})}
     chosen = {**vars(settings), **vars(make_method(settings.method, settings.method_options))}
-    for key, needed, looks, wanted in _NEEDED:
-        if given.get(key) not in (None, OFF, 0.0) and needed in chosen and not looks(chosen[needed]):
-            raise InputError(f"{key}={given[key]} does nothing with {needed}={chosen[needed]!r}; allowed with {wanted}")
-
-
-def _takes_momentum(optimizer: str) -> bool:
-    """Whether momentum reaches an optimiser; a name that torch does not know is judged elsewhere."""
-    return optimizer.lower() in WITH_MOMENTUM or optimizer.lower() not in all_optimisers()
-
-
-_NEEDED: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("normalisation_clip", "normalisation", "released".__eq__, "'released'"),
-    ("normalisation_noise", "normalisation", "released".__eq__, "'released'"),
-    ("clip_stability", "clipping", "automatic".__eq__, "'automatic'"),
-    ("shift_step", "shift", bool, "a shift above 0"),
-    ("momentum", "optimizer", _takes_momentum, " or ".join(map(repr, WITH_MOMENTUM))),
-    ("activation", "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
-    ("top_k_of", "top_k", lambda share: share != 1.0, "another top_k"),
-    ("clip_rate", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
-    ("count_noise", "clip_quantile", lambda share: share is not None, "another clip_quantile"),
-)
-"""flags that need another setting: which one, whether its value will do, and which would"""
+    for told in idle_options(given, chosen):
+        raise InputError(told)
 
 
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:

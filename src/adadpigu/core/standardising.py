@@ -8,8 +8,8 @@ k-th largest the first stay. A row keeps an entry that is no number: the clip fi
 
 import functools
 import math
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from adadpigu.core.bounding import GradientSum
 
 Numbers = npt.NDArray[Any]
-_ROWS_OF_A_THREAD = 8  # rows a thread selects from at a time, so that threads seldom wait for the interpreter's lock
-_WIDENED = 8  # rows of a `_Narrow` that are widened at once
-_SAMPLED = 29  # of a row every so many-th entry is looked at, to know about where its k-th largest lies
+_ROWS_AT_ONCE = 8  # rows to select from at a time: more leave the cache, fewer have threads wait for the interpreter
 
 
 class Standardiser:
@@ -41,9 +39,10 @@ class Standardiser:
         if device.type == "cuda":
             join(device)  # a query's vectors may be in the making
         self._device = device
-        self._kept: int | Tensor | None = None
-        if query.top_k < 1:
-            self._kept = _kept(query, size) if query.top_k_count is None else query.top_k_count
+        self._rooms = threading.local()  # each thread that builds rows has a `Room` of its own
+        self._kept: int | Tensor | None = query.top_k_count if query.top_k < 1 else None
+        if query.top_k < 1 and self._kept is None:
+            self._kept = entries_kept(query.top_k, size if query.active is None else int(query.active.sum()))
         weight = None if query.scale is None else query.scale.to(device).reciprocal()
         if query.active is not None:
             active = query.active.to(device)
@@ -56,8 +55,8 @@ class Standardiser:
         self._narrow = (_float(self.center), _float(self.weight)) if device.type == "cuda" else None
 
     @property
-    def in_place(self) -> bool:
-        """Whether rows of float32 are standardised where they lie, so that no copy of all is made in float64."""
+    def selects(self) -> bool:
+        """Whether a CPU selects from the rows, a few at a time (`selected`), so that no copy of all is in float64."""
         return self._kept is not None and self._device.type == "cpu"
 
     def __call__(self, rows: Tensor) -> "Standardised":
@@ -69,18 +68,20 @@ class Standardiser:
             from adadpigu.core.kernels.top_k import measured_largest
 
             return _Fused(*measured_largest(rows, *vectors, self._kept))
-        if self._kept is not None and self.in_place and rows.dtype == torch.float32:
-            kept = min(int(self._kept), rows.shape[1])
-            return _Narrow(largest_standardised(rows, self.center, self.weight, kept, rows))
         return Standardised(self.widened(rows))
+
+    def selected(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """The rows, standardised with top-k in float64, and their squared norms: see `largest_standardised`."""
+        assert self._kept is not None
+        self._rooms.here = room = getattr(self._rooms, "here", None) or Room(rows)
+        return largest_standardised(rows, self.center, self.weight, min(int(self._kept), rows.shape[1]), room)
 
     def widened(self, rows: Tensor) -> Tensor:
         """[b, n] -> [b, n] in float64, a new tensor."""
         # Standardised as the rows are, then widened: what is measured is what is added, and it is half the bytes.
         z = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
         if self._kept is not None and z.device.type == "cpu" and int(self._kept) < z.shape[1]:
-            made = torch.empty(z.shape, dtype=torch.float64)
-            return largest_standardised(z, self.center, self.weight, int(self._kept), made)
+            return _kept_together(z, largest_standardised(z, self.center, self.weight, int(self._kept)))
         if self.center is not None:
             z = z - self.center.to(z.dtype)
         if self.weight is not None:
@@ -106,25 +107,6 @@ class Standardised:
         return weighted_total(self._z, factors)
 
 
-class _Narrow(Standardised):
-    """Rows that were standardised in float32, and are widened a few at a time in a buffer that stays in the cache."""
-
-    def __init__(self, z: Tensor) -> None:
-        self._z, self._wide = z, z.new_empty((_WIDENED, z.shape[1]), dtype=torch.float64)
-
-    def _parts(self) -> Iterator[Tensor]:
-        """The rows in float64; each part is gone when the next one is asked for."""
-        for part in torch.split(self._z, _WIDENED):
-            yield self._wide[: len(part)].copy_(part)
-
-    def squares(self) -> Tensor:
-        return torch.cat([Standardised(part).squares() for part in self._parts()])
-
-    def total(self, factors: Tensor) -> Tensor:
-        parts = zip(self._parts(), torch.split(factors, _WIDENED), strict=True)
-        return functools.reduce(Tensor.add_, (weighted_total(part, some) for part, some in parts))
-
-
 class _Fused(Standardised):
     """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
 
@@ -147,12 +129,15 @@ class _Fused(Standardised):
         return weighted_sum(self._rows, factors, self._center, self._weight)
 
 
-def _kept(query: "GradientSum", size: int) -> int:
-    """How many entries of each record stay: ⌊ρ·|m|⌋."""
-    count = size if query.active is None else int(query.active.sum())
-    kept = math.floor(query.top_k * count)
+def entries_kept(share: float, count: int) -> int:
+    """How many of `count` entries a share of them is: ⌊ρ·n⌋, at least one.
+
+    >>> entries_kept(0.29, 100)
+    29
+    """
+    kept = math.floor(share * count + 1e-9)
     if kept == 0:
-        raise InputError(f"top_k={query.top_k} keeps none of {count} active coordinates; allowed: at least 1/{count}")
+        raise InputError(f"top_k={share} keeps none of {count} coordinates; allowed: at least 1/{count}")
     return kept
 
 
@@ -193,7 +178,7 @@ def largest(z: Tensor, count: int) -> Tensor:
     if count >= z.shape[1] or not len(z):
         return z.clone()
     if z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64):
-        return largest_standardised(z, None, None, count, torch.empty_like(z))
+        return _kept_together(z, largest_standardised(z, None, None, count)).to(z.dtype)
     sizes = z.abs()
     least = torch.kthvalue(sizes, z.shape[1] - count + 1, dim=1, keepdim=True).values
     below, tied = sizes < least, sizes == least
@@ -203,54 +188,56 @@ def largest(z: Tensor, count: int) -> Tensor:
 
 
 def largest_standardised(
-    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, made: Tensor
-) -> Tensor:
-    """Writes `largest` of z = (g − α) · w to `made`, which may be the rows g, of float32 or float64 on a CPU."""
-    threads = max(1, min(torch.get_num_threads(), len(rows)))
+    rows: Tensor, center: Tensor | None, weight: Tensor | None, count: int, room: "Room | None" = None
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """`largest` of z = (g − α) · w in float64, and ‖z‖², of rows g in float32 or float64 on a CPU: some rows at a time.
+
+    They stay in the cache for all passes over them; what is yielded is gone when the next ones are asked for.
+    """
     alpha, w = (None if part is None else part.to(rows.dtype).numpy() for part in (center, weight))
-    if threads == 1:
-        _keep_largest(rows.numpy(), made.numpy(), alpha, w, count, 1)
-        return made
-    parts = (np.array_split(t.numpy(), threads) for t in (rows, made))
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda some, kept: _keep_largest(some, kept, alpha, w, count, _ROWS_OF_A_THREAD), *parts))
+    room, place, numbers = room or Room(rows), rows.shape[1] - count, rows.numpy()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        some = numbers[part]
+        z, sizes, stays, wide = (buffer[: len(some)] for buffer in room.buffers)
+        with np.errstate(all="ignore"):
+            np.copyto(z, some) if alpha is None else np.subtract(some, alpha, out=z)
+            if w is not None:
+                np.multiply(z, w, out=z)
+            np.abs(z, out=sizes)
+            sizes.partition(place, axis=1)
+            least = sizes[:, place, None].copy()
+            np.abs(z, out=sizes)
+            np.greater_equal(sizes, least, out=stays)
+            if np.count_nonzero(stays) != count * len(some):
+                _drop_ties(z, sizes, stays, least, count)
+            # As numbers of the same kind first: numpy would convert a mask piece by piece. What is no number stays so.
+            np.copyto(sizes, stays)
+            np.multiply(z, sizes, out=z)
+            np.copyto(wide, z)
+        made = torch.from_numpy(wide)
+        yield part, made, Standardised(made).squares()
+
+
+def _drop_ties(z: Numbers, sizes: Numbers, stays: Numbers, least: Numbers, count: int) -> None:
+    """Zeroes the last of those that equal the k-th largest, where more than `count` are no smaller."""
+    for row, kept in enumerate(stays):
+        spare = np.count_nonzero(kept) - count
+        if spare > 0:
+            z[row, np.flatnonzero(sizes[row] == least[row])[-spare:]] = 0
+
+
+def _kept_together(rows: Tensor, parts: Iterator[tuple[slice, Tensor, Tensor]]) -> Tensor:
+    made = torch.empty(rows.shape, dtype=torch.float64)
+    for part, z, _ in parts:
+        made[part] = z
     return made
 
 
-def _keep_largest(
-    rows: Numbers, made: Numbers, center: Numbers | None, weight: Numbers | None, count: int, at_once: int
-) -> None:
-    """A few rows at a time, which stay in the cache for all passes over them."""
-    length = rows.shape[1]
-    buffers, reached = np.empty((2, at_once, length), rows.dtype), np.empty((at_once, length), bool)
-    with np.errstate(all="ignore"):
-        for start in range(0, len(rows), at_once):
-            some, kept = rows[start : start + at_once], made[start : start + at_once]
-            (z, sizes), stays = buffers[:, : len(some)], reached[: len(some)]
-            np.copyto(z, some) if center is None else np.subtract(some, center, out=z)
-            if weight is not None:
-                np.multiply(z, weight, out=z)
-            np.abs(z, out=sizes)
-            least = np.array([[_at_place(row, length - count)] for row in sizes])
-            np.greater_equal(sizes, least, out=stays)
-            for row, mask in enumerate(stays):
-                spare = np.count_nonzero(mask) - count
-                if spare > 0:
-                    z[row, np.flatnonzero(sizes[row] == least[row])[-spare:]] = 0
-            # As numbers of the same kind first: numpy would convert a mask piece by piece. What is no number stays so.
-            np.copyto(sizes, stays)
-            np.multiply(z, sizes, out=kept)
+class Room:
+    """What the selection from a few rows works in. Made once: new memory takes longer than the work done in it."""
 
-
-def _at_place(values: Numbers, place: int) -> Any:
-    """The entry that stands at `place` when the values rise. A sample tells about where it lies, so few are ordered."""
-    sample = np.sort(values[::_SAMPLED])
-    middle, margin = place / _SAMPLED, 1.5 * math.sqrt(len(sample))
-    low = sample[max(0, int(middle - margin))]
-    high = sample[min(len(sample) - 1, int(middle + margin))]
-    near = np.compress((values >= low) & (values <= high), values)
-    left = place - int(np.count_nonzero(values < low))
-    if not 0 <= left < len(near):  # the sample was unlucky, or there are numbers missing
-        near, left = values.copy(), place
-    near.partition(left)
-    return near[left]
+    def __init__(self, rows: Tensor) -> None:
+        shape = (_ROWS_AT_ONCE, rows.shape[1])
+        z, sizes = np.empty((2, *shape), rows.numpy().dtype)
+        self.buffers: tuple[Numbers, ...] = (z, sizes, np.empty(shape, bool), np.empty(shape))

@@ -177,7 +177,7 @@ def check_data(
     refuse_repeated(data.train, data.name)
     told = refuse_mixed_items(origin_of(data.train), data.name)
     trained = check_records(data.train, classes, ignored, name=data.name)
-    _warn_of_copies(trained, data)
+    warn_of_copies(trained, data)
     if public is not None:
         refuse_known(public, trained, "training", UNPROTECTED)
     if data.test is not None:
@@ -190,7 +190,7 @@ def check_data(
     return told
 
 
-def _warn_of_copies(trained: Digests, data: DataSet) -> None:
+def warn_of_copies(trained: Digests, data: DataSet) -> None:
     """Warns of copies by value, as oversampling makes them. Equal rows may be honest: a table of few categories has
     few distinct ones, fewer values in each column, and is left alone. The warning goes to the caller, into no file."""
     size = sum(math.prod(leaf.shape[1:]) for leaf in tree_leaves(data.train.take(torch.arange(0))[0]))

@@ -1,23 +1,25 @@
 """What integrations share: settings, epochs of batches, user code that runs on one record and leaves nothing behind."""
 
 import contextlib
+import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import SimpleNamespace
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import AttributeSnapshot
+from adadpigu.core.gradients.state import AttributeSnapshot, declared_public
 from adadpigu.core.trees import Tree, count_rows, select
-from adadpigu.errors import InputError, require
+from adadpigu.errors import InputError, ModelError, require
 from adadpigu.runs.run import Run
 from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
@@ -60,22 +62,54 @@ def warn_of_no_effect(what: str, why: str) -> None:
     warnings.warn(f"{what} has no effect: {why}", stacklevel=4)
 
 
+Follow = Callable[[str, Any], bool]  # of an attribute's name, and of what it holds
+_NO_CONTENT = str | bytes | float | int | None | np.ndarray | type | ModuleType | FunctionType | MethodType
+
+
 @contextlib.contextmanager
-def attributes_put_back(
-    owner: object, follow: Callable[[str, Any], bool] = lambda *_: False
-) -> Iterator[dict[str, Any]]:
+def attributes_put_back(owner: object, follow: Follow = lambda *_: False) -> Iterator[dict[str, Any]]:
     """Within, the user's code sees records: what it keeps in attributes of `owner` would be un-noised and is dropped.
 
-    Containers and objects in attributes that `follow` names are put back as well. Yields the attributes as they were.
+    Of what `follow` names, containers and objects are put back too, metrics count nothing, and tensors that are changed
+    in place are refused. Yields the attributes as they were.
     """
-    before = dict(vars(owner))
+    before, held = dict(vars(owner)), _held_by(owner, follow)
     kept = AttributeSnapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
-    try:
+    tensors = [(name, one, one._version) for name, one in held if isinstance(one, Tensor) and not one.is_inference()]
+    with contextlib.ExitStack() as undone:
+        for undo in (kept.restore, partial(vars(owner).update, before), vars(owner).clear):
+            undone.callback(undo)
+        for metric in (one for _, one in held if is_metric(one)):
+            undone.enter_context(muted(metric))
         yield before
-    finally:
-        vars(owner).clear()
-        vars(owner).update(before)
-        kept.restore()
+    for name, tensor, version in tensors:
+        if tensor._version != version and tensor not in declared_public:
+            fault = f"{type(owner).__name__}: its loss changes the tensor {name!r} in place, which would carry data"
+            raise ModelError(f"{fault} around the noise; allowed: tensors that stay as they are")
+
+
+def _held_by(owner: object, follow: Follow) -> list[tuple[str, Any]]:
+    """What attributes of `owner` hold, a few levels deep, each under the attribute's name."""
+    found, level = {id(owner): ("", owner)}, list(vars(owner).items())
+    for _ in range(6):
+        level = [(name, one) for name, one in level if id(one) not in found and not isinstance(one, _NO_CONTENT)]
+        level = [(name, one) for name, one in level if follow(name, one)]
+        found |= {id(one): (name, one) for name, one in level}
+        level = [(name, part) for name, one in level if not isinstance(one, Tensor) for part in gc.get_referents(one)]
+    return list(found.values())[1:]
+
+
+def is_metric(one: object) -> bool:
+    return isinstance(one, nn.Module) and any(kind.__module__.startswith("torchmetrics.") for kind in type(one).__mro__)
+
+
+@contextlib.contextmanager
+def muted(metric: nn.Module) -> Iterator[None]:
+    """Within, a metric counts nothing, and is zero."""
+    value: object = {} if isinstance(metric, nn.ModuleDict) else torch.zeros(())  # of several: nothing
+    with attributes_put_back(metric):
+        vars(metric).update(dict.fromkeys(("forward", "update", "compute", "reset"), lambda *_, **__: value))
+        yield
 
 
 class EpochBatches:
@@ -129,8 +163,7 @@ class OneRecord(TorchFunctionMode):
 
 def each_alone(loss: Callable[[Any], Tensor], batch: Tree) -> Tensor:
     """[n]: the loss of a batch, called with one record at a time."""
-    rows = (select(batch, slice(row, row + 1)) for row in range(count_rows(batch)))
-    return torch.stack([loss(row).sum() for row in rows])
+    return torch.stack([loss(select(batch, slice(row, row + 1))).sum() for row in range(count_rows(batch))])
 
 
 def compares_records(loss: Callable[[Any], Tensor], batch: Tree) -> bool:

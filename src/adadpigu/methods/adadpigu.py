@@ -18,6 +18,7 @@ from torch import Tensor
 from adadpigu.core.bounding import GradientSum
 from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
+from adadpigu.core.standardising import entries_kept
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
@@ -129,7 +130,8 @@ class AdaDPIGU(Method):
         least = self._least_importance_steps()
         usual = max(least, 15 * steps // 200) if least else 0
         first = usual if self.importance_steps is None else self.importance_steps
-        require(0 <= first < steps, f"importance_steps={first} is not from 0 to below the run's {steps} steps")
+        fewer = f"importance_steps={first} is not from 0 to below the run's {steps} steps"
+        require(0 <= first < steps, f"{fewer}; allowed: that, more steps or epochs, or a smaller batch_size")
         given = f"retention={self.retention}, variance_start={self.variance_start!r}, restrict={self.restrict!r}"
         told = f"importance_steps={first}: with {given} and blocks={self.blocks}, stage 1 needs"
         require(first >= least, f"{told} at least {least} steps")
@@ -245,9 +247,7 @@ class _State(MethodState):
     def _keep_entries(self, count: int) -> None:
         """How many entries of a record top-k keeps of `count` active ones."""
         options, of = self._options, count if self._options.top_k_of == "active" else self._mask.size
-        kept = min(count, math.floor(options.top_k * of + 1e-9))
-        if kept == 0:
-            raise InputError(f"top_k={options.top_k} keeps none of {of} coordinates; allowed: at least 1/{of}")
+        kept = min(count, entries_kept(options.top_k, of))
         self._share_kept = kept / count
         self._top_k_count.fill_(kept)
 

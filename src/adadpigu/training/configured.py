@@ -10,10 +10,8 @@ from adadpigu.errors import InputError
 from adadpigu.features.front import pinned
 from adadpigu.methods import make_method
 from adadpigu.runs.loading import front_and_body, load_data
-from adadpigu.training.options import TrainingOptions
+from adadpigu.training.options import TrainingOptions, default_batch
 from adadpigu.training.preparation import Preparation, prepare
-
-DEFAULT_EPOCHS = 20.0  # where neither steps nor epochs are given
 
 
 def configured(
@@ -44,12 +42,8 @@ def configured(
 def training_options(config: RunConfig, records: int) -> TrainingOptions:
     """What a config says of how to train, with the defaults that depend on the declared record count."""
     shared = {field.name for field in fields(TrainingOptions)} & vars(config).keys()
-    chosen = {name: getattr(config, name) for name in shared}
-    if config.batch_size is None:
-        chosen["batch_size"] = min(512, max(1, records // 4))
-    if config.steps is None and config.epochs is None:
-        chosen["epochs"] = DEFAULT_EPOCHS
-    return TrainingOptions(**chosen)
+    chosen = {name: value for name in shared if (value := getattr(config, name)) is not None}
+    return TrainingOptions(**{"batch_size": default_batch(records), **chosen})
 
 
 def resolved(config: RunConfig, prepared: Preparation) -> RunConfig:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adadpigu.core.gradients.norms import train_mode
 from adadpigu.core.sampling import Population
@@ -36,14 +37,17 @@ def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int 
 
 
 def accuracy(model: nn.Module, population: Population, *, device: torch.device) -> float:
-    """The share of records whose largest output is their label; of several labels, the share of them."""
+    """The share of records whose largest output is their label; of several labels, of them; one output is a logit."""
     correct = 0.0
     for start in range(0, len(population), _AT_ONCE):
         inputs, targets = population.take(torch.arange(start, min(start + _AT_ONCE, len(population))))
         if getattr(population, "whole", False):
             inputs, targets = inputs
         labels = targets.cpu().reshape(len(targets), targets[:1].numel())
-        right = predict(model, inputs, device=device).argmax(dim=1).reshape(labels.shape) == labels
+        outputs = predict(model, inputs, device=device)
+        if outputs.numel() == len(outputs):  # beside the score 0 of label 0
+            outputs = F.pad(outputs.reshape(-1, 1), (1, 0))
+        right = outputs.argmax(dim=1).reshape(labels.shape) == labels.round()
         known = (labels >= 0).sum(dim=1).clamp(min=1)
         correct += float((right.sum(dim=1).double() / known).sum())
     return correct / max(len(population), 1)

@@ -297,8 +297,6 @@ class Session:
 
     def _look(self) -> float | None:
         """Test accuracy of the weights that would be kept now."""
-        if self._p.data.test is None:
-            return None
         self._keep_weights()
         found = self._accuracy()
         self._layout.write(self._p.model, self.learned.optimiser.weights)

@@ -2,20 +2,20 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 import torch
 
-from adadpigu.config import Clipping, CommonOptions, Denoise, Execution, LearningRateSchedule
+from adadpigu.config import OFF, Clipping, CommonOptions, Denoise, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.public import PublicRecords
 from adadpigu.errors import SYNONYMS, InputError, check_known, check_range, require, unknown
 from adadpigu.methods.base import Method, registered
 from adadpigu.training.memory import parse_memory
-from adadpigu.training.optimiser import OptimiserFactory, optimiser_factory
+from adadpigu.training.optimiser import WITH_MOMENTUM, OptimiserFactory, all_optimisers, optimiser_factory
 
 _SAID_OTHERWISE = {
     "epsilon": "privacy=Budget(epsilon={value}, delta=1e-5)",
@@ -29,12 +29,12 @@ Names = Collection[str]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(CommonOptions):
-    """Options every method shares. One of `steps` and `epochs` is needed; steps count all stages."""
+    """Options every method shares. `steps` count all stages; with neither steps nor `epochs`, 20 epochs."""
 
     batch_size: int = 512
-    """B, the expected batch size"""
+    """B, the expected batch size; in `train`, N/4 up to 512"""
     optimizer: str | OptimiserFactory = "sgd"
-    """any of torch.optim, by name; or a function of the parameters that makes one"""
+    """any of torch.optim, by name; or a function of the parameters that makes one; in `train`, a class too"""
     public: str | PublicRecords | None = None  # type: ignore[assignment]
     """public records for a method that learns from them: `processes:COUNT`, an .npz with x and y, or `PublicRecords`"""
 
@@ -43,7 +43,10 @@ class TrainingOptions(CommonOptions):
             check_range(name, getattr(self, name), "at least 1")
         check_range("spare_steps", self.spare_steps, "at least 0")
         self._settle_memory()
-        one = (self.steps is None) != (self.epochs is None)
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", 20.0)
+        object.__setattr__(self, "device", str(self.device))  # torch.device too
+        one = self.steps is None or self.epochs is None
         require(one, f"steps={self.steps} and epochs={self.epochs}: give one of them, not both")
         check_range("epochs", self.epochs, "a finite number above 0")
         check_range("perturbation", self.perturbation, "a finite number of at least 0")
@@ -114,6 +117,35 @@ class TrainingOptions(CommonOptions):
         allowed = f"{count} CUDA GPU(s) are available; allowed: {places}"
         require(device.type == "cpu" or (device.index or 0) < count, f"device={self.device!r} is not here: {allowed}")
         return device
+
+
+def default_batch(records: int) -> int:
+    """B where none is given, from the public record count."""
+    return min(512, max(1, records // 4))
+
+
+_WITHOUT_MOMENTUM = all_optimisers().keys() - {*WITH_MOMENTUM}
+_NEEDED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool], str], ...] = (
+    (("normalisation_clip", "normalisation_noise"), "normalisation", "released".__eq__, "'released'"),
+    (("clip_stability",), "clipping", "automatic".__eq__, "'automatic'"),
+    (("shift_step",), "shift", bool, "a shift above 0"),
+    (("lr", "weight_decay", "momentum"), "optimizer", lambda made: isinstance(made, str | type), "a name or a class"),
+    (("momentum",), "optimizer", lambda made: str(made).lower() not in _WITHOUT_MOMENTUM, "'sgd' or 'rmsprop'"),
+    (("activation",), "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
+    (("top_k_of",), "top_k", lambda share: share != 1.0, "another top_k"),
+    (("clip_rate", "count_noise"), "clip_quantile", lambda share: share is not None, "another clip_quantile"),
+    (("evaluate_every",), "test", lambda test: test is not None, "test records"),
+    (("diagnostics", "checkpoint_every"), "out", lambda out: out is not None, "a run folder"),
+)
+"""options that need another: which one, whether its value will do, and which would"""
+
+
+def idle_options(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterator[str]:
+    """Says of each option given that it does nothing with those chosen."""
+    for keys, needed, looks, wanted in _NEEDED:
+        for key in keys:
+            if given.get(key) not in (None, OFF, 0.0) and needed in chosen and not looks(chosen[needed]):
+                yield f"{key}={given[key]} does nothing with {needed}={chosen[needed]!r}; allowed with {wanted}"
 
 
 def check_names(

@@ -29,7 +29,6 @@ from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.distributed.job import current
 from adadpigu.training.guarding import Guard
-from adadpigu.training.options import TrainingOptions
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.reporting import print_path
 from adadpigu.training.step import Step
@@ -174,8 +173,6 @@ class PrivateLoop:
         for name in ("self", "optimizer", "observers", "randomness", "ledger", "accumulate", "options"):
             del given[name]
         check_range("accumulate", accumulate, "at least 1")
-        if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
-            options["physical_batch_size"] = -(-options.get("batch_size", TrainingOptions.batch_size) // accumulate)
         self._parts = accumulate
         for name in options.keys() & _OWNED:
             raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
@@ -183,6 +180,8 @@ class PrivateLoop:
         self._prepared = prepared_for(**given)
         place = {"out": out, "resuming": resume, "shared": ledger, "introduce": print_path}
         self._start(optimizer, losses if loss is None else loss, observers=observers, randomness=randomness, **place)
+        if accumulate > 1 and not options.keys() & {"physical_batch_size", "memory_limit"}:
+            self.process_at_once(-(-self._prepared.options.batch_size // accumulate))
         if resume:
             told = "the run goes on with its weights, momentum and averages; learning rates and schedulers are yours"
             warnings.warn(told, stacklevel=2)

@@ -153,8 +153,8 @@ def prepare(
     require(options.denoise == "none" or method.denoises, f"{told}; leave it out")
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
     front = task.front
-    stages = _stages(method, data, options, front)
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
+    stages = _stages(method, data, options, front)
     options, public = _with_public(method, data, options, task)
     _check_augmentation(options.augmentation(), task.example[0])
     threads = threads_for(device, options.batch_size * Layout.of(model).size)

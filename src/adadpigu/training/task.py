@@ -52,20 +52,20 @@ class Task:
         one = loss is None or losses is None
         require(one, "loss and losses are both given; allowed: loss(outputs, targets) or losses(model, batch)")
         whole = getattr(data.train, "whole", False)
-        alone = "test: accuracy needs records (input, label); leave test out, and evaluate run.model on your own"
-        require(not whole or data.test is None, alone)
-        if losses is not None:
-            return _of_losses(model, data, losses, losses, front, device)
-        loss = F.cross_entropy if loss is None else loss
         inputs, targets = synthetic_records(data.train, device)
+        if losses is not None:
+            output = None if whole or data.test is None else _output_or_none(model, front, inputs)
+            return _of_losses(_with_known_accuracy(data, output, targets, losses), losses, losses, front, device)
+        loss = F.cross_entropy if loss is None else loss
         told = f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target)"
         table = ", or such as (table[features], table[label])" if isinstance(inputs, Tensor) else ""
         require(not whole, f"{told}; allowed: losses=f, with f(model, batch) -> one loss a record{table}")
         front = _scaling_bytes(model, inputs, front)
         _check_front(front, inputs, call)
         output = _output(model, front, inputs)
+        data = _with_known_accuracy(data, output, targets, loss)
         if not all(isinstance(part, Tensor) for part in (inputs, targets, output)):
-            return _of_losses(model, data, RecordLoss.of(loss, output, targets).of_model, loss, front, device)
+            return _of_losses(data, RecordLoss.of(loss, output, targets).of_model, loss, front, device)
         labels = label_options(loss) is not None or isinstance(loss, nn.CrossEntropyLoss)
         ignored = (label_options(loss) or {}).get("ignore_index", ignored_label(loss, targets))
         return cls(
@@ -92,19 +92,29 @@ class Task:
         return (*weights_of(self.given), *(() if self.loss is None else _soft(self.loss, self.example[1])))
 
 
-def _of_losses(
-    model: nn.Module, data: DataSet, losses: Losses, given: object, front: Front | None, device: torch.device
-) -> Task:
-    test = None if data.test is None else as_whole(data.test)
-    train = as_whole(data.train)
-    example = synthetic_records(train, device)
+def _of_losses(data: DataSet, losses: Losses, given: object, front: Front | None, device: torch.device) -> Task:
+    data = replace(data, train=as_whole(data.train), test=None if data.test is None else as_whole(data.test))
+    example = synthetic_records(data.train, device)
     _check_front(front, example[0], apply_front)
-    output = None if test is None else _output_or_none(model, front, example[0][0])
-    comparable = isinstance(output, Tensor) and output.dim() > 1 and isinstance(example[0][1], Tensor)
-    told = "test: model(inputs) is not one tensor [n, classes] to compare labels with"
-    require(test is None or comparable, f"{told}; leave test out, and evaluate run.model on your own")
-    data = replace(data, train=train, test=test)
     return Task(data=data, loss=None, losses=losses, given=given, front=front, example=example)
+
+
+def _with_known_accuracy(data: DataSet, output: Any, targets: Any, loss: Any) -> DataSet:
+    """Without test records of which no accuracy is known: it is of scores of classes, or of one logit."""
+    with contextlib.suppress(Exception):  # outputs that are no tensor, a loss that takes none below 0
+        if data.test is None:
+            return data
+        if output.numel() > len(output):
+            known = not targets.is_floating_point() and output[:, 0].numel() == targets.numel()
+        else:  # the loss of a logit falls as it grows, where the label is 1, and rises where it is 0
+            rising = torch.linspace(-2, 2, len(output)).to(output).reshape(output.shape)
+            falls, rises = (RecordLoss(loss, "")(rising, torch.full_like(targets, label)).diff() for label in (1, 0))
+            known = bool((falls < 0).all() and (rises > 0).all())
+        if known:
+            return data
+    wanted = "accuracy is of labels and outputs [n, classes], or of labels 0 and 1 and loss(logit, label)"
+    warnings.warn(f"test: {wanted}; run.accuracy is None: evaluate run.model on your own", stacklevel=4)
+    return replace(data, test=None)
 
 
 def _output_or_none(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
@@ -164,16 +174,19 @@ def _scaling_bytes(model: nn.Module, inputs: Tree, front: Front | None) -> Front
     return scaled
 
 
-def _output(model: nn.Module, front: Front | None, inputs: Tree) -> Any:
+def _output(model: nn.Module, front: Front | None, inputs: Tree, *, again: bool = True) -> Any:
     """What the model makes of synthetic records; in evaluation mode, so that no buffer moves."""
     whole = model if front is None else Fronted(front, model)
     try:
         with untouched(whole), torch.no_grad():
             return call(whole.eval(), inputs)
     except Exception as error:
+        if again:  # zeros may be padding throughout
+            ones = map_tensors(lambda leaf: leaf if leaf.is_floating_point() else torch.ones_like(leaf), inputs)
+            return _output(model, front, ones, again=False)
         plain = isinstance(inputs, Tensor)
         kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
-        told = f"the model does not take records of {kind}: {first_line(error)}"
+        told = f"the model does not take records of {kind} (tried: whole numbers 0, then 1): {first_line(error)}"
         flat = ": nn.Sequential(nn.Flatten(), model)" if plain and inputs.dim() > 2 and "mat1" in str(error) else ""
         raise ModelError(f"{told}; match data and model{flat}") from error
 

@@ -7,6 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,7 @@ from adadpigu.training.distributed.rank_checks import check_ranks_agree
 from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.guarding import hook_caveat, hooks_of
 from adadpigu.training.loop import Session
-from adadpigu.training.options import TrainingOptions, check_names
+from adadpigu.training.options import TrainingOptions, check_names, default_batch, idle_options
 from adadpigu.training.pace import steps_to_reserve
 from adadpigu.training.preparation import Preparation, prepare, trained_before
 from adadpigu.training.reporting import declared_by, print_path
@@ -77,6 +78,7 @@ def train(
     entropy by default, with `model(*inputs)` or `model(**inputs)` where inputs are several; or
     `losses(model, batch)`, one loss a record, [n].
     `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
+    A GPU is used if there is one, and the model put back where it was; with `device` it is trained, and stays, there.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
     `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `fast`) or, for
     tests, a source of one's own. `ledger` is a file that several runs on one data set share. `quiet` prints nothing.
@@ -89,9 +91,11 @@ def train(
     given = dict(locals())  # by name, as the signature has them
     for name in ("observers", "randomness", "ledger", "quiet", "options"):
         del given[name]
-    prepared = prepared_for(**given, **options)
+    home, prepared = device_of(model), prepared_for(**given, **options)
     place = {"out": out, "resuming": resume, "shared": ledger, "introduce": None if quiet else print_path}
-    return train_prepared(prepared, observers=observers, randomness=randomness, **place)
+    run = train_prepared(prepared, observers=observers, randomness=randomness, **place)
+    run.model.to(home if prepared.options.device == "auto" else prepared.device)
+    return run
 
 
 def _check_kinds(model: object, method: object, privacy: object, loss: object, losses: object) -> None:
@@ -128,7 +132,13 @@ def prepared_for(
     data = declare(dataset, **declared, double=torch.float64 if in_double else torch.get_default_dtype())
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
-    chosen = TrainingOptions(**{**placed, **given})
+    settings = {"batch_size": default_batch(data.records), **placed, **given}
+    if isinstance(made := given.get("optimizer"), type):  # has its own defaults for what is not given
+        taken = given.keys() & {"lr", "momentum", "weight_decay"}
+        settings["optimizer"] = partial(made, **{name: given[name] for name in taken})
+    chosen = TrainingOptions(**settings)
+    for told in idle_options(given, {**vars(chosen), **given, "test": data.test, "out": out}):
+        warnings.warn(told, stacklevel=3)
     asked = delta if privacy is None else privacy.delta
     require(delta in (asked, 1e-5), f"delta={delta} contradicts the budget's {asked}; give it once, in the budget")
     if privacy is None and chosen.noise_multiplier is None:

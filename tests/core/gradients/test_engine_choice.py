@@ -247,7 +247,7 @@ def test_tokens_and_a_tied_decoder_are_right() -> None:
         ("functional use of a weight", ["under vmap, because", "differ from autograd at 'layer.weight' (Linear)"]),
         ("input overwritten later", ["under vmap, because", "'biased' (Linear)", "changed in place"]),
         ("custom module", ["under vmap, because", "no layer rule for <model> (Scaled)"]),
-        ("GRU of one's own", ["in a loop, because", "vmap refuses 'rnn' (OwnGRU)"]),
+        ("GRU of one's own", ["in a loop, because", "vmap refuses 'rnn' (OwnGRU)", "; no layer rule for 'rnn'"]),
         ("weight reached through a list", ["in a loop, because", "differs from autograd at 'weight' (Hoarder)"]),
     ],
 )
@@ -256,6 +256,22 @@ def test_the_choice_is_explained_in_one_line(name: str, parts: list[str]) -> Non
     reason = choose_engine(model, loss, (inputs, targets)).reason
     assert all(part in reason for part in parts), reason
     assert "\n" not in reason
+
+
+def test_a_loop_that_layer_rules_could_spare_names_the_option_that_takes_them() -> None:
+    class Sampled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            mean = super().forward(input)
+            return torch.distributions.Normal(mean, torch.ones_like(mean)).rsample()
+
+    def losses(model: nn.Module, batch: Tensor) -> Tensor:
+        return torch.as_tensor(model(batch)).square().mean(1)
+
+    example = torch.zeros(4, 3), torch.zeros(4)
+    chosen = choose_engine(Sampled(3, 2), None, example, losses=losses)
+    assert chosen.reason.startswith("one record at a time")
+    assert "engine='ghost' takes layer rules" in chosen.reason
+    assert choose_engine(Sampled(3, 2), None, example, losses=losses, engine="loop").reason.endswith("asked for")
 
 
 def test_a_wrong_rule_is_found_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

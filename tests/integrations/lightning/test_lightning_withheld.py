@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.nn import functional as F
+from torchmetrics import MeanMetric, MetricCollection
 
 import adadpigu as ad
 from adadpigu.export import write_card
@@ -252,6 +253,67 @@ def test_metrics_of_validation_are_as_ever_beside_those_of_training() -> None:
     run.fit(module, loader(), loader(records(2)))
     x, y = records(2)
     assert run.callback_metrics["accuracy"] == (module(x).argmax(1) == y).float().mean()
+
+
+class Unregistered(Classifier):
+    """Has metrics where Lightning does not see them, and logs what they say after an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        named = MetricCollection({"mean": MeanMetric()})
+        self.metrics, self.meter = {"loss": MeanMetric(), "more": [named]}, SimpleNamespace(loss=MeanMetric())
+
+    def held(self) -> tuple[Any, ...]:
+        return self.metrics["loss"], self.metrics["more"][0]["mean"], self.meter.loss  # type: ignore[index]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        for metric in self.held():
+            metric.update(loss["loss"].detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        for metric in self.held():
+            assert metric.update_count == 0
+
+
+def test_a_metric_in_a_container_or_an_object_counts_nothing_and_costs_no_vmap() -> None:
+    """Lightning's own logger would be handed the exact loss of all records. Afterwards it counts as ever."""
+    module, private = Unregistered(), strategy()
+    trainer(private).fit(module, loader())
+    assert private.run.gradients.startswith("one record at a time under vmap")
+    for metric in module.held():
+        metric.update(torch.tensor(2.0))
+        assert metric.compute() == 2.0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("place", ["dict", "object"])
+def test_a_tensor_that_is_added_up_in_a_container_or_an_object_is_refused_before_a_draw(place: str) -> None:
+    def added(self: Any, loss: Tensor) -> Tensor:
+        (self.sums["loss"] if place == "dict" else self.of.loss).add_(loss.detach())
+        return loss
+
+    module: Any = Keeping(added)
+    module.sums, module.of = {"loss": torch.zeros(())}, SimpleNamespace(loss=torch.zeros(()))
+    module.on_train_batch_start = lambda *_: pytest.fail("a batch was drawn")
+    name = "sums" if place == "dict" else "of"
+    with pytest.raises(ad.ModelError, match=f"its loss changes the tensor '{name}' in place"):
+        trainer(strategy()).fit(module, loader())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_tensor_in_a_container_that_is_declared_public_may_change() -> None:
+    def annealed(self: Any, loss: Tensor) -> Tensor:
+        self.schedule["temperature"].fill_(1 / (1 + self.global_step))
+        return loss * self.schedule["temperature"]
+
+    module: Any = Keeping(annealed)
+    module.schedule = {"temperature": ad.public(torch.ones(()))}
+    private = strategy()
+    trainer(private).fit(module, loader())
+    assert private.run.steps_done == STEPS
+    assert module.schedule["temperature"] == pytest.approx(1 / STEPS)
 
 
 class Prior(Classifier):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small_models import arguments, classifier, records, trainer
+from torch import Tensor
+from torchmetrics import MeanMetric
 from transformers import TrainerCallback
 
 import adadpigu as ad
@@ -89,6 +92,80 @@ def test_diagnostics_are_a_file_of_their_own_and_the_statement_says_so(tmp_path:
     assert (tmp_path / "private" / "diagnostics.jsonl").exists()
     assert "diagnostics" in private.run.privacy.statement().lower()
     assert not [line for line in private.state.log_history if "loss" in line]
+
+
+class _Meter:
+    def __init__(self) -> None:
+        self.total, self.count, self.values = 0.0, 0, list[float]()
+
+    def add(self, loss: Tensor) -> None:
+        self.total, self.count = self.total + float(loss), self.count + 1
+        self.values.append(float(loss))
+
+
+class _Keeping(PrivateTrainer):
+    """Keeps its losses as the test says, and logs what was kept."""
+
+    kept: Any = None
+    keep: Callable[[Any, Tensor], object]
+    read: Callable[[Any], float]
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self.keep(self.kept, loss.detach())
+        return loss
+
+    def log(self, logs: Any, start_time: Any = None) -> None:
+        super().log({**logs, "average": self.read(self.kept)}, start_time)
+
+
+def _keeping(folder: Path, kept: Any, keep: Callable[[Any, Tensor], object], read: Callable[[Any], float]) -> Any:
+    private: Any = trainer(classifier(), arguments(folder, max_steps=2), kind=_Keeping, engine="loop")
+    private.kept, private.keep, private.read = kept, keep, read
+    return private
+
+
+KEPT: dict[str, Any] = {
+    "object": (_Meter(), _Meter.add, lambda meter: meter.total + meter.count + len(meter.values)),
+    "objects": ({"loss": [_Meter()]}, lambda kept, loss: kept["loss"][0].add(loss), lambda kept: kept["loss"][0].total),
+    "list": ([], list.append, len),
+    "metric": (MeanMetric(), lambda metric, loss: metric.update(loss), lambda metric: metric.update_count),
+    "metrics": ({"loss": MeanMetric()}, lambda kept, x: kept["loss"].update(x), lambda kept: kept["loss"].update_count),
+}
+
+
+@pytest.mark.filterwarnings("ignore:slow for a transformer")
+@pytest.mark.parametrize("place", KEPT)
+def test_what_compute_loss_keeps_on_the_trainer_is_withheld_from_log(place: str, tmp_path: Path) -> None:
+    """Else `log` would hand on the exact average of the records' losses, beside the loss that is left out."""
+    private = _keeping(tmp_path, *KEPT[place])
+    private.train()
+    assert [line["average"] for line in private.state.log_history if "average" in line] == [0.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore:slow for a transformer")
+def test_what_a_loss_object_keeps_of_records_is_put_back(tmp_path: Path) -> None:
+    """As `compute_loss_func`, from which a callback could log it."""
+
+    class Averaging(_Meter):
+        def __call__(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+            loss = torch.nn.functional.cross_entropy(outputs.logits, labels)
+            self.add(loss.detach())
+            return loss
+
+    meter = Averaging()
+    trainer(classifier(), arguments(tmp_path, max_steps=1), compute_loss_func=meter, engine="loop").train()
+    assert (meter.total, meter.count, meter.values) == (0.0, 0, [])
+
+
+@pytest.mark.filterwarnings("ignore:slow for a transformer")
+@pytest.mark.parametrize("kept", [torch.zeros(()), [torch.zeros(())]])
+def test_a_tensor_of_the_trainer_that_compute_loss_adds_to_is_refused(kept: Any, tmp_path: Path) -> None:
+    private = _keeping(
+        tmp_path, kept, lambda kept, loss: (kept[0] if isinstance(kept, list) else kept).add_(loss), float
+    )
+    with pytest.raises(ad.ModelError, match="_Keeping: its loss changes the tensor 'kept' in place"):
+        private.train()
 
 
 class _Stopping(TrainerCallback):  # type: ignore[misc, unused-ignore]

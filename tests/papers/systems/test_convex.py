@@ -13,6 +13,7 @@ import torch
 from sklearn.base import clone
 from torch import Tensor, nn
 
+import adadpigu as ad
 from adadpigu.accounting.accountants import epsilon as pld_epsilon
 from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon
 from adadpigu.accounting.journal import read_journal
@@ -249,14 +250,58 @@ def test_what_the_proof_does_not_cover_is_refused_in_one_line_and_nothing_is_cha
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_solver_that_does_not_get_there_charges_and_draws_nothing(tmp_path: Path) -> None:
+HARD = torch.ones(20, 4), torch.zeros(20, dtype=torch.int64)  # all alike: more iterations than random ones
+
+
+@pytest.mark.parametrize("given", [HARD, (HARD[0][:0], HARD[1][:0])])
+def test_a_solver_that_public_numbers_tell_will_not_get_there_charges_draws_and_tells_nothing(
+    given: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    """Refused whatever the records are, none at all too, whose minimum without noise needs no iteration."""
     randomness = Watched(tmp_path / "ledger.log")
-    with pytest.raises(InputError, match=r"gradient_norm=1e-30: the solver does not certify it in iterations=20"):
-        objective_perturbation(
-            *records(20), **FACTS, gradient_norm=1e-30, iterations=20, ledger=randomness.ledger, randomness=randomness
-        )
+    facts: dict[str, Any] = {**FACTS, "ledger": randomness.ledger, "randomness": randomness}
+    for how in ({**facts, "gradient_norm": 1e-30}, {**facts, "iterations": 0}):
+        with pytest.raises(InputError, match=r"gradient_norm=.*: the solver does not certify it in iterations="):
+            objective_perturbation(*given, **how)
     assert list(tmp_path.iterdir()) == []
     assert randomness.charged == []
+
+
+def test_a_solver_that_fails_on_the_records_alone_has_charged_them(tmp_path: Path) -> None:
+    """That it fails tells of them, so it cannot be tried for nothing, and a later statement counts it."""
+    path = tmp_path / "ledger.log"
+    facts = FACTS | {"classes": 2, "records": 20, "regularisation": 0.1, "epsilon": 10.0}
+    with pytest.raises(InputError, match=r"does not certify it in iterations=5.*; this release is charged"):
+        objective_perturbation(*HARD, **facts, iterations=5, ledger=path, randomness=ReproducibleRandomness(1))
+    assert len(read_journal(path).bodies) == 2
+    lines = objective_perturbation(*HARD, **facts).privacy.not_covered
+    assert any("an earlier run of this process" in line for line in lines)
+    assert any("a solve that does not is charged" in line for line in lines)
+
+
+@BOTH
+def test_releases_of_the_same_records_are_counted_with_each_other_and_with_training(make: Make) -> None:
+    """By the data set's name and record count, as in `ad.train`."""
+    inputs, targets = records(50)
+    assert not any("of this process" in line for line in make(inputs, targets, **FACTS).privacy.not_covered)
+    (line,) = (line for line in make(inputs, targets, **FACTS).privacy.not_covered if "of this process" in line)
+    assert "together they have epsilon = 2 at delta = 2e-05" in line
+    other = make(inputs, targets, **FACTS, dataset="others").privacy
+    assert not any("of this process" in line for line in other.not_covered)
+    how: dict[str, Any] = {"method": "dpsgd", "noise_multiplier": 2.0, "batch_size": 10, "steps": 1}
+    run = ad.train(nn.Linear(4, 3), (inputs, targets), records=50, **how)
+    assert any("2 earlier runs of this process" in line for line in run.privacy.not_covered)
+
+
+def test_an_estimator_counts_its_fits_and_warns_of_copies() -> None:
+    rows, labels = (part.numpy() for part in records(40, features=8, classes=2))
+    fitted = OutputPerturbationClassifier(classes=[0, 1], feature_norm=3.0, records=40, dataset="mine").fit(
+        rows, labels
+    )
+    copied = np.vstack([rows, np.repeat(rows[:1], 50, 0)]), np.append(labels, np.repeat(labels[:1], 50))
+    with pytest.warns(UserWarning, match="mine: many rows are exact copies of others"):
+        fitted.fit(*copied)
+    assert "an earlier run of this process" in " ".join(fitted.privacy_.statement().split())
 
 
 @BOTH

@@ -176,7 +176,8 @@ def _choose(trial: _Trial, engine: str) -> GradientEngine:
     except Exception as error:
         told = f"{describe('', trial.model)}: autograd fails on an example: {first_line(error)}"
         raise ModelError(f"{told}; fix the model's forward or backward") from error
-    return trial.engine(LoopEngine, f"one record at a time in a loop, because {refusal}")
+    why = refusal if engine != "auto" else f"{refusal}; {unruly}"
+    return trial.engine(LoopEngine, f"one record at a time in a loop, because {why}")
 
 
 def _against_rules(trial: _Trial, *, channels_last: bool = True) -> str | None:

@@ -25,6 +25,7 @@ from adadpigu.core.layout import Slot
 from adadpigu.core.sensitive import GradientBatch
 from adadpigu.core.side_stream import join, side_stream
 from adadpigu.core.standardising import Standardiser
+from adadpigu.core.threads import in_threads
 from adadpigu.core.trees import Tree, map_tensors
 from adadpigu.errors import ModelError
 
@@ -200,14 +201,28 @@ class RuleEngine(GradientEngine):
         used = [(call, dy) for call, dy in pairs if self.owns(call.module, chosen.names)]
         with side_stream(built.device):
             elsewhere = [layer.squares() for layer in outer]
-        row = sum(chosen.sizes) * (4 if built.standardised.in_place else 8)
+        row = sum(chosen.sizes) * (4 if built.standardised.selects else 8)
         at_work = [copies * bytes_at_work(call.module, call.x, dy) for call, dy in used]
         size = slice_size(records, max([row, *at_work]), built.device)
+        slices = [slice(start, start + size) for start in range(0, records, size)]
+
+        def selected(some: Sequence[slice]) -> Tensor:
+            """Σ of clipped rows of which the largest entries count, in float64."""
+            added = torch.zeros(sum(chosen.sizes), dtype=torch.float64)
+            for part in some:
+                here = None if present is None else present[part]
+                for few, z, squares in built.standardised.selected(self._rows(used, chosen, part, copies)):
+                    own = record_factors([squares], query, here if here is None else here[few], length=self.layout.size)
+                    z[own == 0] = 0.0  # whatever they hold
+                    added.addmv_(z.mT, own)
+            return added
+
         factors: list[Tensor] = []
         added: Tensor | None = None
         parts: dict[str, Tensor] = {}
-        for start in range(0, records, size):
-            part = slice(start, start + size)
+        if built.standardised.selects:
+            added, slices = functools.reduce(Tensor.add_, in_threads(selected, slices)), []
+        for part in slices:
             z = built.standardised(self._rows(used, chosen, part, copies))
             here = None if present is None else present[part]
             squares = [z.squares(), *[square[..., part].contiguous() for square in elsewhere]]
@@ -229,7 +244,7 @@ class RuleEngine(GradientEngine):
         slots = self.layout.slots
         if len(parts) == len(slots):
             return torch.cat([parts[slot.name] for slot in slots])
-        total = torch.zeros(self.layout.size, dtype=torch.float64, device=factors[0].device)
+        total = torch.zeros(self.layout.size, dtype=torch.float64, device=self._kind()[1])
         missing = {layer.slot.name: layer for layer in outer if layer.slot.name not in parts}
         for slot in slots:
             if slot.name in parts:

@@ -19,14 +19,13 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from torchmetrics import Metric, MetricCollection
 
 from adadpigu.core.gradients.losses import Objective
 from adadpigu.core.gradients.probing import fitting
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.trees import Tree
 from adadpigu.errors import ModelError
-from adadpigu.integrations.shared import OneRecord, attributes_put_back, compares_records, each_alone
+from adadpigu.integrations.shared import OneRecord, attributes_put_back, compares_records, each_alone, is_metric, muted
 
 _REMEDY = (
     "allowed: metrics of validation_step, on records that are not private, or diagnostics=True with out=, which keeps "
@@ -47,7 +46,7 @@ class Layers(nn.Module):
         self._parameters, self._buffers = module._parameters, module._buffers  # shared: torch.func swaps entries
         self._non_persistent_buffers_set = module._non_persistent_buffers_set
         for name, child in module.named_children():
-            if not _metrics_of(child) or any(True for _ in child.parameters()):
+            if not any(map(is_metric, child.modules())) or any(True for _ in child.parameters()):
                 self._modules[name] = child
 
 
@@ -59,7 +58,7 @@ class ModuleLosses:
         self.declared = callable(getattr(module, "private_losses", None))
         self.logged: dict[str, None] = {}
         self._kept: dict[str, None] = {}  # names that were logged and attributes in which something was kept, in order
-        self._metrics = _metrics_of(module)
+        self._metrics = [part for part in module.modules() if is_metric(part)]
         self._in_eval = [part for part in module.modules() if not part.training]
         self._uncompiled = _running_uncompiled(module)
         self._takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
@@ -75,8 +74,7 @@ class ModuleLosses:
         if not self.declared:
             return each_alone(self._step, batch)
         with self._withheld():
-            losses: Tensor = self._module.private_losses(self._transfer(batch, 0))  # type: ignore[operator]
-        return losses
+            return self._module.private_losses(self._transfer(batch, 0))  # type: ignore[no-any-return, operator]
 
     def _step(self, batch: Tree) -> Tensor:
         rest = (max(self._module.trainer.fit_loop.batch_idx, 0),) if self._takes_index else ()
@@ -92,7 +90,6 @@ class ModuleLosses:
     def _withheld(self) -> Iterator[None]:
         """Within, the user's code runs as it will, and nothing that it logs or keeps in the module stays."""
         module, trainer = self._module, self._module.trainer
-        versions = [(name, held, held._version) for name, held in vars(module).items() if isinstance(held, Tensor)]
         with contextlib.ExitStack() as undone:
             before = undone.enter_context(attributes_put_back(module, _may_keep))
             sizes = {name: len(held) for name, held in before.items() if isinstance(held, list | dict | set | deque)}
@@ -100,8 +97,7 @@ class ModuleLosses:
             undone.enter_context(attributes_put_back(trainer))
             trainer.loggers = [_Silent() for _ in trainer.loggers]  # type: ignore[misc]
             for metric in self._metrics:
-                undone.enter_context(attributes_put_back(metric))
-                _mute(metric)
+                undone.enter_context(muted(metric))
             for part in self._in_eval:
                 undone.callback(setattr, part, "training", part.training)
                 part.training = False
@@ -110,11 +106,6 @@ class ModuleLosses:
             changed = {name for name, value in vars(module).items() if before.get(name) is not value} - {"log", "print"}
             changed |= {name for name, size in sizes.items() if len(before[name]) != size}
             self._kept.update(dict.fromkeys(sorted(changed)))
-        for name, tensor, version in versions:
-            if tensor._version != version:
-                fault = f"{self._name}: its loss changes the tensor {name!r} in place"
-                remedy = "tensors that stay as they are"
-                raise ModelError(f"{fault}, which would carry data around the noise; allowed: {remedy}")
 
     def warn_of_withheld(self) -> None:
         """Names what the user will miss."""
@@ -136,25 +127,15 @@ class ModuleLosses:
             except Exception:  # it is tried again, with a message, when the engine is chosen
                 return
         if compares:
-            fault = "the loss of a batch is neither the mean nor the sum of its records' losses"
+            fault = f"{self._name}.training_step: the loss of a batch is neither the mean nor the sum of its records'"
             remedy = "declare private_losses(self, batch) -> [n] to say what that is"
-            told = f"{fault}; each record's loss is taken by itself; {remedy}"
-            warnings.warn(f"{self._name}.training_step: {told}", stacklevel=2)
+            warnings.warn(f"{fault} losses; each record's loss is taken by itself; {remedy}", stacklevel=2)
 
 
-def _may_keep(_: str, value: Any) -> bool:
-    """Not what is large, or changes by itself."""
-    return not isinstance(value, pl.Trainer | pl.LightningDataModule | Dataset | DataLoader)
-
-
-def _metrics_of(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if isinstance(part, Metric | MetricCollection)]
-
-
-def _mute(metric: nn.Module) -> None:
-    """Has a metric count nothing, and be zero (a collection: empty)."""
-    value: object = {} if isinstance(metric, MetricCollection) else torch.zeros(())
-    vars(metric).update(dict.fromkeys(("forward", "update", "compute", "reset"), lambda *_, **__: value))
+def _may_keep(name: str, value: Any) -> bool:
+    """Not what every module has, is large, or changes by itself."""
+    large = isinstance(value, pl.Trainer | pl.LightningDataModule | Dataset | DataLoader)
+    return not large and name not in ("_buffers", "_modules", "_parameters")
 
 
 class _Silent:

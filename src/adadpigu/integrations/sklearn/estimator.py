@@ -191,7 +191,6 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _training(self, records: int) -> dict[str, Any]:
         """The options of `train`."""
         size = expected_batch(records) if self.batch_size is None else int(self.batch_size)
-        require(size <= records, f"batch_size={size} is more than records={records}; allowed: up to that")
         check_options("fit", self.options or {}, _ELSEWHERE, method=self.method)
         own = {"batch_size": size, "epochs": float(self.epochs), "lr": float(self.lr), "device": self.device}
         return {**own, **(self.options or {})}

@@ -98,7 +98,6 @@ class OwnLoss:
     """A trainer's `compute_loss`, called with one record at a time: a batch of one, without `num_items_in_batch`."""
 
     why_alone = "compute_loss gives one loss a batch"
-    remedy = ""  # where a loss of logits and labels could take its place
 
     def __init__(self, compute_loss: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
         self._compute_loss = compute_loss
@@ -121,7 +120,7 @@ class OwnLoss:
             compares = compares_records(lambda rows: self._of_batch(model, dict(rows)), example)
         with contextlib.suppress(Exception), untouched(model), torch.no_grad():  # a ValueError of an encoder-decoder
             if labels is not None and isinstance(_logits(model.eval(), example), Tensor):
-                self.remedy = "; loss=f, a function of logits and labels, would take layer rules"
+                self.why_alone += "; for layer rules give loss=f, a function of logits and labels"
         if compares:
             fault = "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses"
             remedy = "a loss of each record by itself, such as reduction='none' and then .mean()"

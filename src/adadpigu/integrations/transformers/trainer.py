@@ -11,7 +11,6 @@ import contextlib
 import inspect
 import math
 import warnings
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import ProgressCallback, Trainer, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput
@@ -183,12 +183,11 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         register_rules(self.model)
         with warnings.catch_warnings(), self._withholding():  # the model is probed
             warnings.filterwarnings("ignore", message="the run goes on with its weights")  # schedules go on here
-            losses = self._losses()
             loop = PrivateLoop(
                 self.model,
                 optimiser,
                 self._data,
-                losses=losses,
+                losses=self._losses(),
                 batch_size=args.per_device_train_batch_size,
                 steps=args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * each),
                 device=str(args.device),
@@ -198,7 +197,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             )
         self._opened.enter_context(loop)
         if loop.gradients.startswith("one record at a time") and "engine" not in self._private:
-            warnings.warn(f"slow for a transformer: {loop.gradients}{getattr(losses, 'remedy', '')}", stacklevel=2)
+            warnings.warn(f"slow for a transformer: {loop.gradients}", stacklevel=2)
         if self.eval_dataset is not None:
             loop.add_caveat(_EVALUATED)
         if self._loss is None:
@@ -235,7 +234,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
     @contextlib.contextmanager
     def _withholding(self) -> Iterator[None]:
         """Within, code of the user's runs on records: what it logs or keeps on the trainer is un-noised: dropped."""
-        with attributes_put_back(self, _may_keep):
+        with attributes_put_back(self, lambda name, value: value is not self.model and _may_keep(name, value)):
             self._sees_records = True
             yield
 
@@ -340,9 +339,10 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
 
 
 def _may_keep(name: str, value: Any) -> bool:
-    """Whether an attribute is a log or a container: not records, nor parts of the run, which a step moves."""
-    own = name in ("train_dataset", "eval_dataset", "_evaluated", "_private")
-    return name == "state" or (isinstance(value, list | dict | set | deque) and not own)
+    """Whether an attribute may be a log: not records, nor parts of the run, which a step moves."""
+    own = name in {"lr_scheduler", "_evaluated", "_private", "_opened"} | _OF_TRAINER - {"compute_loss_func"}
+    library = type(value).__module__.partition(".")[0] in ("accelerate", "adadpigu", "datasets", "transformers")
+    return name == "state" or not (own or library or isinstance(value, Dataset | torch.optim.Optimizer))
 
 
 def _public(logs: Mapping[str, float]) -> dict[str, float]:
