@@ -178,7 +178,7 @@ def test_noise_or_bound_assigned_after_make_private_is_refused_before_the_next_d
 @pytest.mark.parametrize(
     ("model", "shape", "remedy"),
     [
-        (nn.Linear(6, 1), (6,), "(criterion) do it: lambda o, t: bce(o.squeeze(1), t)"),
+        (nn.Linear(6, 1), (6,), "or in the loss: lambda o, t: bce(o.squeeze(1), t)"),
         (nn.Linear(6, 3), (1, 2, 3), "nn.Sequential(nn.Flatten(), model)"),
     ],
 )

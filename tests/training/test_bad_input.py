@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "bound by another name": (small_net, arrays, {"clip_norm": 2, "method": None}, "e.g. method=AdaDPIGU(clip_norm=2)"),
     "class weight": (small_net, arrays, {"class_weight": [1, 2]}, "loss=nn.CrossEntropyLoss(weight="),
     "loader's option": (small_net, arrays, {"drop_last": True}, "leave it out"),
-    "made optimizer": (small_net, arrays, {"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "such as lambda p: torch"),
+    "made optimizer": (small_net, arrays, {"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "allowed: a name or class"),
     "option called options": (small_net, arrays, {"options": {}}, "unknown option of train 'options'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "there are training records among"),
     "test of another type": (

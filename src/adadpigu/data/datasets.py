@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_structure
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
@@ -66,7 +66,7 @@ class IndexedRecords:
     Items that are pairs are taken as (input, target); others are whole records.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, name: str = "data", double: torch.dtype = torch.float64) -> None:
+    def __init__(self, dataset: Dataset[Any], *, name: str = "data", double: torch.dtype | None = None) -> None:
         sized = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
         require(sized, f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
         self.dataset = self.origin = dataset
@@ -181,9 +181,9 @@ def _as_tensor(value: Any) -> Any:
     return value.long() if isinstance(value, Tensor) and value.dtype == torch.int32 else value
 
 
-def _without_double(tree: Any, dtype: torch.dtype) -> Any:
-    """Tensors of float64, which tables become, in the type of the model."""
-    return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == torch.float64 else t, tree, is_leaf=_is_numbers)
+def _without_double(tree: Any, dtype: torch.dtype | None) -> Any:
+    """Tensors of float64, which tables become, in another type; None: as they are."""
+    return tree_map_only(Tensor, lambda t: t.to(dtype if t.dtype == torch.double else None), tree, is_leaf=_is_numbers)
 
 
 def _as_label(value: Any) -> Any:
@@ -242,20 +242,21 @@ def declare(
     owners: Iterable[Hashable] | Tensor | None = None,
     owner_cap: int | None = None,
     name: str = "own data",
-    double: torch.dtype = torch.float64,
+    model: nn.Module | None = None,
 ) -> DataSet:
     """A data set from tensors, arrays, data frames or a `Dataset`, with its record count declared public.
 
     A `DataSet` is taken as it is. `test` gives test records to one that has none. `owners` names the owner of each
-    record, and `owner_cap` says publicly how many records of one are trained on. Tensors of float64 become `double`.
+    record, and `owner_cap` says publicly how many records of one are trained on. float64 becomes the `model`'s type.
     """
     if owners is not None or owner_cap is not None:
         if owners is None or owner_cap is None:
             given = "not given" if owners is None else "given"
             raise InputError(f"owner_cap={owner_cap} and owners {given}; allowed: both")
-        data = declare(source, records=records, test=test, name=name, double=double)
+        data = declare(source, records=records, test=test, name=name, model=model)
         public = (*data.public, Owners.declared(owner_cap))
         return replace(data, owners=Owners.of(owners, cap=owner_cap), public=public)
+    double = torch.get_default_dtype() if model and torch.double not in {p.dtype for p in model.parameters()} else None
     measured = None if test is None else _population(test, "test", double)
     if isinstance(source, DataSet):
         check_agrees(source.name, records=(records, source.records))
@@ -330,14 +331,14 @@ def _is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
-def _population(source: Source, name: str, double: torch.dtype) -> Population:
+def _population(source: Source, name: str, double: torch.dtype | None) -> Population:
     if isinstance(source, DataSet):
         return source.train
     loader = isinstance(source, DataLoader)
     require(not loader, f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
     pair = isinstance(source, tuple | list) and len(source) == 2
     if pair and (isinstance(source, tuple) or _is_array(source[1])):  # else a list of records
-        return TensorRecords(*_without_double(tuple(source), double), name=name)
+        return TensorRecords(*_without_double((source[0], source[1]), double), name=name)
     if isinstance(source, dict | tuple) or _is_array(source):
         return TensorRecords.of(_without_double(source, double), name=name)
     if (tensors := _without_double(tensors_of(source), double)) is not None:

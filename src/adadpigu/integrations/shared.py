@@ -28,8 +28,6 @@ from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], **known: Any) -> None:
     """Refuses a name that is no option, or is settled `elsewhere`, and a value that `train` would refuse.
 
-    `known` are the owner's other arguments (`named`) and the `method` in use, which may be meant.
-
     >>> check_options("PrivateTrainer", {"lr": 0.1}, elsewhere={"lr": "args.learning_rate"})
     Traceback (most recent call last):
     adadpigu.errors.InputError: lr=0.1: not an option of PrivateTrainer; allowed: args.learning_rate

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from adadpigu.models.standardised import StandardisedConv2d as StandardisedConv2
 
 _CARDS = {card.name: card for card in (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)}
 INITIALISATIONS = ("default", "xavier")
-_made: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, object]] = weakref.WeakKeyDictionary()
 
 
 def all_models() -> dict[str, ModelCard]:
@@ -61,7 +60,7 @@ def make_model(
     return made
 
 
-def made_as(model: nn.Module) -> dict[str, Any]:
+def made_as(model: nn.Module) -> dict[str, object]:
     """What `make_model` was asked for when it made this model; nothing for any other."""
     return dict(_made.get(model, {}))
 

@@ -100,8 +100,7 @@ def file_of(folder: Path, name: str, most: int | None = None) -> Path:
     except (OSError, RuntimeError):  # links in a circle
         outside, there = False, False
     require(not outside, f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
-    inner = folder / "private"  # as integrations have it
-    told = f"the run in it, {inner}" if (inner / name).is_file() else "a folder that `adadpigu train` wrote"
+    told = f"{folder / 'private'}" if (folder / "private" / name).is_file() else "a folder that `adadpigu train` wrote"
     require(there, f"run={str(folder)!r} has no {name}; allowed: {told}")
     size = path.stat().st_size
     require(most is None or size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")

@@ -68,8 +68,7 @@ class MaskedOptimiser:
         try:
             self.inner = factory(self._parameters)
         except (TypeError, ValueError) as error:
-            allowed = "a name, or such as lambda p: torch.optim.Adam(p, lr=0.1)"
-            raise InputError(f"optimizer: it cannot be made for this model: {error}; allowed: {allowed}") from None
+            raise InputError(f"optimizer: cannot be made for this model: {error}; allowed: a name or class") from None
         self._factor = 1.0
         self._active: Tensor | None = None
         self._before: dict[tuple[str, int], Tensor] = {}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -24,7 +24,6 @@ _SAID_OTHERWISE = {
     "accumulate": "physical_batch_size, the records computed at a time; batch_size is the whole batch",
 }
 """what stands for names of other libraries, beside `SYNONYMS`"""
-Names = Collection[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +148,7 @@ def idle_options(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterato
 
 
 def check_names(
-    owner: str, options: Mapping[str, Any], elsewhere: Names = (), named: Names = (), method: object = None
+    owner: str, options: Mapping[str, Any], elsewhere: Iterable[str] = (), named: Iterable[str] = (), method: Any = None
 ) -> None:
     """Refuses a name that is no option, with what it may stand for, also among the owner's `named` arguments.
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
@@ -23,7 +22,6 @@ from adadpigu.core.mechanism import MakeMechanism
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import Source, declare
-from adadpigu.data.description import DESCRIPTION
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
 from adadpigu.models import made_as
@@ -127,9 +125,8 @@ def prepared_for(
     declared = {name: given.pop(name, None) for name in ("records", "test", "owners", "owner_cap")}
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
-    check_names("train", given, named=train.__kwdefaults__, method=method)
-    in_double = any(parameter.dtype == torch.float64 for parameter in model.parameters())
-    data = declare(dataset, **declared, double=torch.float64 if in_double else torch.get_default_dtype())
+    check_names("train", given, named=train.__annotations__, method=method)
+    data = declare(dataset, **declared, model=model)
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     settings = {"batch_size": default_batch(data.records), **placed, **given}
@@ -317,9 +314,8 @@ def _begin(
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        if prepared.data.description is not None:
-            folder.write_text(DESCRIPTION, prepared.data.description.read_text(encoding="utf-8"))
-        for name, text in {"data.json": facts_of_data, **files}.items():
+        told = {} if (path := prepared.data.description) is None else {"description.toml": path.read_text("utf-8")}
+        for name, text in {"data.json": facts_of_data, **told, **files}.items():
             folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
@@ -376,8 +372,7 @@ def _facts(prepared: Preparation, *, from_python: bool) -> str:
         facts["owner_cap"] = data.owners.cap
     if from_python:  # built again by `make_model`, or else by the user, as their class
         again = {} if prepared.front is not None else made_as(prepared.model)
-        made_for = {key: again.pop(key, None) for key in ("shape", "classes")}
-        facts |= {key: value for key, value in made_for.items() if facts[key] is None}
+        facts |= {k: made for k in ("shape", "classes") if (made := again.pop(k, None)) and facts[k] is None}
         facts["built"] = again or {"class": type(prepared.model).__qualname__}
     return json.dumps(facts, indent=2) + "\n"
 
@@ -391,8 +386,8 @@ def _describe(prepared: Preparation) -> str:
         options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay")}
     data, source = prepared.data, {}
     if data.files and data.name in (data.files[0].stem, data.files[0].name):  # read again by `adadpigu evaluate`
-        source = {"dataset": str(data.files[0].resolve()), "records": data.records, "classes": data.classes}
-        source |= {"describe": str(data.description.resolve())} if data.description else {}
+        source = {"dataset": data.files[0].resolve(), "records": data.records, "classes": data.classes}
+        source |= {} if data.description is None else {"describe": data.description.resolve()}
     asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
     method = {"name": prepared.method.name, **prepared.method.options()}
     return said + to_toml(

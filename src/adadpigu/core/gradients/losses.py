@@ -181,8 +181,7 @@ def _on_example(loss: RecordLoss, outputs: Tree, targets: Tree) -> Tensor:
     except Exception as error:
         shapes = f"outputs {describe_tree(outputs)} and targets {describe_tree(targets)} of a record"
         told = f"<model>: the loss refuses {shapes}: {first_line(error)}"
-        single = isinstance(outputs, Tensor) and tuple(outputs.shape[1:]) == (1,)
-        how = ", or let loss (criterion) do it: lambda o, t: bce(o.squeeze(1), t)" if single else ""
+        how = ", or in the loss: lambda o, t: bce(o.squeeze(1), t)" if getattr(outputs, "shape", ())[1:] == (1,) else ""
         raise ModelError(f"{told}; match the model to the labels{how}") from error
 
 
