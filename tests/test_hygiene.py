@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -160,6 +162,55 @@ def test_an_error_that_quotes_a_record_is_withheld_everywhere(
     whole = "".join(traceback.format_exception(caught.value)).encode()
     assert not any(told(words, CANARY) for words in (whole, repr(caught.value.args).encode(), said()))
     assert tellers(tmp_path / "run", [CANARY, TARGET]) == set()
+
+
+class Unreadable(Dataset[Any]):
+    """Quotes a record that cannot be read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, place: int) -> Any:
+        inputs, targets = records()
+        if float(inputs[place].max()) > 1e6:
+            raise LookupError(f"{inputs[place].max().item()} is odd")
+        return inputs[place], targets[place]
+
+
+class QuotingFront(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.max()) > 1e6:
+            raise LookupError(f"{x.max().item()} is odd")
+        return x
+
+
+@pytest.mark.parametrize("by", ["data set", "front"])
+def test_an_error_over_a_record_is_withheld_while_a_run_is_prepared(by: str, said: Callable[[], bytes]) -> None:
+    """Records are read, and features computed, before the first draw."""
+    data: Any = Unreadable() if by == "data set" else records()
+    front = QuotingFront() if by == "front" else None
+    common: dict[str, Any] = {"records": 24, "loss": F.mse_loss, "batch_size": 8, "steps": 1, "method": "dpsgd"}
+    with pytest.raises(LookupError, match=rf"^LookupError at {__file__}:\d+: an error amid private") as caught:
+        ad.train(nn.Linear(4, 1), data, front=front, **common)
+    assert (caught.value.__context__, caught.value.__cause__) == (None, None)
+    whole = "".join(traceback.format_exception(caught.value)).encode()
+    assert not any(told(words, CANARY) for words in (whole, said()))
+    with pytest.raises(LookupError, match="is odd"):
+        ad.train(nn.Linear(4, 1), data, front=front, diagnostics=True, **common)
+
+
+@pytest.mark.parametrize("code", [f"{CANARY} is odd", 3])
+def test_an_exit_amid_a_draw_exits_without_quoting_a_record(code: Any, said: Callable[[], bytes]) -> None:
+    class Exiting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if bool((x == CANARY).any()):
+                sys.exit(code)
+            return super().forward(x)
+
+    with pytest.raises(SystemExit) as caught:
+        ad.train(Exiting(4, 1), records(), records=24, loss=F.mse_loss, batch_size=24, steps=1, method="dpsgd")
+    assert caught.value.code == 3 if code == 3 else "its message is withheld" in str(caught.value.code)
+    assert not told(repr(caught.value).encode() + said(), CANARY)
 
 
 def test_diagnostics_let_the_error_through(tmp_path: Path) -> None:

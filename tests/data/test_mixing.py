@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,41 @@ class ByClass(Own):
         self.others = {label: inputs[labels == label] for label in (0, 1)}
 
 
+class Duck:
+    """As `Own`, without a base."""
+
+    def __init__(self, inputs: Any, labels: Any) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.labels[index]
+
+
+class MixingDuck(Duck):
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] - self.inputs.mean(0), self.labels[index]
+
+
+class Slotted:
+    __slots__ = ("inputs",)
+
+    def __init__(self, inputs: Any) -> None:
+        self.inputs = inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index] - self.inputs.mean(0), 0
+
+
+class Rows(list[Any]):
+    """A list that reads a file, say."""
+
+
 class Summed(Own):
     def __getitem__(self, index: int) -> Any:
         return self.inputs[index] - sum(self.inputs), self.labels[index]
@@ -143,6 +179,10 @@ NUMPY = INPUTS.numpy(), LABELS.numpy()
         ConcatDataset([WHOLE, Mixup(INPUTS + 1, LABELS)]),
         Scaled(INPUTS, LABELS),
         Scaled(*NUMPY),
+        MixingDuck(INPUTS, LABELS),
+        Subset(MixingDuck(INPUTS, LABELS), range(30)),  # type: ignore[arg-type]
+        Wrapping(MixingDuck(INPUTS, LABELS)),
+        Wrapping(Duck(INPUTS, LABELS), 1),
         Summed([*INPUTS], LABELS),
         Taken(*NUMPY),
     ],
@@ -161,6 +201,9 @@ def test_items_that_mix_records_are_refused_by_train(dataset: Any) -> None:
         Own([*INPUTS], LABELS),
         Wrapping(WHOLE),
         Wrapping(Own(INPUTS, LABELS)),
+        Wrapping(Duck(INPUTS, LABELS)),
+        Duck(*NUMPY),
+        Duck([*INPUTS], LABELS),
         Converted(*NUMPY),
         Converted([*NUMPY[0]], NUMPY[1]),
     ],
@@ -188,6 +231,7 @@ def test_where_nothing_can_be_seen_the_statement_says_what_items_must_be() -> No
         ByClass(INPUTS, LABELS),
         Paired(INPUTS, LABELS, (INPUTS,)),
         Paired(INPUTS, LABELS, INPUTS + 1),
+        Slotted(INPUTS),
         type("Mixed", (TensorDataset,), {"__getitem__": lambda self, k: (self.tensors[0].mean(0), LABELS[k])})(INPUTS),
     ],
     ids=lambda dataset: type(dataset).__name__,
@@ -195,6 +239,11 @@ def test_where_nothing_can_be_seen_the_statement_says_what_items_must_be() -> No
 def test_what_cannot_be_followed_is_told_and_not_refused(dataset: Any) -> None:
     (line,) = refuse_mixed_items(dataset, "mine")
     assert "each must be made of one; that was not checked" in line
+
+
+@pytest.mark.parametrize("kind", [list, tuple, Rows, deque])
+def test_the_entries_of_a_container_are_records_and_nothing_is_told(kind: type) -> None:
+    assert refuse_mixed_items(kind([WHOLE[place] for place in range(30)]), "mine") == ()
 
 
 class MixWith:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,8 @@ class Net(nn.Module):
         self.teacher = nn.Linear(4, 3).requires_grad_(False)
         self.scale, self.centre = 1.0, False
         self.prototype = torch.zeros(4)
+        self.centres = {"c": torch.zeros(4)}
+        self.shadow = SimpleNamespace(values=[torch.zeros(4)])
         self.calls = 0
         self.mask: Tensor | None = None
         self.attention: list[Tensor] = []
@@ -39,7 +42,7 @@ class Net(nn.Module):
         self.calls += 1
         if self.mask is None or len(self.mask) != len(x):
             self.mask = torch.ones(len(x), 1)
-        hidden = torch.tanh(self.first(x)) * self.scale + self.prototype
+        hidden = torch.tanh(self.first(x)) * self.scale + self.prototype + self.centres["c"]
         self.attention = [hidden.detach()]
         if self.centre:  # no record would be alone in it
             hidden = hidden - hidden.mean(0)
@@ -91,9 +94,20 @@ def _written(net: Net, step: int) -> None:
     net.prototype.add_(1.0)
 
 
+def _written_inside(net: Net, step: int) -> None:
+    """The same in a container, such as class means that are kept up to date."""
+    net.centres["c"].add_(1.0)
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
-    [(_filled, "temperature"), (_replaced, "temperature"), (_moved, "teacher.weight"), (_written, "prototype")],
+    [
+        (_filled, "temperature"),
+        (_replaced, "temperature"),
+        (_moved, "teacher.weight"),
+        (_written, "prototype"),
+        (_written_inside, r"centres\['c'\]"),
+    ],
 )
 def test_a_fixed_tensor_that_changes_is_refused_at_the_next_step_with_the_remedy(
     change: Callable[[Net, int], object], place: str
@@ -106,7 +120,7 @@ def test_a_fixed_tensor_that_changes_is_refused_at_the_next_step_with_the_remedy
         if step == 1:
             change(net, step)
 
-    with pytest.raises(ad.ModelError, match=rf"'{place}' has changed .*ad\.public\("):
+    with pytest.raises(ad.ModelError, match=rf"{place}. has changed .*ad\.public\("):
         trained(second)
     assert charged == [0, 1]
 
@@ -117,6 +131,7 @@ def test_a_fixed_tensor_that_changes_is_refused_at_the_next_step_with_the_remedy
         lambda net, step: ad.public(net.temperature.fill_(1.0 / (1 + step))),
         lambda net, step: setattr(net, "temperature", ad.public(torch.tensor(1.0 / (1 + step)))),
         lambda net, step: _moved(net, step, ad.public(net.teacher.weight)),
+        lambda net, step: _moved(net, step, [ad.public(net.teacher.weight), ad.public(net.centres["c"]).fill_(0.5)]),
     ],
 )
 def test_a_fixed_tensor_that_is_declared_public_may_change_and_is_kept(change: Callable[[Net, int], object]) -> None:
@@ -126,6 +141,63 @@ def test_a_fixed_tensor_that_is_declared_public_may_change_and_is_kept(change: C
     assert (float(net.temperature), net.teacher.weight.tolist()) != (1.0, begun.teacher.weight.tolist())
     assert told == []
     assert any("declared public: " in line and "of the model" in line for line in loop.run.privacy.not_covered)
+
+
+def test_what_an_object_of_the_model_keeps_of_its_weights_acts_and_is_named_once() -> None:
+    """A moving average of the weights in the hands of a helper: a function of releases, which is not refused."""
+
+    def averaged(net: Net, step: int) -> None:
+        net.shadow.values[0].lerp_(net.first.bias.detach(), 0.5)
+
+    net, loop, told = trained(averaged)
+    assert net.shadow.values[0].any()
+    assert len(told) == 1
+    assert sum("shadow.values[0]" in line for line in loop.run.privacy.not_covered) == 1
+
+
+def test_an_optimizer_that_the_model_holds_may_move() -> None:
+    net, _ = made()
+    net.memory = optimizer = torch.optim.Adam([*net.first.parameters(), *net.last.parameters()], lr=0.1)
+    data = torch.randn(N, 5), torch.randint(3, (N,))
+    loop = ad.PrivateLoop(net, optimizer, data, records=N, batch_size=8, steps=3, noise_multiplier=1.0)
+    for batch in loop:
+        batch.backward()
+        optimizer.step()
+    assert loop.run.steps_done == 3
+    assert not any("memory" in line for line in loop.run.privacy.not_covered)
+
+
+class Weighted(nn.Module):
+    """A loss with class weights and a temperature."""
+
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(3))
+        self.plain, self.scale = torch.ones(()), 1.0
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        each = nn.functional.cross_entropy(output, target, reduction="none")
+        return each * self.weight[target] * self.plain * self.scale
+
+
+def test_a_loss_that_changes_during_the_loop_is_watched_as_the_model_is() -> None:
+    loss = Weighted()
+    with pytest.raises(ad.ModelError, match=r"'<loss>.weight' has changed .*ad\.public\("):
+        trained(lambda net, step: loss.weight.fill_(2.0), loss=loss)
+    loss = Weighted()
+    _, loop, told = trained(lambda net, step: ad.public(loss.weight).fill_(2.0), loss=loss)
+    assert told == []
+    assert any("declared public: '<loss>.weight'" in line for line in loop.run.privacy.not_covered)
+    loss = Weighted()
+    _, loop, told = trained(lambda net, step: setattr(loss, "scale", 1.0 / (1 + step)), loss=loss)
+    assert sum("'<loss>.scale'" in line for line in loop.run.privacy.not_covered) == len(told) == 1
+    loss = Weighted()
+    aside, _, told = trained(lambda net, step: setattr(loss, "plain", torch.tensor(9.0)), loss=loss)
+    plain, _, _ = trained(lambda net, step: None, loss=Weighted())
+    assert torch.equal(aside.first.weight, plain.first.weight)
+    assert "'<loss>.plain'" in told[0]
 
 
 def test_what_forward_keeps_during_an_evaluation_does_not_end_the_run_and_does_not_reach_the_weights() -> None:

@@ -108,14 +108,15 @@ def test_a_batch_norm_without_stored_statistics_is_refused_also_in_eval() -> Non
 class Rotating(Dataset[Any]):
     """Items that change at every reading, as those of a random transform do."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         self.images, self.labels = images()
+        self.scale = scale
 
     def __len__(self) -> int:
         return N
 
     def __getitem__(self, index: int) -> Any:
-        return self.images[index] + torch.rand(()), int(self.labels[index])
+        return self.scale * (self.images[index] + torch.rand(())), int(self.labels[index])
 
 
 class Reading(Dataset[Any]):
@@ -190,6 +191,48 @@ def test_records_that_change_at_every_reading_go_through_the_front_at_every_draw
     assert ready.view.front is ready.front
     run = ad.train(nn.Linear(16, 3), Rotating(), front=backbone(), records=N, batch_size=8, steps=2, device="cpu")
     assert run.steps_done == 2
+
+
+class Keeping(nn.Module):
+    """A backbone that keeps its features, and notes the largest input that exceeds `least`."""
+
+    largest: Tensor
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.layer, self.maps = nn.Linear(64, 16), dict[str, Tensor]()
+        self.register_buffer("largest", torch.tensor(least))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(x.flatten(1))
+        self.features = self.maps["h"] = features
+        if x.max() > self.largest:
+            self.largest.copy_(x.max())
+        return features
+
+
+@pytest.mark.parametrize("form", ["loss", "losses"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_front_keeps_nothing_of_the_records(form: str, again: bool) -> None:
+    """Of features that are computed once, and of those of every draw."""
+    how: dict[str, Any] = {"losses": losses} if form == "losses" else {}
+    how |= {"records": N, "batch_size": 8, "steps": 2, "device": "cpu"}
+    source: Any = Rotating() if again else images()
+    kept: Any = ad.train(nn.Linear(16, 3), source, front=Keeping(1e9), **how).model.front
+    assert vars(kept.features)["maps"] == {}
+    assert "features" not in vars(kept.features)
+    for least in (0.0, 500.0):  # the second is reached by an example whose numbers go far
+        with pytest.raises(ModelError, match="a training forward changes buffer 'largest'"):
+            prepared(nn.Linear(16, 3), source, front=Keeping(least), **({"losses": losses} if form == "losses" else {}))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_front_may_not_write_once_private_records_come(again: bool) -> None:
+    """Of numbers that no example reaches."""
+    x, y = images()
+    source: Any = Rotating(scale=1e9) if again else (1e9 * x, y)
+    with pytest.raises(ModelError, match=r"'front(\.features)?' \(Keeping\): a training forward changes buffer"):
+        ad.train(nn.Linear(16, 3), source, front=Keeping(1e7), records=N, batch_size=N, steps=2, device="cpu")
 
 
 def test_a_front_before_dict_records_takes_and_gives_the_dict() -> None:

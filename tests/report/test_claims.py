@@ -15,7 +15,7 @@ from adadpigu.accounting.wording import rounded_up
 from adadpigu.report.curves import round_up
 from adadpigu.report.run_reading import read_run
 from adadpigu.runs import reading
-from run_folders import died, trained
+from run_folders import changed, died, trained
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,35 @@ def test_a_run_that_has_ended_without_a_claim_shows_what_was_charged_and_says_so
     (line,) = found.missing
     assert "has no privacy.json, and has ended" in line
     assert any("nothing is claimed for it" in caution for caution in found.warnings)
+
+
+def _better_curves(run: Path) -> None:
+    lines = [json.loads(line) | {"test_accuracy": 1.0} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("also", ["", "config.toml"])
+def test_a_score_that_was_edited_or_lost_is_not_shown_beside_the_claim(run: Path, also: str) -> None:
+    """Nor is one of the curves, which nothing binds; what else was edited does not hide it."""
+    _better_curves(run)
+    assert read_run(run).accuracy == json.loads((run / "summary.json").read_text())["test_accuracy"] != 1.0
+    if also:
+        edited = (run / also).read_text().replace("batch_size = 64", "batch_size = 65")
+        (run / also).write_text(edited)
+    changed(run, "summary.json", test_accuracy=1.0)
+    for _ in range(2):
+        found = read_run(run)
+        assert (found.accuracy, found.method, found.steps_done) == (None, "adadpigu", 12)
+        assert any("summary.json" in line for line in found.missing)
+        (run / "summary.json").unlink(missing_ok=True)
+
+
+def test_an_emptied_ledger_is_told_beside_the_claim_that_it_no_longer_bears(run: Path) -> None:
+    (run / "ledger.log").write_text("")
+    found = read_run(run)
+    assert (found.epsilon, found.privacy, found.marks) == (None, None, ("claim not trusted", "ledger damaged"))
+    (line,) = found.missing
+    assert "ledger.log" in line
 
 
 def test_what_was_confessed_is_told_where_no_statement_tells_it(run: Path) -> None:

@@ -187,14 +187,76 @@ def test_importance_of_another_run_is_told(made: Path, tmp_path: Path) -> None:
 
 
 def test_files_that_are_gone_are_named_as_missing_and_not_as_the_run_left_them(call: Any, run: Path) -> None:
-    for name in ("summary.json", "data.json"):
-        (run / name).unlink()
+    (run / "summary.json").unlink()
     code, out, _ = call("ledger", "verify", str(run))
     kept, missing = out.split("as the run left them:")[1].split("missing, so not compared:")
-    assert (code, missing.split()) == (0, ["data.json,", "summary.json"])
+    assert (code, missing.split()) == (0, ["summary.json"])
     assert MODEL in kept
     assert "summary.json" not in kept
-    assert json.loads(call("ledger", "verify", str(run), "--json")[1])["missing"] == ["data.json", "summary.json"]
+    assert json.loads(call("ledger", "verify", str(run), "--json")[1])["missing"] == ["summary.json"]
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs on files of the user's own, whose descriptions scale the records: arrays, and a table with test records."""
+    path = tmp_path_factory.mktemp("described")
+    inputs = np.random.default_rng(0).integers(0, 256, (80, 1, 4, 4)).astype(np.float32)
+    np.savez(path / "images.npz", x=inputs, y=np.arange(80) % 2)
+    np.save(path / "new.npy", inputs[:3])
+    for name, rows in (("table", inputs[:60]), ("test", inputs[60:])):
+        table = "".join(f"{row.mean():.6f},{number % 2}\n" for number, row in enumerate(rows))
+        (path / f"{name}.csv").write_text("age,ill\n" + table)
+    (path / "images.toml").write_text('records = 80\nclasses = ["a", "b"]\nrange = [0, 256]\n')
+    facts = 'records = 60\nlabel = "ill"\nclasses = ["0", "1"]\ntest = "test.csv"\n[columns.age]\nrange = [0, 256]\n'
+    (path / "table.toml").write_text(facts)
+    for name, file in (("images", "images.npz"), ("table", "table.csv")):
+        data = ("--dataset", str(path / file), "--describe", str(path / f"{name}.toml"))
+        trained(path / name, *FLAGS, *data, "--batch-size", "20", "--noise-multiplier", "1")
+    return path
+
+
+@pytest.mark.parametrize("name", ["description.toml", "data.json"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_that_predictions_depend_on_is_missed_by_every_command(
+    command: str, name: str, call: Any, described: Path, tmp_path: Path
+) -> None:
+    """Without its description a model takes records as they come, unscaled, and answers with other classes."""
+    made = described / ("table" if command == "evaluate" else "images")
+    run = Path(shutil.copytree(made, tmp_path / "run"))
+    assert call(*arguments(command, run, described))[0] == 0
+    (run.parent / "README.md").unlink(missing_ok=True)
+    (run / name).unlink()
+    code, _, err = call(*arguments(command, run, described))
+    assert f"has no {name}" in err
+    shown = name == "description.toml" and command in ("evaluate", "predict")
+    assert code == (0 if shown else 1 if command in ("ledger verify", "report") else 2)
+
+
+def test_a_comment_in_the_description_of_ones_own_data_changes_nothing(
+    call: Any, described: Path, tmp_path: Path
+) -> None:
+    before = (described / "table.toml").read_text()
+    try:
+        (described / "table.toml").write_text("# the clinic's\n" + before)
+        assert call("evaluate", str(described / "table"))[0] == 0
+        (described / "table.toml").write_text(before.replace("256", "255"))
+        code, _, err = call("evaluate", str(described / "table"))
+        assert (code, "description of its data has changed since training" in err) == (2, True)
+    finally:
+        (described / "table.toml").write_text(before)
+
+
+def test_the_ledger_file_of_a_folder_is_compared_with_the_files_beside_it(
+    call: Any, made: Path, run: Path, tmp_path: Path
+) -> None:
+    shutil.copy(made / "loud" / MODEL, run)
+    code, out, err = call("ledger", "verify", str(run / LEDGER_FILE))
+    assert (code, MODEL in err, out) == (1, True, "")
+    (tmp_path / "kept").mkdir()
+    for name in (LEDGER_FILE, head_path(run / LEDGER_FILE).name):
+        shutil.copy(run / name, tmp_path / "kept")
+    code, out, _ = call("ledger", "verify", str(tmp_path / "kept" / LEDGER_FILE))
+    assert (code, "files beside it were not compared" in out) == (0, True)
 
 
 def test_a_file_that_was_added_is_told_because_it_changes_what_is_predicted(call: Any, made: Path, run: Path) -> None:

@@ -49,7 +49,18 @@ def test_a_second_run_on_the_same_data_set_says_what_both_amount_to() -> None:
     assert float(line.split("epsilon = ")[1].split()[0]) == pytest.approx(total, rel=1e-3)
     assert "delta = 1.1e-05" in line
     assert "2 earlier runs of this process" in told(trained((inputs[:40], targets[:40])))[0]  # a fold
-    assert told(trained((inputs, targets), records=50)) == []  # another declaration
+
+
+def test_folds_of_unequal_size_are_counted_together() -> None:
+    """The fifth model of a cross-validation has four before it, whatever the sizes of their parts are."""
+    data, spent = records(1, 62), []
+    for size in (49, 49, 50, 50, 50):
+        run = trained([part[:size] for part in data], records=size)
+        spent.append(run.privacy.epsilon_pld)
+    (line,) = told(run)
+    assert line.startswith("4 earlier runs of this process declared data of the same name (own data, 49 to 50 records)")
+    assert float(line.split("epsilon = ")[1].split()[0]) == pytest.approx(sum(spent), rel=1e-3)
+    assert "records that are in all of them" in line
 
 
 def test_an_earlier_run_that_exposed_values_leaves_no_finite_total() -> None:
@@ -141,5 +152,5 @@ def test_passes_of_one_preparation_and_a_resumed_run_are_not_earlier_runs() -> N
         return str(runs.add(StartedRun(run=run, preparation=preparation or object(), dataset=dataset, **facts)))
 
     assert [add("a", mine), add("b", mine)] == ["None", "None"]
-    assert "2 earlier runs of this process declared the same data set (clinic, 80 records)" in add("c")
+    assert "2 earlier runs of this process declared data of the same name (clinic, 80 records)" in add("c")
     assert add("d", dataset="another") == "None"

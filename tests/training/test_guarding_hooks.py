@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import spectral_norm
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -79,7 +80,7 @@ def test_a_hook_is_warned_of_and_the_statement_says_that_it_is_not_covered(told:
 def test_a_hook_of_the_loss_is_named_too() -> None:
     loss = nn.CrossEntropyLoss()
     loss.register_forward_hook(look)
-    with pytest.warns(UserWarning, match="forward hook look on 'loss'"):
+    with pytest.warns(UserWarning, match="forward hook look on '<loss>'"):
         loop_for(net(), loss=loss)
 
 
@@ -110,6 +111,34 @@ def test_a_hook_that_is_put_on_during_the_run_is_named_from_then_on(told: str) -
     assert [text for text in loop.run.privacy.not_covered if text.endswith(told)]
 
 
+class Noted(Dataset[tuple[Tensor, Tensor]]):
+    """A data set of the user's own."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        SEEN.append(place)
+        return torch.full((5,), float(place)), torch.tensor(place % 3)
+
+
+def noting(output: Tensor, target: Tensor) -> Tensor:
+    """A loss of the user's own."""
+    loss = nn.functional.cross_entropy(output, target)
+    look(loss)
+    return loss
+
+
+def test_the_statement_names_a_loss_and_a_data_set_of_the_users_own() -> None:
+    how: dict[str, Any] = {"records": 32, "batch_size": 8, "steps": 1, "method": "dpsgd", "noise_multiplier": 1.0}
+    told = "what code of your own keeps or writes of the records that it sees: "
+    data = torch.randn(32, 5), torch.randint(3, (32,))
+    own = ad.train(net(), Subset(Noted(), range(32)), loss=functools.partial(noting), **how).privacy.not_covered
+    assert [line for line in own if line.startswith(told)] == [f"{told}loss noting, data set Noted"]
+    plain = ad.train(net(), Subset(TensorDataset(*data), range(32)), loss=nn.CrossEntropyLoss(), **how)
+    assert not [line for line in plain.privacy.not_covered if line.startswith(told)]
+
+
 def test_train_names_hooks_in_its_statement_too() -> None:
     model = net()
     model[0].register_forward_hook(look)
@@ -117,5 +146,9 @@ def test_train_names_hooks_in_its_statement_too() -> None:
     with pytest.warns(UserWarning, match="forward hook look on '0'"):
         run = ad.train(model, data, records=32, batch_size=8, steps=2, method="dpsgd", noise_multiplier=1.0)
     assert any("forward hook look on '0'" in line for line in run.privacy.not_covered)
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(look)
+    with pytest.warns(UserWarning, match="forward hook look on '<loss>'"):
+        ad.train(net(), data, loss=loss, records=32, batch_size=8, steps=2, method="dpsgd", noise_multiplier=1.0)
     plain = ad.train(net(), data, records=32, batch_size=8, steps=2, method="dpsgd", noise_multiplier=1.0)
     assert not any("hook" in line for line in plain.privacy.not_covered)

@@ -534,6 +534,21 @@ def test_an_interrupted_loop_keeps_its_weights_and_can_go_on(when: str, within: 
         assert rest.run.steps_done == STEPS
 
 
+def test_a_draw_that_tests_an_update_sees_the_model_as_other_draws_do() -> None:
+    """DPSUR's second draw comes in the optimiser's step: in the mode in which the loop began."""
+    net, modes = model(), list[bool]()
+    net.last.register_forward_hook(lambda module, *_: modes.append(module.training))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for batch in loop_for(net, optimizer, method=METHODS["dpsur"], engine="loop"):
+        batch.backward()
+        net.eval()
+        del modes[:]
+        optimizer.step()
+        assert modes
+        assert all(modes)
+        assert not net.last.training
+
+
 @pytest.fixture
 def default_interrupt() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it

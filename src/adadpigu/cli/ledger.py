@@ -16,6 +16,7 @@ from adadpigu.cli.commands import Json, add, example
 from adadpigu.console import print_error, print_json, print_line, print_prose, screen, table
 from adadpigu.errors import require
 from adadpigu.runs.reading import ledger_facts
+from adadpigu.runs.run import MODEL, TEXTS
 from adadpigu.runs.verifying import compare
 
 Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the file of a shared ledger.")]
@@ -52,7 +53,9 @@ def verify(run: Where, as_json: Json = False) -> int:
     continued apart.
     """
     found = _read(run, as_json)
-    binding = compare(run, found.record) if found.record is not None and run.is_dir() else None
+    folder = run if run.is_dir() else run.parent
+    beside = folder is run or (run.name == LEDGER_FILE and any((folder / name).exists() for name in (MODEL, *TEXTS)))
+    binding = compare(folder, found.record) if found.record is not None and beside else None
     differs = found.damage or (binding is not None and not binding.bound and not binding.unclosed)
     if as_json:
         print_json({**found.facts, "ok": not differs, **({} if binding is None else binding.to_json())})
@@ -60,6 +63,8 @@ def verify(run: Where, as_json: Json = False) -> int:
         print_error(f"run={str(run)!r}: the ledger is damaged: {found.damage}" if binding is None else binding.why)
     else:
         found.print_state("whole: ")
+        if binding is None and found.record is not None:
+            print_prose("files beside it were not compared; for that name the run's folder")
         if binding is not None:
             print_prose(f"as the run left them: {', '.join(binding.files)}" if binding.bound else binding.why)
             if binding.missing:

@@ -6,15 +6,17 @@ Only the modules that stand on the line (`sampling`, `gradients`, `bounding`, `m
 their records, as the statement then says.
 """
 
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from adadpigu.core.trees import Tree, count_rows, map_tensors
-from adadpigu.errors import PrivacyLineError
+from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
 
 T = TypeVar("T")
 
@@ -119,3 +121,35 @@ class PerRecordLosses(Sensitive[Tensor]):
 
 def losses_of(gradients: PerSampleGradients) -> PerRecordLosses:
     return PerRecordLosses(gradients._content.losses)
+
+
+def withheld(work: Callable[[], T], *, shown: bool = False) -> T:
+    """Does work amid private records. Unless `shown`, the text of an error is withheld, since it may quote them.
+
+    It keeps its type, and the line of the user's code. What the package itself raises holds nothing private: it passes.
+    """
+    try:
+        return work()
+    except (Exception, SystemExit) as error:
+        walked = traceback.walk_tb(error.__traceback__)  # frames hold records: none is kept
+        steps = [(str(f.f_globals.get("__name__", "")), f" at {f.f_code.co_filename}:{line}") for f, line in walked]
+        if shown or (isinstance(error, AdaDPIGUError) and steps[-1][0].split(".")[0] == "adadpigu"):
+            raise
+        theirs = [place for module, place in steps if module.split(".")[0] not in ("adadpigu", "torch")]
+        refusal = _without_message(error, "".join(theirs[-1:]))
+    raise refusal  # outside the except block, so that no traceback keeps the records
+
+
+def _without_message(error: Exception | SystemExit, place: str) -> BaseException:
+    """An error of the same type, which names the line of the user's code and withholds what was said there."""
+    kind = type(error)
+    text = (
+        f"{kind.__name__}{place}: an error amid private records; its message is withheld, since it may quote them; "
+        "reproduce it on synthetic records, or with diagnostics on"
+    )
+    if isinstance(error, SystemExit):
+        return SystemExit(error.code if isinstance(error.code, int | None) else text)
+    try:
+        return cast(ModelError, type(kind.__name__, (ModelError, kind), {"__str__": lambda _: text})(text))
+    except TypeError:  # a type that needs more than a text, or that no other can be joined with
+        return ModelError(text)

@@ -6,7 +6,8 @@ from typing import TypeVar
 
 import torch
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def in_threads(work: Callable[[Sequence[S]], T], items: Sequence[S]) -> list[T]:

@@ -8,10 +8,9 @@ with both mixes records. Where not all that items read can be followed, the stat
 
 import copy
 from collections.abc import Sized
-from dis import get_instructions
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -36,9 +35,10 @@ def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
         return refuse_mixed_items(dataset.dataset, name)
     if isinstance(dataset, ConcatDataset):
         return tuple(dict.fromkeys(line for each in dataset.datasets for line in refuse_mixed_items(each, name)))
-    if not isinstance(dataset, Dataset) or type(dataset) is TensorDataset or not isinstance(dataset, Sized):
+    if not _makes_items(dataset):
         return ()
-    inner = [value for value in vars(dataset).values() if isinstance(value, Dataset)]
+    held = getattr(dataset, "__dict__", {}).values()
+    inner = [v for v in held if isinstance(v, Dataset) or (_makes_items(v) and len(v) == len(dataset))]
     told = [line for each in inner for line in refuse_mixed_items(each, name)]
     own = (OWN_GENERATOR,) if _draws_by_its_own(dataset) else ()
     if told or _made_of_one(dataset, name):
@@ -48,6 +48,13 @@ def refuse_mixed_items(dataset: object, name: str) -> tuple[str, ...]:
         f"items of your {type(dataset).__name__} that are made of several records (mixup, a mean over records): each "
         "must be made of one; that was not checked, because not all that they read can be followed",
     )
+
+
+def _makes_items(value: object) -> TypeGuard[Sized]:
+    """Whether it is a data set whose items are made by code: of torch's, or any class of the user's that has them."""
+    read = getattr(type(value), "__getitem__", None)
+    own = isinstance(value, Dataset) or not (hasattr(read, "__objclass__") or _of_library(read))
+    return own and read is not None and type(value) is not TensorDataset and isinstance(value, Sized)
 
 
 OWN_GENERATOR = (
@@ -69,8 +76,9 @@ def _made_of_one(dataset: Any, name: str) -> bool:
     """Whether items were seen to be made of one record; False: not all was seen. Refuses one that was seen to mix."""
     count = len(dataset)
     first = np.random.default_rng(0).permutation(count) < count // 2
-    containers = {key: value for key, value in vars(dataset).items() if _has_one_entry_a_record(value, count)}
-    others = [value for key, value in vars(dataset).items() if key not in containers]
+    held = getattr(dataset, "__dict__", {})
+    containers = {key: value for key, value in held.items() if _has_one_entry_a_record(value, count)}
+    others = [value for key, value in held.items() if key not in containers]
     seen = False
     try:
         followed = not any(map(_may_hold_records, [*others, type(dataset).__getitem__]))
@@ -109,7 +117,7 @@ def _changed(dataset: Any, key: str, half: NDArray[np.bool_]) -> Any:
             _other(held[place]) if half[place] and isinstance(held[place], Tensor | np.ndarray) else held[to]
             for place, to in enumerate(places)
         ]
-    elif isinstance(held, Dataset):
+    elif not isinstance(held, Tensor | np.ndarray):
         vars(made)[key] = Subset(held, places.tolist())
     elif held.ndim == 1:
         vars(made)[key] = held[places]
@@ -139,7 +147,7 @@ def _equal(one: list[Any], other: list[Any]) -> bool:
 def _has_one_entry_a_record(value: Any, count: int) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0 and len(value) == count and value.nbytes <= _LARGE
-    return isinstance(value, list | Dataset) and isinstance(value, Sized) and len(value) == count
+    return (isinstance(value, list | TensorDataset) or _makes_items(value)) and len(value) == count
 
 
 def _may_hold_records(value: Any) -> bool:
@@ -179,8 +187,7 @@ def _parts(value: Any) -> list[Any]:
         parts += [value.__defaults__, value.__kwdefaults__, *(cell.cell_contents for cell in value.__closure__ or ())]
         code = value.__code__
         codes = [] if _of_library(value) else [code, *(each for each in code.co_consts if isinstance(each, CodeType))]
-        lines = [line for each in codes for line in get_instructions(each) if line.opname == "LOAD_GLOBAL"]
-        parts += [value.__globals__.get(line.argval) for line in lines]
+        parts += [value.__globals__.get(name) for each in codes for name in each.co_names]
     else:
         parts += [getattr(type(value), name, None) for name in ("__call__", "forward")]
         if isinstance(value, torch.nn.Module) and _of_library(type(value).forward):

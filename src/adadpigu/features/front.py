@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from adadpigu.core.gradients.state import untouched
+from adadpigu.core.gradients.state import refuse_changes, untouched
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.trees import Tree, call
 from adadpigu.errors import InputError, check_known, check_range, first_line, require
@@ -150,8 +150,9 @@ class Fronted(nn.Module):
 
 
 def apply_front(front: nn.Module, batch: Tree) -> Tree:
-    """The front on what a record holds for it: the first of several parts, or all of a tensor or a dict."""
-    return (call(front, batch[0]), *batch[1:]) if isinstance(batch, tuple | list) else front(batch)
+    """The front on what a record holds for it: the first of several parts, or all of a tensor. It keeps nothing."""
+    with refuse_changes(front, path="front"):
+        return (call(front, batch[0]), *batch[1:]) if isinstance(batch, tuple | list) else front(batch)
 
 
 def make_front(

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import AttributeSnapshot, declared_public
+from adadpigu.core.gradients.state import Snapshot, declared_public
 from adadpigu.core.trees import Tree, count_rows, select
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.runs.run import Run
@@ -72,7 +72,7 @@ def attributes_put_back(owner: object, follow: Follow = lambda *_: False) -> Ite
     in place are refused. Yields the attributes as they were.
     """
     before, held = dict(vars(owner)), _held_by(owner, follow)
-    kept = AttributeSnapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
+    kept = Snapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
     tensors = [(name, one, one._version) for name, one in held if isinstance(one, Tensor) and not one.is_inference()]
     with contextlib.ExitStack() as undone:
         for undo in (kept.restore, partial(vars(owner).update, before), vars(owner).clear):

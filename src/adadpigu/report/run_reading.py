@@ -20,6 +20,7 @@ from adadpigu.report.curves import METRICS, Curves, read_curves, round_up
 from adadpigu.report.embedding import name
 from adadpigu.report.shown_run import EXPOSED, OPEN, UNPROTECTED, ShownRun, unprotected, whole_number
 from adadpigu.runs import reading
+from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.run import MODEL, SUMMARY
 from adadpigu.runs.verifying import Binding, compare, verify
 
@@ -84,9 +85,9 @@ class _Parts:
 
     @property
     def charging(self) -> bool:
-        """Whether there is a ledger that is more than an empty file, as it is until the first charge."""
-        path = self.folder / LEDGER_FILE
-        return self.exists(LEDGER_FILE) and (not path.is_file() or path.stat().st_size > 0)
+        """Whether there is a ledger that is more than an empty file, as it is until the first charge and no longer."""
+        path, claimed = self.folder / LEDGER_FILE, self.exists(reading.PRIVACY)
+        return self.exists(LEDGER_FILE) and (claimed or not path.is_file() or path.stat().st_size > 0)
 
     @property
     def end(self) -> str:
@@ -177,7 +178,7 @@ def read_run(folder: Path) -> ShownRun:
         config=found.config,
         rerun=_rerun(found, state),
         curves=found.curves,
-        accuracy=found.curves.last("accuracy") if summary is None else summary.accuracy,
+        accuracy=summary.accuracy if summary else found.curves.last("accuracy") if state == OPEN else None,
         epsilon=epsilon,
         delta=delta,
         noise_multiplier=noise,
@@ -205,6 +206,11 @@ def _read(folder: Path) -> _Parts:
     if found.charging:
         found.record = found.read_or(reading.ledger_of, None)
     _read_claim(found)
+    wanted = found.record and found.record.closing and found.record.closing.get(SUMMARY)
+    if wanted and found.summary and not matches_digest(found.folder / SUMMARY, wanted):
+        found.summary = None
+    if wanted and found.binding and not found.summary and not any(SUMMARY in line for line in found.missing):
+        found.missing.append(f"run={str(found.folder)!r}: {SUMMARY} is gone or was changed; no score is shown")
     found.curves, odd = found.read_or(read_curves, (found.curves, ""))
     found.missing += [odd] if odd else []
     return found

@@ -20,6 +20,7 @@ from adadpigu.data.own import find_description
 from adadpigu.errors import InputError, first_line, require
 from adadpigu.features.front import Front, Fronted, is_own, make_front
 from adadpigu.models import make_model
+from adadpigu.runs.digests import text_digest
 from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
 from adadpigu.runs.verifying import verify
@@ -40,7 +41,8 @@ class LoadedRun:
         """The data set, from where it was; refused where its description is not the one of the run."""
         if self.description is not None:
             now = described(self.config)
-            if now is None or now.path.read_text(encoding="utf-8") != self.description.path.read_text(encoding="utf-8"):
+            said = text_digest(DESCRIPTION, self.description.path.read_bytes())
+            if now is None or text_digest(DESCRIPTION, now.path.read_bytes()) != said:
                 fault = f"run={str(self.folder)!r}: the description of its data has changed since training"
                 raise InputError(f"{fault}; allowed: the one in {str(self.description.path)!r}")
         name, folder, there = self.config.dataset, str(self.folder), "on test records of yours"

@@ -14,7 +14,7 @@ from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.errors import InputError
 from adadpigu.runs.digests import matches_digest
 from adadpigu.runs.reading import file_of, ledger_of, privacy_of
-from adadpigu.runs.run import FURTHER, MODEL, RUN, TEXTS
+from adadpigu.runs.run import FURTHER, MODEL, OUTPUTS, RUN, SUMMARY, TEXTS
 from adadpigu.tensors import digest, read_file
 
 State = Literal["bound", "partly", "differs", "open", "older"]
@@ -130,8 +130,8 @@ def _difference(folder: Path, name: str, wanted: str | None, run: str) -> str:
     """What is wrong with a file; empty where nothing is."""
     if wanted is None:
         return f"{name} is not the run's, which left none by its {LEDGER_FILE}" if (folder / name).exists() else ""
-    if name in FURTHER and _is_gone(folder / name):
-        return ""  # it claims nothing
+    if name in (SUMMARY, OUTPUTS) and _is_gone(folder / name):
+        return ""  # it claims nothing, and no output of the model depends on it
     path = file_of(folder, name)
     if name == MODEL:
         tensors, told = read_file(path, "model")

@@ -1,8 +1,8 @@
 """Which runs of this process declared the same data set: several models of one, whose ε and δ add up.
 
 Each statement is true of its own model alone: bagging, cross-validation, one model a class, a second `train`. Runs are
-compared by public facts, the data set's name and its declared record count; so what is said has an "if". Runs of other
-processes, and those before a restart, cannot be seen.
+compared by a public fact, the data set's name (folds have several record counts); so what is said has an "if". Runs of
+other processes, and those before a restart, cannot be seen.
 """
 
 import contextlib
@@ -28,10 +28,9 @@ class StartedRun:
     ledger: Path | None  # the one that it shares with others, whose total stands in the statement and is tighter
 
     def adds_to(self, later: "StartedRun") -> bool:
-        """Whether a later run declared the same data set, and has no account yet that includes this one."""
-        same = (self.dataset, self.records) == (later.dataset, later.records)
+        """Whether a later run declared data of the same name, and has no account yet that includes this one."""
         counted = self.run == later.run or self.preparation is later.preparation
-        return same and not counted and (self.ledger is None or self.ledger != later.ledger)
+        return self.dataset == later.dataset and not counted and (self.ledger is None or self.ledger != later.ledger)
 
 
 class EarlierRuns(dict[str, StartedRun]):
@@ -50,11 +49,12 @@ class EarlierRuns(dict[str, StartedRun]):
         epsilon, delta = (math.fsum(getattr(one, part) for one in (*found, run)) for part in ("epsilon", "delta"))
         epsilon = math.inf if narrower else epsilon
         of_records = " (an earlier one protects single records, which bounds nothing for an owner)" if narrower else ""
+        sizes = " to ".join(dict.fromkeys(f"{end(one.records for one in (*found, run)):,}" for end in (min, max)))
         many = f"{len(found)} earlier runs" if len(found) > 1 else "an earlier run"
         return (
-            f"{many} of this process declared the same data set ({run.dataset}, {run.records:,} records): if the "
-            f"records are the same, together they have epsilon = {rounded_up(epsilon)} at delta = {delta:.3g}, by "
-            f"simple addition{of_records}"
+            f"{many} of this process declared data of the same name ({run.dataset}, {sizes} records): records that are "
+            f"in all of them have together epsilon = {rounded_up(epsilon)} at delta = {delta:.3g}, by simple "
+            f"addition{of_records}"
         )
 
     def add_audit(self, dataset: str, records: int) -> None:

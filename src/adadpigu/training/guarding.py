@@ -23,7 +23,7 @@ from torch.nn.modules import module as every_module
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from adadpigu.core.gradients.state import Remembered, declared_public, remember
+from adadpigu.core.gradients.state import Remembered, Snapshot, declared_public
 from adadpigu.errors import InputError, ModelError, PrivacyLineError, require
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ _KINDS = {
     "_backward_hooks": "backward hook",
 }
 """tables of a module, and what stands in them"""
-_LIBRARIES = frozenset({"torch", "transformers", "peft", "accelerate", "lightning", "torchmetrics", "adadpigu"})
-"""packages whose own hooks are part of their layers"""
+_LIBRARIES = ("torch", "torchvision", "transformers", "peft", "accelerate", "lightning", "torchmetrics", "adadpigu")
+"""packages whose own code (hooks of layers, losses, data sets) is not the user's"""
 
 
 class _PublicFloat(float):
@@ -87,9 +87,9 @@ class Guard:
             ended = "is trained by another private loop that has not ended: end that one first (finish())"
             require(parameter.untyped_storage().data_ptr() not in taken, f"parameter {name!r} {ended}")
         self._check_optimizer()
-        self._modules = dict(model.named_modules())
+        self._modules = _modules_of(model, loss)
         self._modes: dict[str, bool] = {}
-        self._attributes = {place: _copied(value) for place, value in _attributes(model).items()}
+        self._attributes = {place: _copied(value) for place, value in _attributes(self._modules).items()}
         self._fixed = self._fixed_tensors()
         self._told: set[tuple[str, str]] = set()
         self._probed: dict[str, object] = {"": [hook for _, hook in hooks_of(model, loss)]}
@@ -129,7 +129,6 @@ class Guard:
         Refuses other layers, parameters and buffers. Other plain values and hooks act; `probe` then checks again that
         records do not mix.
         """
-        self._check_parts()
         with contextlib.ExitStack() as undo:
             for path, module in self._modules.items():
                 if module.training != self._modes[path]:
@@ -139,7 +138,7 @@ class Guard:
                 if not parameter.requires_grad:
                     undo.callback(parameter.requires_grad_, False)
                     parameter.requires_grad_(True)
-            acting = {"": self.name_hooks(), **self._changed_attributes(undo)}
+            acting = {"": self.name_hooks(), **self._changed_attributes(undo, self._check_parts())}
             if not _alike(acting, self._probed):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of what is tried on synthetic records
@@ -147,9 +146,10 @@ class Guard:
                 self._probed = _copied(acting)
             yield
 
-    def _check_parts(self) -> None:
-        """Layers, parameters and fixed tensors must be those of the start."""
-        now = {**dict(self._model.named_modules()), **dict(self._model.named_parameters())}
+    def _check_parts(self) -> dict[str, object]:
+        """Layers, parameters and fixed tensors must be those of the start; returns tensors of objects that are not."""
+        now = {**_modules_of(self._model, self._loss), **dict(self._model.named_parameters())}
+        acting: dict[str, object] = {}
         then = {**self._modules, **self._named}
         for place in sorted(now.keys() | then.keys()):
             if now.get(place) is not then.get(place):
@@ -167,21 +167,22 @@ class Guard:
             refused = all(entry is None or entry.kind != "attribute" for entry in (begun, found))  # those are put aside
             if begun is not None and found is not None and begun.tensor is found.tensor:
                 refused = begun.version != found.version
-            if refused:
-                told = (
-                    f"{place!r} has changed since the loop began, and what it holds reaches the weights without noise"
-                )
+            if refused and found is not None and "." in found.name:
+                acting[place] = Tensor
+            elif refused:
+                told = f"{place!r} has changed since the loop began, and it reaches the weights without noise"
                 remedy = "a tensor that you declare public, such as a temperature: ad.public(tensor)"
                 raise ModelError(f"{told}; allowed: as it was, or {remedy}")
+        return acting
 
     def _fixed_tensors(self) -> dict[str, Remembered]:
         trained = set(map(id, self._trained.values()))
-        return {entry.place: entry for entry in remember(self._model) if id(entry.tensor) not in trained}
+        every = (*Snapshot(self._loss, "<loss>").tensors, *Snapshot(self._model).tensors)
+        return {entry.place: entry for entry in every if id(entry.tensor) not in trained}
 
-    def _changed_attributes(self, undo: contextlib.ExitStack) -> dict[str, object]:
-        """Puts tensors aside that are not declared public; returns the other values that act, all numbers alike."""
-        now = _attributes(self._model)
-        acting: dict[str, object] = {}
+    def _changed_attributes(self, undo: contextlib.ExitStack, acting: dict[str, object]) -> dict[str, object]:
+        """Puts tensors aside that are not declared public; adds the other values that act, all numbers alike."""
+        now = _attributes(self._modules)
         kept = []
         for path, key in {**now, **self._attributes}:
             begun, found = (held.get((path, key), _MISSING) for held in (self._attributes, now))
@@ -192,8 +193,8 @@ class Guard:
                 self._loop.add_caveat(_declared(place))
             elif any(isinstance(leaf, Tensor) for leaf in tree_leaves((begun, found))):
                 attributes = self._modules[path].__dict__
-                undo.callback(_set, attributes, key, found)
-                _set(attributes, key, _copied(begun))
+                undo.callback(attributes.update, {} if found is _MISSING else {key: attributes.pop(key)})
+                attributes |= {} if begun is _MISSING else {key: _copied(begun)}
                 kept.append(place)
             else:
                 acting[place] = float if type(found) is float else found
@@ -267,11 +268,17 @@ def _declared(place: str) -> str:
     return f"declared public: {place!r} of the model, which changed during the run"
 
 
-def _attributes(model: nn.Module) -> dict[tuple[str, str], object]:
+def _modules_of(model: nn.Module, loss: object) -> dict[str, nn.Module]:
+    """Those of a model by their paths, and those that its loss has besides."""
+    found = dict(model.named_modules())
+    return found | dict(loss.named_modules(set(found.values()), "<loss>") if isinstance(loss, nn.Module) else ())
+
+
+def _attributes(modules: dict[str, nn.Module]) -> dict[tuple[str, str], object]:
     """The attributes of every module that torch does not keep itself."""
     return {
         (path, key): value
-        for path, module in model.named_modules()
+        for path, module in modules.items()
         for key, value in vars(module).items()
         if key not in _INTERNAL
     }
@@ -296,13 +303,6 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, _COMPARED) and bool(one == other))
 
 
-def _set(attributes: dict[str, Any], key: str, value: object) -> None:
-    if value is _MISSING:
-        attributes.pop(key, None)
-    else:
-        attributes[key] = value
-
-
 def _listed(places: list[str]) -> str:
     shown = ", ".join(map(repr, places[:3]))
     return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
@@ -321,17 +321,12 @@ def hooks_of(model: nn.Module, loss: object = None) -> list[tuple[str, Any]]:
         for table, kind in _KINDS.items()
         for hook in getattr(every_module, f"_global{table}", {}).values()
     ]
-    for prefix, root in (("", model), ("loss", loss)):
-        for path, module in root.named_modules(prefix=prefix) if isinstance(root, nn.Module) else ():
-            on = repr(path) if path else "the model"
-            found += [(kind, hook, on) for table, kind in _KINDS.items() for hook in getattr(module, table).values()]
-        for name, parameter in root.named_parameters(prefix=prefix) if isinstance(root, nn.Module) else ():
+    for path, module in _modules_of(model, loss).items():
+        on = repr(path) if path else "the model"
+        found += [(kind, hook, on) for table, kind in _KINDS.items() for hook in getattr(module, table).values()]
+        for name, parameter in module.named_parameters(path, recurse=False):
             found += [("gradient hook", hook, repr(name)) for hook in (parameter._backward_hooks or {}).values()]
-    return [
-        (f"{kind} {plain.__qualname__.rpartition('<locals>.')[2]} on {on}", hook)
-        for kind, hook, on in found
-        if str((plain := _plain(hook)).__module__).partition(".")[0] not in _LIBRARIES
-    ]
+    return [(f"{kind} {own} on {on}", hook) for kind, hook, on in found if (own := own_name(hook))]
 
 
 def hook_caveat(places: Iterable[str]) -> str:
@@ -339,9 +334,11 @@ def hook_caveat(places: Iterable[str]) -> str:
     return f"what hooks of the user's own keep or write of the records that pass them: {', '.join(places)}"
 
 
-def _plain(hook: Any) -> Any:
-    """The function behind a bound method or a partial, or the class of an object that is called."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    hook = getattr(hook, "__func__", hook)
-    return hook if hasattr(hook, "__qualname__") else type(hook)
+def own_name(code: Any) -> str:
+    """The name of a function, of the one in a bound method or partial, or of an object's class; "" of a library's."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    code = getattr(code, "__func__", code)
+    code = code if hasattr(code, "__qualname__") else type(code)
+    library = str(code.__module__).partition(".")[0] in _LIBRARIES
+    return "" if library else str(code.__qualname__.rpartition("<locals>.")[2])

@@ -335,7 +335,9 @@ def front_rows_alike(front: nn.Module, example: Tree, length: int, copies: int =
         return False
     rows = torch.zeros(3, *example.shape[1:], dtype=example.dtype)
     try:
-        return computes_rows_alike(lambda x, y: front(x).reshape(len(y), -1), rows, torch.zeros(3), length, copies)
+        return computes_rows_alike(
+            lambda x, y: apply_front(front, x).reshape(len(y), -1), rows, torch.zeros(3), length, copies
+        )
     except Exception:  # a front that takes other numbers than these
         return False
 

@@ -79,12 +79,10 @@ class PrivateBatch:
             return WithheldLoss()
         self.state = "failed"
         self._loop._busy = True
-        prepared, guard = self._loop._prepared, self._loop._guard
         try:
-            keep_norms_frozen(prepared.model)
-            with guard.as_begun(self._session.draws.micro_batches.probe), using(prepared.threads):
+            with self._as_begun():
                 self._update.enter_context(self._session.updates.shown(self.step))
-            guard.hand_over()
+            self._loop._guard.hand_over()
         except BaseException as error:
             self._loop._end_by(error)
             raise
@@ -92,6 +90,14 @@ class PrivateBatch:
             self._loop._busy = False
         self.state = "released"
         return WithheldLoss()
+
+    @contextlib.contextmanager
+    def _as_begun(self) -> Iterator[None]:
+        """Within, records may be looked at."""
+        prepared = self._loop._prepared
+        keep_norms_frozen(prepared.model)
+        with self._loop._guard.as_begun(self._session.draws.micro_batches.probe), using(prepared.threads):
+            yield
 
     def _unseen(self, *_: object, **__: object) -> NoReturn:
         told = "nobody sees the records of a private batch, nor how many they are; allowed: batch.backward()"
@@ -118,8 +124,9 @@ class PrivateBatch:
         return True
 
     def settle(self) -> None:
-        """After the optimiser's step: what was frozen is put back, averages go on."""
-        self._update.close()
+        """After the optimiser's step: what was frozen is put back, averages go on; a method may draw to reject it."""
+        with self._as_begun() if self._session.updates.may_reject else contextlib.nullcontext():
+            self._update.close()
         self.state = "used"
 
 

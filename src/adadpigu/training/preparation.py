@@ -19,6 +19,7 @@ from adadpigu.core.gradients.losses import Losses
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import OwnerSampler, PoissonSampler, Sampler
+from adadpigu.core.sensitive import withheld
 from adadpigu.core.trees import Tree, describe_tree, select
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.checking import UNPROTECTED, check_data, refuse_shared_records
@@ -67,6 +68,7 @@ class Preparation:
     warnings: tuple[str, ...]
     record: Tree  # a synthetic record, [1, ...], as it comes to the front
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
+    given_loss: object  # either, as the user gave it
     public: PublicRecords | None = None  # what the method learns from besides releases
     caveats: tuple[str, ...] = ()  # what depends on the caller: what they computed, what could not be seen
     threads: int | None = None  # CPU threads of training and of the engine's trial; None: as many as there are
@@ -173,7 +175,7 @@ def prepare(
         engine.reason += f"; perturbation={options.perturbation:g} {how}"
     with isolated(SystemRandomness(), device):  # a data set may draw at random when a record is read
         declared = None if public is None or public.processes else public.inputs
-        caveats = check_data(data, task.classes, task.ignored, declared)
+        caveats = withheld(partial(check_data, data, task.classes, task.ignored, declared), shown=options.diagnostics)
     optimiser = MaskedOptimiser(model, Layout.of(model), options.factory())
     kept = optimiser.second_moment is not None or not method.needs_second_moment
     told = f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales"
@@ -185,7 +187,8 @@ def prepare(
     if method.private and budget is None:
         cost = f"noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
         warned = (*warned, f"no budget was set: {cost}")
-    placed, view = settle(task.data, front, device, augmentation=options.augmentation(), progress=progress)
+    placing = partial(settle, task.data, front, device, augmentation=options.augmentation(), progress=progress)
+    placed, view = withheld(placing, shown=options.diagnostics)
     if placed.owners is not None:
         placed = replace(placed, owners=placed.owners.to(device))
     ready = Preparation(
@@ -209,6 +212,7 @@ def prepare(
         warnings=(*warned, *trained_before(model)),
         record=select(task.example[0], slice(1)),
         loss=task.loss,
+        given_loss=task.given,
         threads=threads,
     )
     method.begin(ready.run_context(optimiser))  # what a method refuses, it refuses before anything is written

@@ -12,13 +12,12 @@
 """
 
 import contextlib
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from adadpigu.core.bounding import BoundedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
@@ -26,9 +25,9 @@ from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
 from adadpigu.core.sampling import Coins, Sampler, gather
-from adadpigu.core.sensitive import Records
+from adadpigu.core.sensitive import Records, withheld
 from adadpigu.core.side_stream import join
-from adadpigu.errors import AdaDPIGUError, ModelError, PrivacyLineError
+from adadpigu.errors import PrivacyLineError
 from adadpigu.methods.base import Batches, MethodState
 from adadpigu.methods.denoising import denoised
 from adadpigu.training.learned import Learned
@@ -54,12 +53,12 @@ class Steps:
         self._p, self._batches = prepared, batches
         self._optimiser, self._method, self._average = learned.optimiser, learned.method_state, learned.average
         self._layout, self._parameters = prepared.engine.layout, learned.optimiser.weights
-        self._may_reject = type(self._method).accept is not MethodState.accept
+        self.may_reject = type(self._method).accept is not MethodState.accept
 
     def take(self, step: Step) -> None:
         """One step by the run's own optimiser."""
         direction = self._direction(step)
-        with self._rejectable(step) if self._may_reject else nullcontext():
+        with self._rejectable(step) if self.may_reject else nullcontext():
             self._optimiser.step(direction)
         self._follow(direction)
 
@@ -69,7 +68,7 @@ class Steps:
         if self._average is not None:
             self._average.begin_step()
         direction = self._direction(step)
-        with self._rejectable(step) if self._may_reject else nullcontext():
+        with self._rejectable(step) if self.may_reject else nullcontext():
             self._optimiser.expose(direction)
             yield direction
             self._optimiser.settle()
@@ -213,21 +212,9 @@ class Draws:
 
     def _withholding(self, work: Callable[[], T]) -> T:
         """Does work amid private records. The text of errors and warnings is withheld: it may quote a record."""
-        self._failed = True  # nothing more is released unless it comes through
-        refusal: ModelError | None = None
-        if self._diagnostics is not None:
-            result = work()
-        else:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    result = work()
-            except Exception as error:
-                if _is_ours(error):
-                    raise
-                refusal = _without_message(error)
-        if refusal is not None:  # raised outside the except block, so that no traceback keeps the records
-            raise refusal
+        self._failed, shown = True, self._diagnostics is not None  # nothing more is released unless it comes through
+        with nullcontext() if shown else warnings.catch_warnings(action="ignore"):
+            result = withheld(work, shown=shown)
         self._failed = False
         return result
 
@@ -256,26 +243,3 @@ class Draws:
         if not self._clipping:
             return queries
         return tuple(q if isinstance(q, RecordSum) else replace(q, **self._clipping) for q in queries)
-
-
-def _without_message(error: Exception) -> ModelError:
-    """An error of the same type, which names the line of the user's code and withholds what was said there."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).split(".")[0] not in ("adadpigu", "torch"):
-            place = f" at {frame.f_code.co_filename}:{line}"
-    kind = type(error)
-    text = (
-        f"{kind.__name__}{place}: an error amid private records; its message is withheld, since it may quote them; "
-        "reproduce it on synthetic records, or with diagnostics on"
-    )
-    try:
-        return cast(ModelError, type(kind.__name__, (ModelError, kind), {"__str__": lambda _: text})(text))
-    except TypeError:  # a type that needs more than a text, or that no other can be joined with
-        return ModelError(text)
-
-
-def _is_ours(error: Exception) -> bool:
-    """Whether the package itself raised an error: its messages hold nothing private, whatever class others borrow."""
-    places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, AdaDPIGUError) and str(places[-1]).split(".")[0] == "adadpigu"

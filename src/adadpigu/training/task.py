@@ -14,15 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset, Subset
 
 from adadpigu.core.gradients.inspection import inspect_front
 from adadpigu.core.gradients.losses import Loss, Losses, RecordLoss, ignored_label, label_options
 from adadpigu.core.gradients.state import untouched
 from adadpigu.core.sampling import Population
 from adadpigu.core.trees import Tree, call, describe_tree, map_tensors
+from adadpigu.data.checking import origin_of
 from adadpigu.data.datasets import DataSet, as_whole
 from adadpigu.errors import ModelError, first_line, require
 from adadpigu.features.front import ByteScaling, Front, Fronted, apply_front
+from adadpigu.training.guarding import own_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +88,16 @@ class Task:
         return (inputs if self.front is None else apply_front(self.front, inputs)), targets
 
     def declared(self) -> tuple[str, ...]:
-        """What the loss takes as public, for the statement."""
+        """What the loss takes as public, for the statement, and what code of the user's sees records."""
+        data = origin_of(self.data.train)
+        data = data.dataset if isinstance(data, Subset) else data
+        seen_by = {"loss": own_name(self.given), "data set": isinstance(data, Dataset) and own_name(data)}
+        named = ", ".join(f"{what} {name}" for what, name in seen_by.items() if name)
+        own = (f"what code of your own keeps or writes of the records that it sees: {named}",) if named else ()
         if self.losses is self.given:
             told = "declared public: constants in the losses function (class weights, temperatures)"
-            return (f"{told}; computed from these records, they would tell of them without noise",)
-        return (*weights_of(self.given), *(() if self.loss is None else _soft(self.loss, self.example[1])))
+            return (*own, f"{told}; computed from these records, they would tell of them without noise")
+        return (*own, *weights_of(self.given), *(() if self.loss is None else _soft(self.loss, self.example[1])))
 
 
 def _of_losses(data: DataSet, losses: Losses, given: object, front: Front | None, device: torch.device) -> Task:

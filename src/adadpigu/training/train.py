@@ -160,7 +160,7 @@ def device_of(model: object) -> str:
 def train_prepared(prepared: Preparation, **how: Any) -> Run:
     """Runs what `prepare` has made ready; `how` are the arguments of `session`. Until here nothing was written."""
     with session(prepared, **how) as begun:
-        if hooks := dict(hooks_of(prepared.whole_model())):
+        if hooks := dict(hooks_of(prepared.whole_model(), prepared.given_loss)):
             warnings.warn(f"{hook_caveat(hooks)}; the statement says that it is not covered", stacklevel=2)
             begun.ledger.add_caveat(hook_caveat(hooks))
         return begun.run()

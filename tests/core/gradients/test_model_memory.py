@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +15,7 @@ from torch import Tensor, nn
 from adadpigu.core.gradients import choose_engine
 from adadpigu.core.sensitive import Records, unseal
 from adadpigu.errors import ModelError
+from adadpigu.training.distributed.sharded_training import ShardedEngine
 
 
 class Diary(nn.Module):
@@ -29,12 +35,14 @@ class Diary(nn.Module):
         return out
 
 
-def test_what_a_forward_leaves_in_plain_attributes_does_not_stay() -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_a_forward_leaves_in_plain_attributes_does_not_stay(sharded: bool) -> None:
     model = Diary()
-    engine = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
-    records = Records((torch.full((5, 4), 777.25), torch.zeros(5, 3)))
-    engine.per_sample_gradients(records)
-    engine.per_record_losses(records)
+    engine: Any = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
+    if sharded:
+        engine = ShardedEngine(engine, cast(Any, SimpleNamespace(layout=engine.layout)))
+    with engine.watched():
+        model(torch.full((5, 4), 777.25))
     assert model.log == []
     assert model.largest == 0.0
     assert not hasattr(model, "features")
@@ -122,3 +130,79 @@ def test_nothing_stays_in_nested_or_underscored_places() -> None:
     assert not hasattr(model, "_last")
     assert model.meter.largest == 0.0
     assert not model.histogram.any()
+
+
+@dataclass(slots=True)
+class Meter:
+    """As users write them."""
+
+    total: float
+    seen: Tensor
+
+
+class Keeper(nn.Module):
+    """Writes what it sees to a tensor that is no buffer of its own, where that is larger than what stands there."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.least = least
+        self.maps, self.running, self.pair = {"h": torch.zeros(())}, [torch.zeros(())], (torch.zeros(()),)
+        self.object, self.slots = SimpleNamespace(seen=torch.zeros(())), Meter(0.0, torch.zeros(()))
+        self.hidden = [nn.BatchNorm1d(1)]
+        self.kept: Callable[[Keeper], Tensor] = lambda net: net.maps["h"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = x.detach().max()
+        self.slots.total += 1
+        if largest > max(self.least, float(self.kept(self))):
+            self.kept(self).copy_(largest.reshape(self.kept(self).shape))
+        out: Tensor = self.layer(x)
+        return out
+
+
+KEPT: dict[str, Callable[[Keeper], Tensor]] = {
+    "maps['h']": lambda net: net.maps["h"],
+    "running[0]": lambda net: net.running[0],
+    "pair[0]": lambda net: net.pair[0],
+    "object.seen": lambda net: cast(Tensor, net.object.seen),
+    "slots.seen": lambda net: net.slots.seen,
+    "hidden[0].running_mean": lambda net: cast(Tensor, net.hidden[0].running_mean),
+}
+
+
+@pytest.mark.parametrize("place", KEPT)
+def test_a_forward_may_not_write_to_a_tensor_wherever_the_model_holds_it(place: str) -> None:
+    """Neither on an example, however far its numbers go, nor once private records come."""
+    example = torch.randn(4, 4), torch.zeros(4, 3)
+    for least in (-1e9, 1e3):
+        model = Keeper(least)
+        model.kept = KEPT[place]
+        with pytest.raises(ModelError, match="a training forward changes") as refused:
+            choose_engine(model, nn.MSELoss(), example)
+        assert place in str(refused.value)
+        assert KEPT[place](model) == 0
+    model = Keeper(1e6)
+    model.kept = KEPT[place]
+    engine = choose_engine(model, nn.MSELoss(), example)
+    engine.per_sample_gradients(Records((torch.full((5, 4), 777.25), torch.zeros(5, 3))))
+    assert model.slots.total == 0.0
+    with pytest.raises(ModelError, match="a training forward changes"):
+        engine.per_sample_gradients(Records((torch.full((5, 4), 1e7), torch.zeros(5, 3))))
+
+
+def test_a_loss_may_not_write_to_its_buffers() -> None:
+    class Smoothed(nn.Module):
+        total: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            loss = (output - target).square().mean()
+            self.total.copy_(0.9 * self.total + 0.1 * loss.detach())
+            return loss
+
+    with pytest.raises(ModelError, match=r"^'<loss>' \(Smoothed\): a training forward changes buffer 'total'"):
+        choose_engine(nn.Linear(4, 3), Smoothed(), (torch.zeros(4, 4), torch.ones(4, 3)))

@@ -86,6 +86,17 @@ def test_reading_records_to_compare_them_moves_no_generator_and_refuses_no_other
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_long_table_of_few_categories_that_was_read_twice_is_found_by_all_its_rows() -> None:
+    """Some of its rows alone have the values of training records by chance, as those of any such table do."""
+    rows = torch.randint(4, (3000, 4), generator=torch.Generator().manual_seed(0)).float()
+    table = Own(rows, (rows.sum(1) > 6).long())
+    for order in (torch.arange(3000), torch.arange(3000).flip(0)):
+        with pytest.raises(ad.InputError, match=COPIES):
+            PrivateLoader(loaded(table), 3000).refuse_training_records(Own(rows[order], table.targets[order]), "val")
+    fresh = torch.randint(4, (3000, 4), generator=torch.Generator().manual_seed(1)).float()
+    PrivateLoader(loaded(table), 3000).refuse_training_records(Own(fresh, table.targets), "val")
+
+
 @pytest.mark.parametrize("other", [[{"x": 1}], [(torch.zeros(2), 0)], [("text", 0)], [5], [object()], []])
 def test_of_records_in_another_form_none_is_a_copy(other: Any) -> None:
     PrivateLoader(loaded(TRAIN), N).refuse_training_records(other, "val")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_models import LENGTH, RECORDS, WORDS, arguments, classifier, records, trainer
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 from transformers import Trainer, TrainerCallback, default_data_collator
 
 import adadpigu as ad
@@ -140,6 +140,33 @@ class _Stream(IterableDataset[Any]):
 def test_records_that_cannot_be_packed_are_refused(data: Any, told: str, tmp_path: Path) -> None:
     with pytest.raises(ad.InputError, match=told):
         trainer(classifier(), arguments(tmp_path), train_dataset=data)
+
+
+class _Quoting(Dataset[Any]):
+    """Records of which one cannot be read, and is quoted."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> Any:
+        if place == 3:
+            raise LookupError(f"patient 4711: {place}")
+        return records()[place]
+
+
+def _quote(rows: list[Any]) -> Any:
+    raise ValueError(f"patient 4711: {rows}")
+
+
+@pytest.mark.parametrize("by", ["train_dataset", "data_collator"])
+def test_an_error_over_a_record_is_withheld_while_records_are_read(by: str, tmp_path: Path) -> None:
+    how: dict[str, Any] = {by: _Quoting() if by == "train_dataset" else _quote}
+    kind = LookupError if by == "train_dataset" else ad.InputError
+    with pytest.raises(kind, match=rf"(Lookup|Value)Error at {__file__}:\d+: an error amid private records") as caught:
+        trainer(classifier(), arguments(tmp_path), **how)
+    assert "4711" not in str(caught.value)
+    with pytest.raises((LookupError, ad.InputError), match="patient 4711"):
+        trainer(classifier(), arguments(tmp_path), diagnostics=True, **how)
 
 
 def test_lengths_and_padding_have_to_fit_the_model(tmp_path: Path) -> None:

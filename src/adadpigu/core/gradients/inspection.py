@@ -5,6 +5,7 @@ influence each other. Only a public, synthetic example is run.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from adadpigu.core.gradients.mixing import refuse_counting, refuse_mixing
 from adadpigu.core.gradients.norms import objection_to_norm, train_mode
 from adadpigu.core.gradients.probing import exact_products, fitting, forward, nudge, seed, varied
 from adadpigu.core.gradients.state import describe, refuse_changes, untouched
-from adadpigu.core.trees import Tree, count_rows, select
+from adadpigu.core.trees import Tree, count_rows, map_tensors, select
 from adadpigu.errors import ModelError
 
 
@@ -55,7 +56,8 @@ def prepared(model: nn.Module, inputs: Tree) -> Tree:
     seed()
     train_mode(model)
     nudge(model)
-    return varied(model, inputs) if is_plain(model, inputs) else fitting(model, inputs)
+    with untouched(model):  # what is written in these forwards would hide later ones
+        return varied(model, inputs) if is_plain(model, inputs) else fitting(model, inputs)
 
 
 def refuse_by_type(model: nn.Module) -> None:
@@ -106,5 +108,7 @@ def _refuse_output(model: nn.Module, inputs: Tree) -> None:
 
 
 def _refuse_writing(model: nn.Module, inputs: Tree) -> None:
-    with refuse_changes(model, copied=lambda _: True):  # writes through .data leave no trace in the version counter
+    with refuse_changes(model, copied=lambda *_: True):  # writes through .data leave no trace in the version counter
         forward(model, inputs)
+        with suppress(ModelError):  # a model that takes no such numbers; what is larger than before is written then
+            forward(model, map_tensors(lambda leaf: 1e4 * leaf if leaf.is_floating_point() else leaf, inputs))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from adadpigu.core.gradients.state import AttributeSnapshot
+from adadpigu.core.gradients.state import refuse_changes
 from adadpigu.core.trees import Tree, call, count_rows, describe_tree, map_tensors, select
 from adadpigu.errors import ModelError, first_line
 
@@ -83,12 +83,9 @@ class RecordLoss:
         return self.whole(output, target).sum()
 
     def whole(self, outputs: Tree, targets: Tree) -> Tensor:
-        """The loss as it is of a batch; what it would remember of it is undone."""
-        kept = AttributeSnapshot(self._loss)
-        try:
+        """The loss as it is of a batch; what it would remember of it is undone, or refused."""
+        with refuse_changes(self._loss, path="<loss>"):
             return self._loss(outputs, targets)
-        finally:
-            kept.restore()
 
     def __call__(self, outputs: Tree, targets: Tree) -> Tensor:
         if self.refusal is not None:
@@ -178,6 +175,8 @@ def ignored_label(loss: object, targets: Tensor) -> int | None:
 def _on_example(loss: RecordLoss, outputs: Tree, targets: Tree) -> Tensor:
     try:
         return loss(outputs, targets)
+    except ModelError:
+        raise
     except Exception as error:
         shapes = f"outputs {describe_tree(outputs)} and targets {describe_tree(targets)} of a record"
         told = f"<model>: the loss refuses {shapes}: {first_line(error)}"

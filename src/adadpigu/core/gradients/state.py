@@ -1,17 +1,15 @@
-"""What a model remembers from one forward to the next: its buffers and its parameters.
+"""What a model, a front or a loss remembers from one forward to the next: tensors, and what attributes hold.
 
-A module that writes to either in a forward would carry un-noised data around the privacy line, so engines watch both;
-inspection runs the model on public examples only and puts everything back as it was.
+What is left there would carry un-noised data around the privacy line. So engines refuse writing to tensors and put the
+rest back; inspection runs the model on public examples only and puts everything back as it was.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from itertools import zip_longest
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +22,16 @@ declared_public: MutableMapping[Tensor, None] = WeakIdKeyDictionary()
 """tensors of which the user says that they may change during a run (`ad.public`)"""
 
 
-@dataclass(frozen=True)
-class Remembered:
-    """One buffer, parameter or plain tensor as it was: the object, how often it had been written to, maybe a copy."""
+Copied = Callable[[Tensor, str], bool]  # whether a copy of a tensor is kept, by the tensor and its name
+_TABLES = {"buffer": "_buffers", "parameter": "_parameters", "attribute": "__dict__"}  # of a module, by what they hold
+_NESTED = frozenset(".[")  # what stands in the name of a tensor in a container or an object that is an attribute
+
+
+class Remembered(NamedTuple):
+    """One buffer, parameter or other tensor as it was: the object, how often it had been written to, maybe a copy."""
 
     path: str
-    module: nn.Module
+    module: Any
     kind: str
     name: str
     tensor: Tensor
@@ -41,7 +43,7 @@ class Remembered:
         return f"{self.path}.{self.name}".lstrip(".")
 
 
-def describe(path: str, module: nn.Module) -> str:
+def describe(path: str, module: object) -> str:
     """How errors name a module: dotted path and type.
 
     >>> describe("features.0", nn.ReLU()), describe("", nn.ReLU())
@@ -51,97 +53,122 @@ def describe(path: str, module: nn.Module) -> str:
     return f"{path!r} ({type(module).__name__})" if path else whole
 
 
-def remember(model: nn.Module, copied: Callable[[Tensor], bool] | None = None) -> list[Remembered]:
-    """Every buffer, parameter and plain tensor of every module, with copies of those that `copied` chooses."""
-    seen = []
-    for path, module in model.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, Tensor)}
-        for kind, tensors in (("buffer", module._buffers), ("parameter", module._parameters), ("attribute", plain)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    version = 0 if tensor.is_inference() else tensor._version
-                    value = tensor.detach().clone() if copied is not None and copied(tensor) else None
-                    seen.append(Remembered(path, module, kind, name, tensor, version, value))
-    return seen
-
-
-def refuse_differences(before: list[Remembered], now: list[Remembered]) -> None:
-    """Raises `ModelError` where a tensor was replaced, added or written to; copies are compared bit for bit."""
-    for old, new in zip_longest(before, now):
-        if old is None or new is None or old.tensor is not new.tensor or old.version != new.version:
-            raise changed(new or old)
-        if old.value is not None and not identical(old.value, new.tensor.detach()):
-            raise changed(old)
-
-
 @contextmanager
-def refuse_changes(model: nn.Module, copied: Callable[[Tensor], bool] | None = None) -> Iterator[None]:
-    """Raises `ModelError` if the body replaced, added or wrote to a buffer, parameter or other tensor of the model.
+def refuse_changes(
+    model: object, copied: Copied | None = None, *, path: str = "", kinds: tuple[str, ...] = tuple(_TABLES)
+) -> Iterator[None]:
+    """Raises `ModelError` if the body replaced, added or wrote to a tensor of the model; `path` names its root.
 
     Compares identity and version counter, which is cheap enough for every step, and the values of those that are
-    `copied`. Puts plain attributes back as they were, lists and dicts with their content.
+    `copied`. Puts plain attributes back as they were, containers and objects with their content.
     """
     # a tensor that the user may write to is compared by value: `Untrained` does not restore it
-    before = remember(model, copied or (declared_public.__contains__ if declared_public else None))
-    kept = AttributeSnapshot(model)
+    declared = (lambda tensor, _: tensor in declared_public) if declared_public else None
+    before = Snapshot(model, path, copied or declared)
     try:
         yield
     finally:
-        kept.restore()
-    refuse_differences(before, remember(model))
+        before.restore()
+    before.refuse_differences(kinds)
 
 
 _OWN = frozenset(vars(nn.Module()))
 _REACH = 4
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device})
+_CODE = (type, ModuleType, FunctionType, MethodType)
+_FRAMEWORKS = ("torch.", "lightning.", "pytorch_lightning.")  # their objects, such as optimisers, change by themselves
 
 
-class AttributeSnapshot:
-    """Copies of attributes, containers and arrays, a few levels deep, to undo what a forward or a loss leaves there.
+class Snapshot:
+    """All that a module or an object holds, a few levels deep: its tensors, and copies of containers and arrays.
 
-    Tensors are watched elsewhere. `whole` includes what every module has (tables of tensors, the training flag).
+    `copied` chooses tensors of which a copy is kept too. `whole` includes what every module has, as its training flag.
     """
 
-    def __init__(self, root: object, *, whole: bool = False) -> None:
-        self._seen: dict[int, tuple[Any, Any]] = {}
-        modules = root.modules() if isinstance(root, nn.Module) else [root]
-        waiting = deque([(getattr(module, "__dict__", None), 0) for module in modules])
+    def __init__(self, root: object, path: str = "", copied: Copied | None = None, *, whole: bool = False) -> None:
+        self.tensors: list[Remembered] = []
+        self._tables: list[tuple[str, Any, str, Any, Any]] = []
+        self._held: dict[int, tuple[Any, Any]] = {}  # values by id; content None: nothing to put back
+        self._left = frozenset() if whole else _OWN
+        waiting: deque[tuple[Any, int, str, Any, str, str]] = deque([(root, 0, path, root, "attribute", "")])
         while waiting:
-            value, depth = waiting.popleft()
-            if value is None or id(value) in self._seen or depth > _REACH:
+            value, depth, path, owner, kind, name = waiting.popleft()
+            if isinstance(value, Tensor):
+                if id(value) not in self._held or _NESTED.isdisjoint(name):
+                    kept = value.detach().clone() if copied is not None and copied(value, name) else None
+                    version = 0 if value.is_inference() else value._version
+                    self.tensors.append(Remembered(path, owner, kind, name, value, version, kept))
+                    self._held[id(value)] = value, None
+            elif id(value) in self._held or depth > _REACH:
                 continue
-            if isinstance(value, np.ndarray):
-                self._seen[id(value)] = (value, value.copy())
-            elif isinstance(value, list | dict | set | deque):
-                own = _OWN if depth == 0 and not whole else frozenset()
-                content = {k: v for k, v in value.items() if k not in own} if isinstance(value, dict) else copy(value)
-                self._seen[id(value)] = (value, content)
-                items = content.values() if isinstance(content, dict) else content
-                waiting += [(item, depth + 1) for item in items if type(item) not in _PLAIN]
-            elif not isinstance(value, Tensor | nn.Module | type | ModuleType | FunctionType | MethodType):
-                waiting.append((getattr(value, "__dict__", None), depth + 1))
+            elif isinstance(value, nn.Module):
+                for place, module in value.named_modules():
+                    if id(module) not in self._held:
+                        self._held[id(module)] = module, None
+                        here = (path, owner) if name else (f"{path}.{place}".strip("."), module)
+                        inner = f"{name}.{place}.".replace("..", ".") if name else ""
+                        waiting += [(getattr(module, table), 0, *here, what, inner) for what, table in _TABLES.items()]
+            elif isinstance(value, np.ndarray):
+                self._held[id(value)] = value, value.copy()
+            elif isinstance(value, dict | list | tuple | set | deque):
+                content: Any = dict(value) if isinstance(value, dict) else copy(value)
+                if kind == "attribute":
+                    self._held[id(value)] = value, content
+                else:  # is not put back: what changes it is refused
+                    self._tables.append((path, owner, kind, value, content))
+                left = self._left if depth == 0 else ()
+                form = "{}{}" if name[-1:] in ("", ".") else "{}[{!r}]"
+                waiting += [
+                    (item, depth + 1, path, owner, kind, form.format(name, key))
+                    for key, item in (content.items() if isinstance(content, dict) else enumerate(content))
+                    if key not in left and type(item) not in _PLAIN
+                ]
+            elif depth == 0 or not (isinstance(value, _CODE) or type(value).__module__.startswith(_FRAMEWORKS)):
+                state: Any = None if isinstance(value, _CODE) else object.__getstate__(value)
+                slots = state[1] if isinstance(state, tuple) else {}
+                self._held[id(value)] = value, slots
+                inner = f"{name}." if name else ""
+                parts = (slots, getattr(value, "__dict__", {}))
+                waiting += [(part, depth and depth + 1, path, owner, kind, inner) for part in parts]
 
     def restore(self) -> None:
-        """Undoes what was changed; what was not is not touched."""
-        for value, content in self._seen.values():
+        """Undoes what was changed, but in tensors; what was not is not touched."""
+        for value, content in self._held.values():
             if isinstance(value, np.ndarray):
                 if not np.array_equal(value, content, equal_nan=value.dtype.kind == "f"):
                     value[...] = content
             elif isinstance(value, dict):
-                own = {k: v for k, v in value.items() if k in _OWN and k not in content}
-                if [(k, id(v)) for k, v in value.items() if k not in own] != [(k, id(v)) for k, v in content.items()]:
+                if list(map(id, (*value, *value.values()))) != list(map(id, (*content, *content.values()))):
+                    left = self._left if "_parameters" in content else ()
+                    kept = {k: v for k, v in value.items() if k in left}
                     value.clear()
-                    value.update(own | content)
-            elif list(map(id, value)) != list(map(id, content)):
-                value.clear()
-                (value.update if isinstance(value, set) else value.extend)(content)
+                    value.update(kept | {k: v for k, v in content.items() if k not in left})
+            elif isinstance(value, list | set | deque):
+                if list(map(id, value)) != list(map(id, content)):
+                    value.clear()
+                    (value.update if isinstance(value, set) else value.extend)(content)
+            elif isinstance(content, dict):
+                for key, item in content.items():
+                    object.__setattr__(value, key, item)
+
+    def refuse_differences(self, kinds: tuple[str, ...]) -> None:
+        """Raises `ModelError` where a tensor was written to, replaced or added; copies are compared bit for bit."""
+        for path, owner, kind, table, content in self._tables:
+            if kind in kinds and list(map(id, table.values())) != list(map(id, content.values())):
+                raise changed(
+                    path, owner, kind, *(k for k in {**table, **content} if table.get(k) is not content.get(k))
+                )
+        for path, owner, kind, name, tensor, version, kept in self.tensors:
+            same = version == (0 if tensor.is_inference() else tensor._version)
+            if kind in kinds and not (same and (kept is None or identical(kept, tensor.detach()))):
+                raise changed(path, owner, kind, name)
 
 
-def changed(entry: Remembered) -> ModelError:
+def changed(path: str, module: object, kind: str, *names: str) -> ModelError:
     """The refusal of a module that writes to its own state."""
     return ModelError(
-        f"{describe(entry.path, entry.module)}: a training forward changes {entry.kind} {entry.name!r}, which would "
-        "carry data around the noise; remove it, use a layer without such state, or set it in __init__ and leave it"
+        f"{describe(path, module)}: a training forward changes {kind} {''.join(names[:1])!r}, which would carry data "
+        "around the noise; remove it, use a layer without such state, or set it in __init__ and leave it"
     )
 
 
@@ -154,27 +181,26 @@ class Untrained:
     def __init__(self, model: nn.Module) -> None:
         trained = {id(p) for p in model.parameters() if p.requires_grad}
         self._model = model
-        self._before = remember(model, lambda tensor: id(tensor) not in trained)
+        kept = Snapshot(model, copied=lambda t, name: id(t) not in trained and _NESTED.isdisjoint(name))
+        self._before = [entry for entry in kept.tensors if entry.value is not None]
 
     def restore(self) -> ModelError | None:
         """Restores all of them but those declared public; the refusal names the first that was changed.
 
         A plain tensor in whose place another lies is put back without one: an evaluation has left it there.
         """
-        present = {(e.path, e.kind, e.name): e.tensor for e in remember(self._model)}
+        present = {(e.path, e.kind, e.name): e.tensor for e in Snapshot(self._model).tensors}
         refusal = None
         for entry in self._before:
-            if entry.value is None:
-                continue
+            assert entry.value is not None
             found = present.get((entry.path, entry.kind, entry.name))
             if found is not None and found in declared_public:
                 continue
             left_by_evaluation = entry.kind == "attribute" and found is not entry.tensor
             if not left_by_evaluation and (found is None or not identical(entry.value, found.detach())):
-                refusal = refusal or changed(entry)
+                refusal = refusal or changed(*entry[:4])
             entry.tensor.data.copy_(entry.value)
-            tables: dict[str, Any] = {"buffer": entry.module._buffers, "parameter": entry.module._parameters}
-            tables.get(entry.kind, vars(entry.module))[entry.name] = entry.tensor
+            getattr(entry.module, _TABLES[entry.kind])[entry.name] = entry.tensor
         return refusal
 
 
@@ -189,14 +215,14 @@ def identical(one: Tensor, other: Tensor) -> bool:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Leaves the model (tensors, training flags, plain attributes) and torch's random state bit-identical."""
-    kept, before = AttributeSnapshot(model, whole=True), remember(model, lambda _: True)
+    before = Snapshot(model, copied=lambda *_: True, whole=True)
     cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call, unused-ignore]
     devices = range(torch.cuda.device_count()) if cuda else ()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        kept.restore()
-        for entry in before:
+        before.restore()
+        for entry in before.tensors:
             assert entry.value is not None
             entry.tensor.data.copy_(entry.value)  # .data: a graph the caller still holds stays usable

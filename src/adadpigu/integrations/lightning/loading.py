@@ -8,7 +8,7 @@ from collections.abc import Sized
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import Population
@@ -18,8 +18,6 @@ from adadpigu.data.datasets import DataSet, TensorRecords, tensors_of
 from adadpigu.errors import InputError
 from adadpigu.integrations.loaders import Collate, CollatedRecords, validate_loader
 from adadpigu.integrations.shared import EpochBatches
-
-_COMPARED = 1000  # evaluation records that are compared with training records, by their values
 
 
 class PrivateLoader(EpochBatches):
@@ -39,10 +37,9 @@ class PrivateLoader(EpochBatches):
         refuse_shared_records(self.source, other, name)
         if not isinstance(other, Sized) or isinstance(other, IterableDataset) or not len(other):
             return
-        places = range(0, len(other), math.ceil(len(other) / _COMPARED))
         with isolated(SystemRandomness(), torch.device("cpu")):  # a data set may draw at random when a record is read
             try:
-                compared = _population(Subset(other, places), default_collate)  # type: ignore[arg-type]
+                compared = _population(other, default_collate)  # type: ignore[arg-type]
             except (InputError, TypeError):  # records of another form
                 return
             forms = [describe_tree(population.take(torch.arange(0))[0]) for population in (self.data.train, compared)]

@@ -7,6 +7,7 @@ Padding to the longest of a batch would show in shapes and in time who was drawn
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Subset
 
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness, isolated, seed_cpu_rng
+from adadpigu.core.sensitive import withheld
 from adadpigu.core.trees import describe_tree
 from adadpigu.errors import InputError, first_line, require
 
@@ -40,8 +42,10 @@ class Columns:
         tokeniser: Any,
         max_length: int | None,
         check_labels: bool,
+        shown: bool = False,
     ) -> None:
         """What is padded, and with what: by the model's class and config, and by what its forward has `taken`."""
+        self._shown = shown  # whether errors keep their texts, which may quote records
         kind, config = type(model).__name__, model.config
         words = getattr(model.get_input_embeddings(), "num_embeddings", None) if IDS in taken else None
         self.max_length = _length_of(model, max_length, tokeniser) if words else None
@@ -77,7 +81,8 @@ class Columns:
             for number in range(len(dataset)):
                 if comparable:
                     seed_cpu_rng(0)
-                rows.append(self._row(dataset[number], f"{name}: record {number}"))
+                record = withheld(partial(dataset.__getitem__, number), shown=self._shown)
+                rows.append(self._row(record, f"{name}: record {number}"))
         joined = self._joined(rows, name)
         for column, below in self._bounds.items():
             if column in joined and below:
@@ -92,7 +97,7 @@ class Columns:
 
     def _row(self, record: Any, where: str) -> dict[str, Tensor]:
         try:
-            made = self._collate([record])
+            made = withheld(partial(self._collate, [record]), shown=self._shown)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             fault = f"{where} cannot be collated: {first_line(error)}"
             raise InputError(f"{fault}; allowed: a dict of numbers (is it tokenised?)") from None

@@ -138,6 +138,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             tokeniser=processing_class,
             max_length=max_length,
             check_labels=not own and loss is None,
+            shown=bool(options.get("diagnostics")),
         )
         refuse_repeated(train_dataset, "train_dataset")
         rows = self._columns.of(train_dataset, "train_dataset")

@@ -8,8 +8,8 @@ noise and keeps their optimiser state. DP-SGD on models that layer rules cover; 
 loop, the sampler, the ledger, the draws and the mechanism are those of `train`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from adadpigu.core.bounding import GradientSum, record_factors
 from adadpigu.core.gradients.engine import GradientEngine
 from adadpigu.core.gradients.rule_engine import RuleEngine, Wanted
-from adadpigu.core.gradients.state import Remembered, refuse_differences, remember
+from adadpigu.core.gradients.state import refuse_changes
 from adadpigu.core.layout import Layout, Slot
 from adadpigu.core.mechanism import Release, look
 from adadpigu.core.randomness import Randomness, Tier
@@ -153,15 +153,9 @@ class ShardedEngine(RuleEngine):
             own += [self._shards.reduced(slot, total) for slot, total in zip(layer.chosen.slots, totals, strict=True)]
         return torch.cat(own)
 
-    @contextmanager
-    def _unchanged(self) -> Iterator[None]:
-        """Watches buffers alone: `fully_shard` itself replaces parameters in a forward and keeps state in modules."""
-        before = self._buffers()
-        yield
-        refuse_differences(before, self._buffers())
-
-    def _buffers(self) -> list[Remembered]:
-        return [entry for entry in remember(self.model) if entry.kind == "buffer"]
+    def _unchanged(self) -> AbstractContextManager[None]:
+        """Does not watch parameters: `fully_shard` itself replaces them in a forward."""
+        return refuse_changes(self.net, kinds=("buffer", "attribute"))
 
 
 def by_blocks(model: nn.Module) -> None:
