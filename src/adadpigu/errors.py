@@ -49,7 +49,14 @@ def check(name: str, value: object, fits: bool, allowed: str) -> None:
         raise InputError(f"{name}={value}: {allowed}")
 
 
-_MANY = 20  # names that are listed in full; of more, the nearest
+_MEANT = """batch_size batch bs, class_weight class_weights, clip_norm clip max_grad_norm, delta target_delta,
+device gpu gpus cuda, epochs n_epochs num_epochs max_epochs, epsilon eps target_epsilon, loss criterion loss_fn,
+lr learning_rate, lr_schedule scheduler lr_scheduler, noise_multiplier sigma noise noise_scale, out output_dir,
+physical_batch_size physical_batch max_physical_batch_size gradient_accumulation_steps, precision amp bf16 fp16,
+processing_class tokenizer, seed random_state, shuffle drop_last num_workers workers pin_memory, weight_decay wd l2,
+test val validation_data eval_dataset"""
+SYNONYMS = {other: name for name, *others in map(str.split, _MEANT.split(",")) for other in others}
+"""names that others give to what is said otherwise here"""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
@@ -58,13 +65,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     >>> str(unknown("method", "adadpig", ["adadpigu", "dpsgd"]))
     "unknown method 'adadpig'; did you mean 'adadpigu'? (known: adadpigu, dpsgd)"
     """
-    names = sorted(known)
-    by_case = {known.lower(): known for known in names}
-    near = [by_case[found] for found in difflib.get_close_matches(name.lower(), by_case, n=3, cutoff=0.5)]
-    near = [found for found in near if _likeness(name, found) >= 0.8 * _likeness(name, near[0])]
-    many = len(names) > _MANY and bool(near)
-    hint = f"; did you mean {' or '.join(map(repr, near if many else near[:1]))}?" if near else ""
-    listed = f"{len(names)} are known" if many else f"known: {', '.join(names) or 'none'}"
+    names, asked = sorted(known), name.lower().lstrip("-").replace("-", "_")
+    by_case = {known.lower().lstrip("-").replace("-", "_"): known for known in names}
+    asked = SYNONYMS[asked] if SYNONYMS.get(asked) in by_case else asked
+    many = len(names) > 20 and asked not in by_case
+    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=1 + many, cutoff=0.7)]
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    listed = f"known: {', '.join(names) or 'none'}" if len(names) < (21 if near else 60) else f"{len(names)} are known"
     return InputError(f"unknown {kind} {name!r}{hint} ({listed})")
 
 
@@ -97,10 +104,6 @@ def check_range(name: str, value: float | None, allowed: str) -> None:
     """
     if value is not None and not _RANGES[allowed](value):
         raise InputError(f"{name}={value} is not {allowed}")
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio()
 
 
 def require(ok: object, message: str) -> None:

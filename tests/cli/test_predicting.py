@@ -193,3 +193,44 @@ def test_a_run_of_a_model_of_ones_own_says_so_and_is_loaded_from_python(call: An
         ad.InputError, match=r"'1.bias' is float32 of shape \(10,\); the model has float32 of shape \(3,\)"
     ):
         ad.load(tmp_path / "run", Mine(nn.Flatten(), nn.Linear(64, 3)))
+
+
+def test_a_loops_run_on_tensors_is_used_with_a_model_that_was_made_for_a_shape(call: Any, tmp_path: Path) -> None:
+    """Tensors declare neither shape nor classes; `make_model` was given both."""
+    data = torch.randn(40, 6), torch.arange(40) % 3
+    net = ad.make_model("mlp", shape=(6,), classes=3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    how: dict[str, Any] = {"records": 40, "batch_size": 4, "steps": 1, "noise_multiplier": 2.0, "method": "dpsgd"}
+    for batch in ad.PrivateLoop(net, optimizer, data, out=tmp_path / "hub" / "private", **how):
+        batch.backward()
+        optimizer.step()
+    np.save(tmp_path / "new.npy", data[0].numpy())
+    code, out, err = call("predict", "hub/private", "new.npy", "--json")
+    assert code == 0, err
+    assert json.loads(out)["predictions"] == net(data[0]).argmax(1).tolist()
+    assert "allowed: hub/private" in refused(call("predict", "hub", "new.npy"))
+
+
+@pytest.mark.filterwarnings("ignore:test. most of these records")
+def test_a_run_from_python_on_a_table_is_evaluated_and_used(call: Any, people: Path, tmp_path: Path) -> None:
+    table = people.parent / "people.csv"
+    (tmp_path / "facts.toml").write_text(f'test = "{table}.test.csv"\n' + FACTS)
+    (people.parent / "people.csv.test.csv").write_text("age,job,y\n2,b,won't\n9,a,will\n")
+    data = ad.load_dataset(str(table), describe=tmp_path / "facts.toml")
+    net = ad.make_model("linear", shape=data.shape, classes=2)
+    ad.train(net, data, batch_size=4, steps=1, out=tmp_path / "run", noise_multiplier=2.0, method="dpsgd")
+    code, _, err = call("evaluate", "run")
+    assert code == 0, err
+    (tmp_path / "new.csv").write_text("job,age\na,10\n")
+    assert call("predict", "run", "new.csv")[0] == 0
+
+
+def test_a_run_with_a_front_is_loaded_behind_it(tmp_path: Path) -> None:
+    data = torch.randn(40, 6), torch.arange(40) % 3
+    front, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 3)
+    how: dict[str, Any] = {"records": 40, "batch_size": 4, "steps": 1, "noise_multiplier": 2.0, "method": "dpsgd"}
+    run = ad.train(head, data, front=front, out=tmp_path / "run", **how)
+    with pytest.raises(ad.InputError, match="had a front before such a model; allowed: front="):
+        ad.load(tmp_path / "run", nn.Linear(5, 3))
+    again = ad.load(tmp_path / "run", nn.Linear(5, 3), front=nn.Sequential(nn.Linear(6, 5), nn.Tanh()))
+    assert torch.equal(again(data[0]), run.model(data[0]))

@@ -169,7 +169,7 @@ def test_a_compute_loss_of_ones_own_trains_one_record_at_a_time(
 ) -> None:
     """Slower, which is said; what it logs is withheld, and the statement names it."""
     private = trainer(tmp_path, made(AutoModelForSequenceClassification), kind=_Own, settings={"logging_steps": 1})
-    with pytest.warns(UserWarning, match="slow for a transformer: one record at a time .*loss=f"):
+    with pytest.warns(UserWarning, match="slow for a transformer: one record at a time .*; for layer rules .*loss=f"):
         private.train()
     assert capsys.readouterr().err.count("per-record gradients: one record at a time") == 1
     assert private.run.steps_done == 2
@@ -228,9 +228,20 @@ def test_a_model_of_another_task_trains_by_its_own_loss(tmp_path: Path) -> None:
     model = made(AutoModelForQuestionAnswering, BertConfig.from_dict({**BERT.to_dict(), "num_labels": 2}))
     private = trainer(tmp_path, model, data)
     before = weights_of(model)
-    private.train()
+    with pytest.warns(UserWarning, match="slow for a transformer: ") as told:
+        private.train()
+    assert not [one for one in told if "loss=f" in str(one.message)]  # it has no logits and labels
     assert not torch.equal(weights_of(model), before)
     assert private.run.steps_done == 2
+
+
+def test_scripts_that_end_by_logging_and_saving_metrics_get_what_is_public(tmp_path: Path) -> None:
+    private = trainer(tmp_path, made(AutoModelForSequenceClassification))
+    metrics = private.train().metrics
+    private.log_metrics("train", metrics)
+    private.save_metrics("train", metrics)
+    assert set(metrics) == {"epoch", "train_steps"}
+    assert metrics["train_steps"] == 2
 
 
 def test_images_train_without_tokens(tmp_path: Path) -> None:
@@ -287,6 +298,7 @@ def test_summaries_of_several_lengths_are_padded_and_padding_counts_for_nothing(
     batch = private._data.train.take(torch.arange(6))[0]
     assert batch["labels"].shape == (6, LENGTH)
     losses = private._losses()
+    assert ("loss=f" in losses.why_alone) == collated  # without labels, a model makes no logits from input_ids alone
     model.eval()
     expected = [model(**{name: torch.tensor([ids]) for name, ids in record.items()}).loss for record in data[:6]]
     assert torch.allclose(losses(model, batch), torch.stack(expected), atol=1e-5)
@@ -345,7 +357,13 @@ def test_a_length_that_is_not_given_is_told_with_what_to_set(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("max_lenght", "max_length"), ("privcy", "privacy"), ("compute_metric", "compute_metrics")]
+    ("given", "meant"),
+    [
+        ("max_lenght", "max_length"),
+        ("privcy", "privacy"),
+        ("compute_metric", "compute_metrics"),
+        ("tokenizer", "processing_class"),
+    ],
 )
 def test_a_misspelt_argument_gets_the_nearest_name(given: str, meant: str, tmp_path: Path) -> None:
     told = f"unknown option of PrivateTrainer {given!r}; did you mean {meant!r}"

@@ -76,6 +76,20 @@ def test_accumulated_batches_are_one_logical_batch_in_parts() -> None:
         torch.testing.assert_close(one, other)
 
 
+class Printing(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        print(found["loss"], f"{found['loss']:.3f}")
+        return found
+
+
+def test_a_loss_that_training_step_prints_is_withheld(capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(strategy()).fit(Printing(), loader())
+    assert {line for line in capsys.readouterr().out.splitlines() if "withheld" in line or "tensor" in line} == {
+        "(withheld) (withheld)"
+    }
+
+
 class Annealed(Classifier):
     """As people write it: a loss that fades in, logs, a count of its own."""
 

@@ -175,6 +175,30 @@ def test_noise_or_bound_assigned_after_make_private_is_refused_before_the_next_d
     assert loader.loop.spent == charged
 
 
+@pytest.mark.parametrize(
+    ("model", "shape", "remedy"),
+    [
+        (nn.Linear(6, 1), (6,), "or in the loss: lambda o, t: bce(o.squeeze(1), t)"),
+        (nn.Linear(6, 3), (1, 2, 3), "nn.Sequential(nn.Flatten(), model)"),
+    ],
+)
+def test_what_a_script_does_around_the_model_has_its_place_in_the_error(
+    model: nn.Module, shape: tuple[int, ...], remedy: str
+) -> None:
+    """`model(x).squeeze(1)` and `model(x.view(len(x), -1))`, as tutorials have them."""
+    records = TensorDataset(torch.zeros(16, *shape), torch.zeros(16) if shape == (6,) else torch.zeros(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ad.ModelError, match=re.escape(remedy)):
+        PrivacyEngine().make_private(
+            module=model,
+            optimizer=optimizer,
+            criterion=nn.BCEWithLogitsLoss(),
+            data_loader=DataLoader(records, batch_size=4),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+
 @pytest.mark.filterwarnings("ignore:data_loader")
 def test_a_script_may_hand_what_make_private_returned_to_accelerate() -> None:
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)

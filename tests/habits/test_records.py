@@ -11,7 +11,7 @@ import torch
 from record_oracle import N, assert_gradients, prepared
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import adadpigu as ad
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -197,7 +197,10 @@ def trained_on(source: Any, **how: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     "habit",
-    ["numpy", "numpy float64", "int32 labels", "uint8 labels", "list of pairs", "Dataset", "lists", "data frame"],
+    [
+        *("numpy", "numpy float64", "int32 labels", "uint8 labels", "list of pairs", "Dataset", "lists", "data frame"),
+        *("pairs of lists", "float64", "TensorDataset of float64", "Dataset of float64"),
+    ],
 )
 def test_records_of_another_kind_train_the_same_weights(habit: str) -> None:
     inputs, targets = digits()
@@ -208,11 +211,28 @@ def test_records_of_another_kind_train_the_same_weights(habit: str) -> None:
         "uint8 labels": (inputs, targets.byte()),
         "list of pairs": list(zip(inputs, targets, strict=True)),
         "lists": (inputs.tolist(), targets.tolist()),
+        "pairs of lists": list(zip(inputs.tolist(), targets.tolist(), strict=True)),
+        "float64": (inputs.double(), targets),
+        "TensorDataset of float64": TensorDataset(inputs.double(), targets),
+        "Dataset of float64": Items(lambda i: (inputs[i].double().numpy(), int(targets[i]))),
         "data frame": (inputs.numpy(), pandas.Series(targets)),
         "Dataset": Items(lambda i: (inputs[i].numpy(), int(targets[i]))),
     }
     for one, other in zip(trained_on((inputs, targets)), trained_on(sources[habit]), strict=True):
         assert torch.equal(one, other)
+
+
+def test_int32_labels_and_lists_of_numbers_are_parts_of_dicts() -> None:
+    inputs, targets = digits()
+
+    def losses(model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+
+    expected = trained_on(digits())
+    rows = [{"x": x, "y": y} for x, y in zip(inputs.tolist(), targets.tolist(), strict=True)]
+    for source in ({"x": inputs.double(), "y": targets.int()}, rows):
+        for one, other in zip(expected, trained_on(source, losses=losses), strict=True):
+            assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_uint8_images_are_divided_by_255_and_the_run_says_so() -> None:

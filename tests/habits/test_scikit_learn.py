@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.compose import ColumnTransformer
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
@@ -108,3 +109,15 @@ def test_a_scaler_fitted_on_the_same_records_is_warned_of_and_named_in_the_state
     with pytest.warns(UserWarning, match="a scaler that was fitted on these records .*bounds="):
         pipeline.fit(X, Y)
     assert "a scaler" in pipeline[-1].privacy_.statement()
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_scaled_column_among_others_is_warned_of_and_public_scaling_is_not() -> None:
+    """A `ColumnTransformer` scales some. Pixels, one-hot, balanced ±1 and what only nears 0 and 1 pass in silence."""
+    columns = ColumnTransformer([("scaled", StandardScaler(), [0]), ("as they are", "passthrough", [1, 2])])
+    with pytest.warns(UserWarning, match="columns of mean 0 and deviation 1, to five places"):
+        make_pipeline(columns, AdaDPIGUClassifier(**FACTS, **HOW)).fit(X, Y)
+    signs = np.where(np.arange(N) % 2, 1.0, -1.0)
+    near = StandardScaler().fit_transform(X)[:, 0] * 1.001
+    for honest in (X, np.stack([signs, signs > 0, near], axis=1), np.round((X + 1) * 127.5) / 255):
+        AdaDPIGUClassifier(**FACTS, **HOW).fit(honest, Y)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import adadpigu as ad
@@ -58,13 +59,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "clip bound": (small_net, arrays, {"max_grad_norm": 2}, "e.g. method=DPSGD(clip_norm=2)"),
     "method option": (small_net, arrays, {"retention": 0.5}, "e.g. method=AdaDPIGU(retention=0.5)"),
     "unknown option": (small_net, arrays, {"epoch": 3}, "did you mean 'epochs'"),
+    "misspelt argument": (small_net, arrays, {"records": None, "recods": 240}, "did you mean 'records'"),
+    "argument of another library": (small_net, arrays, {"criterion": len}, "did you mean 'loss'? "),
+    "bound by another name": (small_net, arrays, {"clip_norm": 2, "method": None}, "e.g. method=AdaDPIGU(clip_norm=2)"),
+    "class weight": (small_net, arrays, {"class_weight": [1, 2]}, "loss=nn.CrossEntropyLoss(weight="),
+    "loader's option": (small_net, arrays, {"drop_last": True}, "leave it out"),
+    "made optimizer": (small_net, arrays, {"optimizer": SGD([torch.zeros(1)], lr=0.1)}, "allowed: a name or class"),
     "option called options": (small_net, arrays, {"options": {}}, "unknown option of train 'options'"),
     "test is train": (small_net, arrays, {"test": arrays()}, "there are training records among"),
     "test of another type": (
         small_net,
         arrays,
-        {"test": (other_arrays()[0].double(), other_arrays()[1])},
-        "test: records are (torch.float64",
+        {"test": (other_arrays()[0].half(), other_arrays()[1])},
+        "test: records are (torch.float16",
     ),
     "delta twice": (small_net, arrays, {"delta": 1e-6}, "contradicts the budget"),
     "words": (small_net, lambda: (["a"] * 240, arrays()[1]), {}, "inputs[0] is a str"),
@@ -73,7 +80,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, Any
     "two losses": (small_net, arrays, {"loss": nn.CrossEntropyLoss(), "losses": len}, "loss and losses are both given"),
     "loader": (small_net, lambda: DataLoader(TensorDataset(*arrays())), {}, "its .dataset"),
     "method name": (small_net, arrays, {"method": "dpsdg"}, "did you mean 'dpsgd'"),
-    "double": (small_net, lambda: (arrays()[0].double(), arrays()[1]), {}, "torch.float64"),
+    "half": (small_net, lambda: (arrays()[0].half(), arrays()[1]), {}, "torch.float16"),
+    "labels in a column": (small_net, lambda: (arrays()[0], arrays()[1][:, None]), {}, "labels.squeeze(1)"),
+    "table with its label": (
+        small_net,
+        lambda: arrays()[0].flatten(1),
+        {},
+        "such as (table[features], table[label])",
+    ),
     "lengths": (small_net, lambda: (arrays()[0], arrays()[1][:5]), {}, "240 inputs but 5 targets"),
 }
 

@@ -22,10 +22,9 @@ from adadpigu.cli.commands import PRESETS, Interrupted, Json, with_settings
 from adadpigu.config import GROUPS, RunConfig, merge
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
-from adadpigu.data.description import DESCRIPTION
 from adadpigu.errors import InputError, check
 from adadpigu.loggers import make_logger
-from adadpigu.runs.loading import described, refuse_code
+from adadpigu.runs.loading import refuse_code
 from adadpigu.runs.run import Observer, Run, check_free
 from adadpigu.training import Preparation, train_prepared
 from adadpigu.training.configured import configured, resolved
@@ -148,9 +147,7 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
     """Trains into the run folder, with a progress bar and loggers."""
     settings, prepared = planned.settings, planned.prepared
     shown: list[Observer] = [] if silent else [console.Progress(console.notes(), preset=planned.preset)]
-    declared = described(settings)
-    files = {} if declared is None else {DESCRIPTION: declared.path.read_text(encoding="utf-8")}
-    found = records_at_once(prepared)
+    files, found = {}, records_at_once(prepared)
     if found is not None:
         files["memory.json"] = json.dumps({"physical_batch_size": found, "memory_limit": settings.memory_limit}) + "\n"
 

@@ -55,8 +55,8 @@ def _method_flags(words: list[str]) -> list[tuple[str, str]]:
         elif not equals:
             value = words.pop(0) if words and not words[0].startswith("--") else "true"
         if key not in known:
-            ours = {field.name for field in fields(RunConfig)} | known
-            raise unknown("flag", flag, {"--" + name.replace("_", "-") for name in ours})
+            ours = {"--" + name.replace("_", "-") for name in known.union(field.name for field in fields(RunConfig))}
+            raise InputError(f"{unknown('flag', flag, ours)}; see `adadpigu train --help`")
         found.append((key, value))
     return found
 

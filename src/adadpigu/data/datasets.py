@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_structure
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from adadpigu.core.sampling import HeldRecords, Owners, Population
@@ -66,12 +66,12 @@ class IndexedRecords:
     Items that are pairs are taken as (input, target); others are whole records.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, name: str = "data") -> None:
+    def __init__(self, dataset: Dataset[Any], *, name: str = "data", double: torch.dtype | None = None) -> None:
         sized = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
         require(sized, f"{name}: a {type(dataset).__name__} has no length; allowed: a map-style Dataset")
         self.dataset = self.origin = dataset
         self._size = len(dataset)  # type: ignore[arg-type]
-        self._name = name
+        self._name, self._double = name, double
         self.whole = False
         if self._size:
             first = check_tree(_collated(dataset, [0], name), f"{name}: an item")
@@ -82,6 +82,7 @@ class IndexedRecords:
         return self._size
 
     def _parts(self, batch: Tree) -> tuple[Tree, Tree]:
+        batch = _without_double(batch, self._double)
         return (batch, no_targets(batch)) if self.whole else (batch[0], tree_map(_as_label, batch[1]))
 
     def take(self, indices: Tensor) -> tuple[Tree, Tree]:
@@ -123,12 +124,19 @@ def no_targets(batch: Tree) -> Tensor:
 def _collated(dataset: Any, indices: list[int], name: str) -> Tree:
     items = [dataset[i] for i in indices]
     try:
+        if tree_structure(_with_arrays(items[0])) != tree_structure(items[0]):
+            items = [_with_arrays(item) for item in items]
         return tree_map(_as_tensor, default_collate(items))
-    except (RuntimeError, KeyError):  # torch's own words tell the lengths of two records
+    except (RuntimeError, KeyError, ValueError):  # torch's own words tell the lengths of two records
         told = f"{name}: {_uneven_part(items)} has several lengths or shapes; allowed: one for all records; pad each to"
         raise InputError(f"{told} a public length in the Dataset, or in the collate_fn of a loader") from None
     except TypeError as error:
         raise unfit_items(name, error) from None
+
+
+def _with_arrays(item: Any) -> Any:
+    """A record in which lists of numbers are arrays."""
+    return tree_map(_as_tensor, item, is_leaf=lambda part: part is not item and _is_numbers(part))
 
 
 def unfit_items(name: str, error: TypeError) -> InputError:
@@ -163,14 +171,19 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Arrays, data frames and lists of numbers as tensors; float64, NumPy's default, becomes torch's default."""
+    """Arrays, data frames and lists of numbers as tensors; float64, NumPy's default, becomes torch's; int32 int64."""
     if isinstance(value, list) or hasattr(value, "to_numpy"):
         value = np.array(value)
         value = np.array(value.tolist()) if value.dtype == object else value  # columns of several types, or nullable
-    if not isinstance(value, np.ndarray):
-        return value
-    made = torch.from_numpy(value) if value.dtype.kind in "fiub" else torch.as_tensor(value)
-    return made.to(torch.get_default_dtype()) if made.dtype == torch.float64 else made
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(value) if value.dtype.kind in "fiub" else torch.as_tensor(value)
+        value = value.to(torch.get_default_dtype()) if value.dtype == torch.float64 else value
+    return value.long() if isinstance(value, Tensor) and value.dtype == torch.int32 else value
+
+
+def _without_double(tree: Any, dtype: torch.dtype | None) -> Any:
+    """Tensors of float64, which tables become, in another type; None: as they are."""
+    return tree_map_only(Tensor, lambda t: t.to(dtype if t.dtype == torch.double else None), tree, is_leaf=_is_numbers)
 
 
 def _as_label(value: Any) -> Any:
@@ -196,7 +209,8 @@ class DataSet:
     owners: Owners | None = None
     """whose each training record is, where the unit of privacy is a person with several; None: one record"""
     files: tuple[Path, ...] = ()
-    """where records of one's own were read"""
+    description: Path | None = None
+    """where records of one's own were read, and the file that declares what is public about them"""
     encode: Callable[[Tensor], Tensor] | None = None
     """how an array of such a file becomes inputs; None: such arrays are inputs already"""
 
@@ -228,20 +242,22 @@ def declare(
     owners: Iterable[Hashable] | Tensor | None = None,
     owner_cap: int | None = None,
     name: str = "own data",
+    model: nn.Module | None = None,
 ) -> DataSet:
     """A data set from tensors, arrays, data frames or a `Dataset`, with its record count declared public.
 
     A `DataSet` is taken as it is. `test` gives test records to one that has none. `owners` names the owner of each
-    record, and `owner_cap` says publicly how many records of one are trained on.
+    record, and `owner_cap` says publicly how many records of one are trained on. float64 becomes the `model`'s type.
     """
     if owners is not None or owner_cap is not None:
         if owners is None or owner_cap is None:
             given = "not given" if owners is None else "given"
             raise InputError(f"owner_cap={owner_cap} and owners {given}; allowed: both")
-        data = declare(source, records=records, test=test, name=name)
+        data = declare(source, records=records, test=test, name=name, model=model)
         public = (*data.public, Owners.declared(owner_cap))
         return replace(data, owners=Owners.of(owners, cap=owner_cap), public=public)
-    measured = None if test is None else _population(test, "test")
+    double = torch.get_default_dtype() if model and torch.double not in {p.dtype for p in model.parameters()} else None
+    measured = None if test is None else _population(test, "test", double)
     if isinstance(source, DataSet):
         check_agrees(source.name, records=(records, source.records))
         fault = f"test: {source.name!r} has test records of its own"
@@ -251,7 +267,7 @@ def declare(
     if records is None:
         told = "records=None: own data needs its public record count, e.g. records=60_000 (it sets the sampling rate"
         raise InputError(f"{told}; the length of the data set is private, so it is never read for that)")
-    train = _population(source, name)
+    train = _population(source, name, double)
     require(len(train), f"{name}: there is no record; allowed: at least 1")
     return _with_test(DataSet(name=name, train=train, records=records), measured)
 
@@ -315,18 +331,18 @@ def _is_array(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray) or hasattr(value, "to_numpy")
 
 
-def _population(source: Source, name: str) -> Population:
+def _population(source: Source, name: str, double: torch.dtype | None) -> Population:
     if isinstance(source, DataSet):
         return source.train
     loader = isinstance(source, DataLoader)
     require(not loader, f"{name}: a DataLoader draws its own batches; allowed: its .dataset, or two tensors")
     pair = isinstance(source, tuple | list) and len(source) == 2
     if pair and (isinstance(source, tuple) or _is_array(source[1])):  # else a list of records
-        return TensorRecords(source[0], source[1], name=name)
+        return TensorRecords(*_without_double((source[0], source[1]), double), name=name)
     if isinstance(source, dict | tuple) or _is_array(source):
-        return TensorRecords.of(source, name=name)
-    if (tensors := tensors_of(source)) is not None:
+        return TensorRecords.of(_without_double(source, double), name=name)
+    if (tensors := _without_double(tensors_of(source), double)) is not None:
         held = TensorRecords(*tensors, name=name) if len(tensors) == 2 else TensorRecords.of(tensors, name=name)
         held.origin = source
         return held
-    return IndexedRecords(cast("Dataset[Any]", source), name=name)
+    return IndexedRecords(cast("Dataset[Any]", source), name=name, double=double)

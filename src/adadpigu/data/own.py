@@ -5,6 +5,7 @@ x ↦ (x/255 − mean)/std; none is resized or converted. A refusal names the fi
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -112,7 +113,8 @@ def own_dataset(
     facts = declared.facts
     if isinstance(facts, ArrayFacts):
         _check_kind(path, declared, "dataset")
-        return npz_dataset(path, records=declared.records, classes=len(declared.classes), facts=facts)
+        made = npz_dataset(path, records=declared.records, classes=len(declared.classes), facts=facts)
+        return replace(made, description=declared.path)
     return DataSet(
         name=path.resolve().stem if isinstance(facts, TableFacts) else path.resolve().name,
         train=_labelled(path, facts, declared),
@@ -123,6 +125,7 @@ def own_dataset(
         public=declared.public,
         owners=read_owners(path, facts, declared.test) if isinstance(facts, TableFacts) else None,
         files=(path,) if declared.test is None else (path, declared.test),
+        description=declared.path,
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -25,12 +25,8 @@ from adadpigu.training.options import TrainingOptions, check_names
 from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 
 
-def check_options(
-    owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], named: Collection[str] = ()
-) -> None:
+def check_options(owner: str, options: Mapping[str, Any], elsewhere: Mapping[str, str], **known: Any) -> None:
     """Refuses a name that is no option, or is settled `elsewhere`, and a value that `train` would refuse.
-
-    `named` are the owner's other arguments, of which one may be meant.
 
     >>> check_options("PrivateTrainer", {"lr": 0.1}, elsewhere={"lr": "args.learning_rate"})
     Traceback (most recent call last):
@@ -40,7 +36,7 @@ def check_options(
         value = options[name]  # which may be records
         shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
         raise InputError(f"{name}={shown}: not an option of {owner}; allowed: {elsewhere[name]}")
-    check_names(owner, options, elsewhere, named)
+    check_names(owner, options, elsewhere, **known)
     TrainingOptions(**{"steps": 1, **options})
 
 
@@ -154,7 +150,7 @@ class OneRecord(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__format__:
+        if func in (Tensor.__format__, Tensor.__repr__):
             return "(withheld)"
         if func not in (F.cross_entropy, F.nll_loss):
             return func(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ from adadpigu.models.standardised import StandardisedConv2d as StandardisedConv2
 
 _CARDS = {card.name: card for card in (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)}
 INITIALISATIONS = ("default", "xavier")
-_made: weakref.WeakKeyDictionary[nn.Module, dict[str, str | None]] = weakref.WeakKeyDictionary()
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, object]] = weakref.WeakKeyDictionary()
 
 
 def all_models() -> dict[str, ModelCard]:
@@ -56,11 +56,11 @@ def make_model(
         if seed is not None:
             torch.manual_seed(seed)
         made = build() if initialisation == "default" else _xavier(build())
-    _made[made] = {"model": name, "activation": activation}
+    _made[made] = {"model": name, "activation": activation, "shape": shape, "classes": classes}
     return made
 
 
-def made_as(model: nn.Module) -> dict[str, str | None]:
+def made_as(model: nn.Module) -> dict[str, object]:
     """What `make_model` was asked for when it made this model; nothing for any other."""
     return dict(_made.get(model, {}))
 

@@ -70,13 +70,16 @@ def load_run(folder: Path, *, trust_code: bool = False) -> LoadedRun:
     return LoadedRun(folder, config, model.eval(), facts, description)
 
 
-def load_into(folder: Path | str, model: nn.Module) -> nn.Module:
-    """Gives a model of your own the weights of a run that trained such a model, and returns it.
+def load_into(folder: Path | str, model: nn.Module, *, front: nn.Module | None = None) -> nn.Module:
+    """Gives a model of your own the weights of a run that trained such a model, and returns it; behind `front`, if any.
 
     The run may be one of the Hugging Face trainer. Warns where the weights are not those that its ledger names.
     """
     folder = Path(folder)
+    model = model if front is None else Fronted(Front.of(front), model)
     stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
+    alone = own.keys() <= {name.removeprefix("body.") for name in stored} - stored.keys()
+    require(not alone, f"run={str(folder)!r} had a front before such a model; allowed: front=, the module before it")
     packed = not own.keys() & stored.keys() and all(name.startswith("model.") for name in stored)
     prefix = "model." if packed else ""
     _fill(model, {name.removeprefix(prefix): tensor for name, tensor in stored.items()}, folder)

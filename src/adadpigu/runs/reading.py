@@ -100,7 +100,8 @@ def file_of(folder: Path, name: str, most: int | None = None) -> Path:
     except (OSError, RuntimeError):  # links in a circle
         outside, there = False, False
     require(not outside, f"run={str(folder)!r}: {name} is a link out of the folder; allowed: files within it")
-    require(there, f"run={str(folder)!r} has no {name}; allowed: a folder that `adadpigu train` wrote")
+    told = f"{folder / 'private'}" if (folder / "private" / name).is_file() else "a folder that `adadpigu train` wrote"
+    require(there, f"run={str(folder)!r} has no {name}; allowed: {told}")
     size = path.stat().st_size
     require(most is None or size <= most, f"run={str(folder)!r}: {path.name} has {size} bytes; allowed: up to {most}")
     return path

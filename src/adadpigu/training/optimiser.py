@@ -68,7 +68,7 @@ class MaskedOptimiser:
         try:
             self.inner = factory(self._parameters)
         except (TypeError, ValueError) as error:
-            raise InputError(f"optimizer: it cannot be made for this model: {error}") from None
+            raise InputError(f"optimizer: cannot be made for this model: {error}; allowed: a name or class") from None
         self._factor = 1.0
         self._active: Tensor | None = None
         self._before: dict[tuple[str, int], Tensor] = {}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_args
 
@@ -12,19 +12,18 @@ from adadpigu.config import OFF, Clipping, CommonOptions, Denoise, Execution, Le
 from adadpigu.core.gradients import ENGINES, Precision
 from adadpigu.data.augmentation import Augmentation
 from adadpigu.data.public import PublicRecords
-from adadpigu.errors import InputError, check_known, check_range, require, unknown
-from adadpigu.methods.base import registered
+from adadpigu.errors import SYNONYMS, InputError, check_known, check_range, require, unknown
+from adadpigu.methods.base import Method, registered
 from adadpigu.training.memory import parse_memory
 from adadpigu.training.optimiser import WITH_MOMENTUM, OptimiserFactory, all_optimisers, optimiser_factory
 
 _SAID_OTHERWISE = {
-    **dict.fromkeys(("epsilon", "eps", "target_epsilon"), "privacy=Budget(epsilon={value}, delta=1e-5)"),
-    **dict.fromkeys(("sigma", "noise"), "noise_multiplier={value}"),
-    "learning_rate": "lr={value}",
-    **dict.fromkeys(("max_grad_norm", "clip"), "clip_norm of the method, e.g. method=DPSGD(clip_norm={value})"),
-    "physical_batch": "physical_batch_size={value}",
+    "epsilon": "privacy=Budget(epsilon={value}, delta=1e-5)",
+    "class_weight": "loss=nn.CrossEntropyLoss(weight=…), of public weights",
+    "shuffle": "leave it out; batches are Poisson draws",
+    "accumulate": "physical_batch_size, the records computed at a time; batch_size is the whole batch",
 }
-"""names that others give to what is said otherwise here"""
+"""what stands for names of other libraries, beside `SYNONYMS`"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,21 +148,24 @@ def idle_options(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> Iterato
 
 
 def check_names(
-    owner: str, options: Mapping[str, Any], elsewhere: Collection[str] = (), named: Collection[str] = ()
+    owner: str, options: Mapping[str, Any], elsewhere: Iterable[str] = (), named: Iterable[str] = (), method: Any = None
 ) -> None:
     """Refuses a name that is no option, with what it may stand for, also among the owner's `named` arguments.
 
-    Options that are settled `elsewhere` are refused, too.
+    Options that are settled `elsewhere` are refused, too. An option of a method is shown with the `method` in use.
     """
     known = {field.name for field in fields(TrainingOptions)}.difference(elsewhere)
+    kinds = registered()
+    used = type(method) if isinstance(method, Method) else kinds.get(str(method or "adadpigu"))
     for name in options.keys() - known:
-        if name in _SAID_OTHERWISE:
-            meant = _SAID_OTHERWISE[name].format(value=options[name])
+        other = SYNONYMS.get(name, name)
+        if other in _SAID_OTHERWISE:
+            meant = _SAID_OTHERWISE[other].format(value=options[name])
         else:
-            of = [kind.__name__ for kind in registered().values() if name in {field.name for field in fields(kind)}]
+            of = [each.__name__ for each in (used, *kinds.values()) if each and other in each.__dataclass_fields__]
             if not of:
-                raise unknown(f"option of {owner}", name, known.union(named))
-            meant = f"it is an option of the method, e.g. method={of[0]}({name}={options[name]!r})"
+                raise unknown(f"option of {owner}", name, known.union(named) - {name})
+            meant = f"it is an option of the method, e.g. method={of[0]}({other}={options[name]!r})"
         raise InputError(f"unknown option of {owner} {name!r}; allowed: {meant}")
 
 

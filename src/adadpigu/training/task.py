@@ -61,7 +61,8 @@ class Task:
             return _of_losses(_with_known_accuracy(data, output, targets, losses), losses, losses, front, device)
         loss = F.cross_entropy if loss is None else loss
         told = f"{data.name}: records are {describe_tree(inputs)}, and a loss takes pairs (input, target)"
-        require(not whole, f"{told}; allowed: losses=f, with f(model, batch) -> one loss a record")
+        table = ", or such as (table[features], table[label])" if isinstance(inputs, Tensor) else ""
+        require(not whole, f"{told}; allowed: losses=f, with f(model, batch) -> one loss a record{table}")
         front = _scaling_bytes(model, inputs, front)
         _check_front(front, inputs, call)
         output = _output(model, front, inputs)
@@ -194,14 +195,16 @@ def _output(model: nn.Module, front: Front | None, inputs: Tree, *, again: bool 
         plain = isinstance(inputs, Tensor)
         kind = f"shape {tuple(inputs.shape[1:])} and {inputs.dtype}" if plain else describe_tree(inputs)
         told = f"the model does not take records of {kind} (tried: whole numbers 0, then 1): {first_line(error)}"
-        raise ModelError(f"{told}; match data and model") from error
+        flat = ": nn.Sequential(nn.Flatten(), model)" if plain and inputs.dim() > 2 and "mat1" in str(error) else ""
+        raise ModelError(f"{told}; match data and model{flat}") from error
 
 
 def _classes(output: Tensor, targets: Tensor, data: DataSet) -> int:
     """The number of classes, from a model whose outputs are class scores."""
     if output.ndim < 2 or not (targets.is_floating_point() or output.ndim == targets.ndim + 1):
         allowed = ", ".join(["records", "classes", *map(str, targets.shape[1:])])
-        raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: ({allowed})")
+        told = ", or labels without their last dimension: labels.squeeze(1)" if targets.shape[1:] == (1,) else ""
+        raise ModelError(f"the model's output has shape {tuple(output.shape)}; allowed: ({allowed}){told}")
     if data.classes is not None and output.shape[1] != data.classes:
         told = f"the model has {output.shape[1]} outputs but {data.name!r} has {data.classes} classes"
         raise ModelError(f"{told}: one output a class")

@@ -125,9 +125,9 @@ def prepared_for(
     declared = {name: given.pop(name, None) for name in ("records", "test", "owners", "owner_cap")}
     _check_kinds(model, method, privacy, task["loss"], task["losses"])
     refuse_wrapped(model)
-    data = declare(dataset, **declared)
+    check_names("train", given, named=train.__annotations__, method=method)
+    data = declare(dataset, **declared, model=model)
     method = AdaDPIGU() if method is None else make_method(method) if isinstance(method, str) else method
-    check_names("train", given)
     placed = {"device": device_of(model)} if current().size > 1 else {}  # each process has settled its own
     settings = {"batch_size": default_batch(data.records), **placed, **given}
     if isinstance(made := given.get("optimizer"), type):  # has its own defaults for what is not given
@@ -319,7 +319,8 @@ def _begin(
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        for name, text in {"data.json": facts_of_data, **files}.items():
+        told = {} if (path := prepared.data.description) is None else {"description.toml": path.read_text("utf-8")}
+        for name, text in {"data.json": facts_of_data, **told, **files}.items():
             folder.write_text(name, text)
     ledger = Ledger(
         prepared.plan,
@@ -376,6 +377,7 @@ def _facts(prepared: Preparation, *, from_python: bool) -> str:
         facts["owner_cap"] = data.owners.cap
     if from_python:  # built again by `make_model`, or else by the user, as their class
         again = {} if prepared.front is not None else made_as(prepared.model)
+        facts |= {k: made for k in ("shape", "classes") if (made := again.pop(k, None)) and facts[k] is None}
         facts["built"] = again or {"class": type(prepared.model).__qualname__}
     return json.dumps(facts, indent=2) + "\n"
 
@@ -387,8 +389,12 @@ def _describe(prepared: Preparation) -> str:
     if callable(prepared.options.optimizer):
         said += "# the optimiser was an object too: its learning rate and momentum are not known here\n"
         options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay")}
+    data, source = prepared.data, {}
+    if data.files and data.name in (data.files[0].stem, data.files[0].name):  # read again by `adadpigu evaluate`
+        source = {"dataset": data.files[0].resolve(), "records": data.records, "classes": data.classes}
+        source |= {} if data.description is None else {"describe": data.description.resolve()}
     asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
     method = {"name": prepared.method.name, **prepared.method.options()}
     return said + to_toml(
-        {"dataset": prepared.data.name, **asked, "delta": prepared.delta, **options, "method": method}
+        {"dataset": data.name, **source, **asked, "delta": prepared.delta, **options, "method": method}
     )

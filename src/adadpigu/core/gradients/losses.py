@@ -180,7 +180,8 @@ def _on_example(loss: RecordLoss, outputs: Tree, targets: Tree) -> Tensor:
     except Exception as error:
         shapes = f"outputs {describe_tree(outputs)} and targets {describe_tree(targets)} of a record"
         told = f"<model>: the loss refuses {shapes}: {first_line(error)}"
-        raise ModelError(f"{told}; match the model to the labels") from error
+        how = ", or in the loss: lambda o, t: bce(o.squeeze(1), t)" if getattr(outputs, "shape", ())[1:] == (1,) else ""
+        raise ModelError(f"{told}; match the model to the labels{how}") from error
 
 
 def _refuse_weighted_mean(looped: RecordLoss, outputs: Tree, targets: Tree) -> None:

@@ -7,7 +7,6 @@ after the noise; the loss that it hands to callbacks is NaN.
 """
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -71,7 +70,7 @@ class PrivateStrategy(SingleDeviceStrategy):
         **options: Any,
     ) -> None:
         super().__init__()
-        check_options("PrivateStrategy", options, settings.ELSEWHERE, inspect.signature(PrivateStrategy).parameters)
+        check_options("PrivateStrategy", options, settings.ELSEWHERE, named=locals().keys(), method=method)
         self.parallel_devices: list[torch.device] = []  # filled in by the Trainer
         self._records = records
         self._settings = {"method": method, "privacy": privacy, "delta": delta, "seed": seed, **options}

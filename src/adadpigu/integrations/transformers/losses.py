@@ -6,8 +6,8 @@
 A model's own loss is a mean over a batch, and over all its tokens. Here ℓ_i is the mean over what record i itself has.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
-@contextmanager
+@contextlib.contextmanager
 def _positions_by_record(model: nn.Module, records: int) -> Iterator[None]:
     """Within, ids [1, …] that an embedding is given become [records, …]: the same values, a row a record.
 
@@ -97,7 +97,7 @@ def _positions_by_record(model: nn.Module, records: int) -> Iterator[None]:
 class OwnLoss:
     """A trainer's `compute_loss`, called with one record at a time: a batch of one, without `num_items_in_batch`."""
 
-    why_alone = "compute_loss gives one loss a batch; for layer rules give loss=f, a function of logits and labels"
+    why_alone = "compute_loss gives one loss a batch"
 
     def __init__(self, compute_loss: Callable[[nn.Module, dict[str, Tensor]], Tensor]) -> None:
         self._compute_loss = compute_loss
@@ -118,6 +118,9 @@ class OwnLoss:
         with untouched(model), torch.no_grad():
             model.eval()
             compares = compares_records(lambda rows: self._of_batch(model, dict(rows)), example)
+        with contextlib.suppress(Exception), untouched(model), torch.no_grad():  # a ValueError of an encoder-decoder
+            if labels is not None and isinstance(_logits(model.eval(), example), Tensor):
+                self.why_alone += "; for layer rules give loss=f, a function of logits and labels"
         if compares:
             fault = "compute_loss: the loss of a batch is neither the mean nor the sum of its records' losses"
             remedy = "a loss of each record by itself, such as reduction='none' and then .mean()"

@@ -104,7 +104,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
         """of logits and labels; None: compute_loss, one record at a time"""
         of_trainer = {name: options.pop(name) for name in _OF_TRAINER & options.keys()}
         named = _OF_TRAINER | inspect.signature(PrivateTrainer).parameters.keys()
-        check_options("PrivateTrainer", options, ELSEWHERE, named)
+        check_options("PrivateTrainer", options, ELSEWHERE, named=named, method=method)
         args = private_settings(args, options, by_rules=self._loss is not None)
         if args.dataloader_num_workers:
             read = "training records are read once, in this process, before the first step"
@@ -312,7 +312,8 @@ class PrivateTrainer(Trainer):  # type: ignore[misc, unused-ignore]  # Any where
             fault = f"train() made {self.state.global_step} steps, of which {done} were drawn, charged and released"
             raise PrivacyLineError(f"{fault}: the model must not be used")
         output = super()._finalize_training(trial, num_train_samples, start_time)
-        return TrainOutput(output.global_step, None, _public(output.metrics))  # type: ignore[arg-type, unused-ignore]
+        metrics = {**_public(output.metrics), "epoch": self.state.epoch, "train_steps": output.global_step}
+        return TrainOutput(output.global_step, None, metrics)  # type: ignore[arg-type, unused-ignore]
 
     def _nothing(self, *_: Any, **__: Any) -> None:
         """Records were clipped one by one, the norm would be that of noise, and nobody counts what was drawn."""
