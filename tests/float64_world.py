@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from adadpigu.audit.coins import RecordedCoins
 from adadpigu.audit.tapes import Recorder
 from adadpigu.core.randomness import ReproducibleRandomness
+from adadpigu.core.sampling import Owners
 from adadpigu.data import TensorRecords
 from adadpigu.methods import Method
 from adadpigu.training import Run
@@ -39,9 +40,11 @@ class Recorded:
     run: Run
     recorder: Recorder
     coins: RecordedCoins
+    per_owner: int
 
     def drawn(self, draw: int, batch_size: int = B) -> torch.Tensor:
-        return (self.coins.coins[draw] < batch_size / N).nonzero().flatten()
+        coins = self.coins.coins[draw][torch.arange(N) // self.per_owner]
+        return (coins < batch_size / N).nonzero().flatten()
 
     def total(self, draw: int, query: int = 0) -> np.ndarray:
         """A sum before its noise."""
@@ -51,10 +54,14 @@ class Recorded:
         return self.recorder.released[draw][name].value.double().numpy()
 
 
-def record(method: Method, **options: Any) -> Recorded:
+def record(method: Method, per_owner: int = 1, **options: Any) -> Recorded:
+    """Consecutive records have one owner, `per_owner` of them each."""
+    owners = None if per_owner == 1 else Owners.of(torch.arange(N) // per_owner, cap=per_owner)
     recorder, coins = Recorder(), RecordedCoins(ReproducibleRandomness(11))
     chosen = {"momentum": 0.0, "lr": LR, "batch_size": B, "sigma": SIGMA} | options
-    return Recorded(run_small(method, data=DATA, net=net, tape=recorder, randomness=coins, **chosen), recorder, coins)
+    data = replace(DATA, owners=owners)
+    run = run_small(method, data=data, net=net, tape=recorder, randomness=coins, **chosen)
+    return Recorded(run, recorder, coins, per_owner)
 
 
 def gradients(theta: np.ndarray, drawn: torch.Tensor) -> list[np.ndarray]:

@@ -18,8 +18,9 @@ from adadpigu.accounting import (
     epsilons,
     plan_for,
 )
-from adadpigu.accounting.closed_forms import gaussian_epsilon
-from adadpigu.accounting.events import compose
+from adadpigu.accounting.closed_forms import gaussian_delta, gaussian_epsilon
+from adadpigu.accounting.events import Spending, compose
+from adadpigu.accounting.pld import pld_epsilon
 from adadpigu.errors import InputError
 
 DELTA = 1e-5
@@ -150,6 +151,22 @@ def test_almost_no_noise_is_never_reported_as_private() -> None:
 
 def test_almost_no_noise_is_harmless_where_delta_covers_being_drawn_at_all() -> None:
     assert epsilon(plan_for(1e-7, 10)(1e-3).event(), DELTA) == 0.0
+
+
+def test_draws_that_publish_a_record_cost_their_chance_out_of_delta() -> None:
+    """δ(ε) of all = p + δ(ε) of the rest, p the chance of being drawn by one of sigma below 1/64."""
+    p = -math.expm1(10 * math.log1p(-9e-7))
+    published, cases = (draw_event(9e-7, [1e-3]), 10), (draw_event(1.0, [4.0]), draw_event(0.3, [1.0]))
+    gaussian, sampled = (compose([published, (rest, 1)]) for rest in cases)
+    for delta in (p * 1.001, DELTA, 1e-3):
+        assert epsilon(gaussian, delta) == pytest.approx(gaussian_epsilon(4.0, delta - p), rel=1e-9)
+    for delta in (p, p * 0.999, p * 0.6, p / 10):
+        assert epsilon(gaussian, delta) == epsilon(sampled, delta) == math.inf
+    for exact in (0.5, 2.0, 3.5):
+        rest = 0.3 * gaussian_delta(1.0, math.log1p(math.expm1(exact) / 0.3))
+        assert epsilon(sampled, p + rest) == pytest.approx(exact, abs=2e-4)  # the accountant's interval is 1e-4
+    barely = Spending(private=True, precision=4.0**-2, sampled=((9e-7, 0.999 / 64, 10),))
+    assert pld_epsilon(barely, DELTA, 0.5) == pytest.approx(gaussian_epsilon(4.0, DELTA - p), rel=1e-9)
 
 
 def test_tiny_leaks_over_many_steps_are_not_rounded_up_to_large_ones() -> None:

@@ -123,6 +123,8 @@ def test_an_event_that_claims_more_noise_than_its_releases_have_is_refused() -> 
     pair = [{"name": name, "sensitivity": 1.0, "noise_multiplier": 2.0} for name in ("a", "b")]
     with pytest.raises(BudgetError, match=r"noise_multiplier=2\.0: the releases of this draw together have only 1\.41"):
         ledger.charge(EVENT, stage="training", step=0, draw="batch", releases=pair)
+    with pytest.raises(KeyError, match="noise_multiplier"):
+        ledger.charge(EVENT, stage="training", step=0, draw="batch", releases=[{"name": "a"}])
     assert ledger.count == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from adadpigu.core.bounding import Bounder, GradientSum, Record, RecordSum, clipped_total
+from adadpigu.core.bounding import LEAST_CLIP, Bounder, GradientSum, Record, RecordSum, clipped_total
 from adadpigu.core.sensitive import PerRecordLosses, Records, unseal
 from adadpigu.errors import InputError, PrivacyLineError
 from conftest import bounded, gradients
@@ -39,6 +39,13 @@ def test_no_record_contributes_more_than_the_clip_norm(rows: np.ndarray, clip: f
     norms = torch.linalg.vector_norm(clipped, dim=1)
     assert torch.isfinite(clipped).all()
     assert (norms <= clip).all()
+
+
+def test_a_row_so_long_that_its_factor_has_few_digits_stays_within_the_clip_norm() -> None:
+    """From norms of about 1e278 on, C/‖z‖ is subnormal for the least C, rounded to a few digits or to one."""
+    lengths = torch.logspace(276, 294, 2000, dtype=torch.float64)
+    assert bool((contributions(lengths[:, None], LEAST_CLIP) <= LEAST_CLIP).all())
+    assert contributions(lengths[:1, None], LEAST_CLIP).item() == pytest.approx(LEAST_CLIP)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release, require_release
+from adadpigu.core.mechanism import CapturedReleases, GaussianMechanism, Receipt, Release, require_release
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.core.sampling import PoissonSampler
 from adadpigu.core.sensitive import Sensitive
@@ -129,6 +129,24 @@ def test_a_receipt_pays_once_and_only_for_what_it_names() -> None:
     fresh.release([bounded(torch.ones(2, 4), query)], receipt)
     with pytest.raises(PrivacyLineError, match="paid for"):
         fresh.release([bounded(torch.ones(2, 4), query)], receipt)
+
+
+def test_a_recorded_step_is_replayed_only_for_a_receipt_of_its_own_noise() -> None:
+    total = bounded(torch.ones(2, 4), GradientSum(clip_norm=1.0))
+    recorded = CapturedReleases((total,), (1.5,), {})
+    recorded.check_receipt(Receipt({"gradient": 1.5}))
+    for paid in ({"gradient": 1.6}, {"gradient": 1.4}):
+        with pytest.raises(PrivacyLineError, match="paid for with another noise"):
+            recorded.check_receipt(Receipt(paid))
+    with pytest.raises(PrivacyLineError, match="paid for the releases"):
+        recorded.check_receipt(Receipt({}))
+
+
+@pytest.mark.parametrize("sigma", [1e-278, 1e-300, 5e-324])
+def test_noise_that_would_round_to_nothing_is_refused(sigma: float) -> None:
+    mechanism = GaussianMechanism(one_draw_ledger(sigma), ReproducibleRandomness(0))
+    with pytest.raises(PrivacyLineError, match="would round to nothing"):
+        ask(mechanism, GradientSum(clip_norm=1e-30), torch.ones(2, 4), sigma)
 
 
 def test_nobody_but_the_mechanism_makes_a_release(release: MakeRelease) -> None:

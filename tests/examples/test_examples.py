@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = {
-    "own_loop.py": ("--steps", "50"),
+    "own_loop.py": ("--steps", "20"),
     "opacus_digits.py": ("--epochs", "2"),
     "opacus_char_lstm.py": ("--epochs", "2", "--records", "1000"),
     "hf_sequence_classification.py": ("--records", "400", "--epochs", "2"),

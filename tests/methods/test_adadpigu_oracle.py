@@ -77,15 +77,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 class Oracle:
     """The algorithm's state in float64."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.o = options
+    def __init__(self, options: dict[str, Any], sigma: float = SIGMA, per_owner: int = 1) -> None:
+        self.o, self.sigma, self.per_owner = options, sigma, per_owner
         self.theta = weights(small_net()).double().numpy()
         self.d = len(self.theta)
         self.score, self.halves = np.zeros(self.d), np.zeros((2, self.d))
         self.alpha, self.beta = np.zeros(self.d), np.ones(self.d)
         self.groups, self.bound, self.square = LAYERS.copy(), CLIP, np.zeros(self.d)
         sigma_b = options.get("count_noise")
-        self.share = 0.0 if sigma_b is None else (SIGMA / (2 * sigma_b)) ** 2
+        self.share = 0.0 if sigma_b is None else (sigma / (2 * sigma_b)) ** 2
         self.mask = np.arange(self.d)
         self.ranking = np.arange(self.d)
 
@@ -104,7 +104,7 @@ class Oracle:
     @property
     def noise(self) -> float:
         """Of a mean gradient that is not scaled."""
-        return float(SIGMA * self.bound / np.sqrt(1 - self.share) / B)
+        return float(self.sigma * self.per_owner * self.bound / np.sqrt(1 - self.share) / B)
 
     def end_stage_1(self) -> None:
         o, order = self.o, np.argsort(-self.halves[0], kind="stable")
@@ -112,7 +112,8 @@ class Oracle:
         measured = self.halves[1] / (FIRST // 2)
         if o["restrict"] == "worthwhile":
             frozen = order[math.floor(o["retention"] * self.d + 1e-9) :]
-            if measured[frozen].mean() >= self.noise**2:
+            self.worth = float(measured[frozen].mean()) / self.noise**2
+            if self.worth >= 1:
                 o["retention"] = 1.0
         if o["blocks"]:
             self.groups[order] = np.arange(self.d) * o["blocks"] // self.d
@@ -191,12 +192,13 @@ class Oracle:
         self.theta = self.theta - LR * ghat
 
 
-def compare(settings: dict[str, Any]) -> None:
+def compare(settings: dict[str, Any], sigma: float = SIGMA, per_owner: int = 1) -> Oracle:
     """Records a run and walks the algorithm along its releases; fails where a sum or the weights differ."""
     method = AdaDPIGU(importance_steps=FIRST, clip_norm=CLIP, **settings)
     by_moments = settings.get("variance_from") == "optimiser"
-    recorded = record(method, steps=STEPS, **({"optimizer": "rmsprop", "lr": 0.1 * LR} if by_moments else {}))
-    oracle = Oracle(method.options())
+    optimiser = {"optimizer": "rmsprop", "lr": 0.1 * LR} if by_moments else {}
+    recorded = record(method, per_owner, steps=STEPS, sigma=sigma, **optimiser)
+    oracle = Oracle(method.options(), sigma, per_owner)
     for t in range(STEPS):
         drawn, total, released = recorded.drawn(t), recorded.total(t), recorded.released(t)
         if t == FIRST:
@@ -222,11 +224,33 @@ def compare(settings: dict[str, Any]) -> None:
     assert recorded.run.importance is not None
     assert recorded.run.mask.nonzero().flatten().tolist() == first.tolist()
     np.testing.assert_allclose(recorded.run.importance.numpy(), np.abs(oracle.score) / FIRST, rtol=1e-5)
+    return oracle
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_sum_and_the_final_weights_equal_the_algorithm_in_float64(name: str) -> None:
     compare(SETTINGS[name])
+
+
+def _following(sigma: float) -> dict[str, Any]:
+    """C by a quantile whose count takes much of the event."""
+    return {**WHOLE, "clip_quantile": 0.6, "clip_rate": 2.0, "count_noise": 0.6 * sigma}
+
+
+@pytest.mark.parametrize("per_owner", [1, 2])
+def test_beta_starts_from_the_noise_of_all_records_of_an_owner_beside_a_count(per_owner: int) -> None:
+    compare({**_following(SIGMA), "variance_start": "noise"}, per_owner=per_owner)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "per_owner", "follows"),
+    [(0.12, 1, False), (0.14, 1, False), (0.08, 1, True), (0.1, 1, True), (0.06, 2, False), (0.066, 2, False)],
+)
+def test_a_mask_is_used_just_where_the_power_it_freezes_is_below_the_noise(
+    sigma: float, per_owner: int, follows: bool
+) -> None:
+    settings = {**(_following(sigma) if follows else WHOLE), "restrict": "worthwhile"}
+    assert 0.75 < compare(settings, sigma, per_owner).worth < 1.3
 
 
 def _ranked_upside_down(plant: pytest.MonkeyPatch) -> None:

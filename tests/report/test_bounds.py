@@ -172,6 +172,24 @@ def test_an_audit_above_the_runs_own_epsilon_is_a_caution_whatever_claim_it_was_
     assert ("audit above the claim" in found.marks) is above
 
 
+def test_a_refuted_audit_is_told_behind_however_many_others_and_through_a_link(run: Path) -> None:
+    refuted = AUDIT | {"epsilon_lower": 9.0, "epsilon_lower_certain": 9.0, "passed": False}
+    audited(run, **{f"a{number}": AUDIT for number in range(MANY)}, z=refuted)
+    found = read_run(run)
+    assert len(found.audits) == MANY + 1
+    assert any(line.startswith("An audit has REFUTED the claim: z.json") for line in found.warnings)
+    (run / "audits").rename(run / "elsewhere")
+    (run / "audits").symlink_to("elsewhere")
+    assert [audit.file for audit in read_run(run).audits if not audit.result.passed] == ["z.json"]
+    (run / "elsewhere").rename(run.parent / "elsewhere")
+    (run / "audits").unlink()
+    (run / "audits").symlink_to(run.parent / "elsewhere")
+    found = read_run(run)
+    assert found.audits == ()
+    assert any("link out of the folder" in line for line in found.missing)
+    assert "incomplete" in found.marks
+
+
 @pytest.mark.parametrize("value", [-1, 2**53, 1.0, True, "1", None])
 def test_a_count_is_a_whole_number_that_a_page_can_hold(value: object) -> None:
     with pytest.raises(InputError, match="step is invalid; allowed: a whole number"):

@@ -197,6 +197,23 @@ def test_a_step_that_was_not_charged_is_refused(again: str, told: str) -> None:
     assert same(module.net, net())
 
 
+class StopsAtOnce(pl.Callback):
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize("setting", [{"max_epochs": 0}, {"max_steps": 0}, {"callbacks": [StopsAtOnce()]}])
+def test_a_fit_without_steps_trains_nothing_and_claims_no_finished_run(setting: dict[str, Any]) -> None:
+    module, private = Classifier(), strategy()
+    trainer(private, **setting).fit(module, loader())
+    assert same(module.net, net())
+    if "callbacks" in setting:
+        assert (private.run.steps_done, private.run.interrupted) == (0, True)
+    else:
+        with pytest.raises(ad.InputError, match="has finished no fit"):
+            _ = private.run
+
+
 def test_a_plan_is_not_made_longer_amid_a_fit() -> None:
     class Extends(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

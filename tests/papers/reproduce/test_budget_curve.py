@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,16 +109,6 @@ def test_words_and_claim_follow_the_rows() -> None:
     assert "seeds a setting = 2 of 3 planned" in draw(made_up(seeds=2)).markdown
     near = next(point for point in drawn.rows if point["mean"] >= drawn.rows[-1]["mean"] - 0.5)
     assert f"at epoch {near['epoch']:.3g}, with ε = {near['epsilon']:.2f} spent" in drawn.markdown
-
-
-def test_drawings_do_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
-    rows = made_up()
-    for folder, given in (("a", rows), ("b", random.Random(1).sample(rows, 3)[::-1])):
-        drawn = draw(given)
-        json.dumps(list(drawn.rows), allow_nan=False)
-        write("budget-curve", drawn, tmp_path / folder)
-    for name in ("budget-curve.md", "budget-curve.png"):
-        assert (tmp_path / "a/paper" / name).read_bytes() == (tmp_path / "b/paper" / name).read_bytes()
 
 
 def test_rows_that_do_not_belong_together_are_refused_and_none_are_told() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
 
-from adadpigu_paper.reproduce import looks
-from adadpigu_paper.reproduce.artefact import STAMP, Scale
-from adadpigu_paper.reproduce.energy import ENERGY, SHARES, draw, jobs, over_training, summed_up
+from adadpigu_paper.reproduce.artefact import Scale
+from adadpigu_paper.reproduce.energy import SHARES, draw, jobs, over_training, summed_up
 from adadpigu_paper.reproduce.gradient_looks import LOOKS_HERE
-from adadpigu_paper.reproduce.jobs import Job, Row, run_job
-from adadpigu_paper.reproduce.keeping import write
+from adadpigu_paper.reproduce.jobs import Job, Row
 
 PARAMETERS = 1000
 
@@ -31,9 +28,13 @@ def row(job: Job, gain: float = 0.1) -> Row:
     return {**job.key(), "epsilon": 4.0, "device": "a device", "exposed": True, "seen": course}
 
 
+def made_up() -> list[Row]:
+    return [row(job) for job in jobs(Scale(quick=False))]
+
+
 @pytest.fixture
 def rows() -> list[Row]:
-    return [row(job) for job in jobs(Scale(quick=False))]
+    return made_up()
 
 
 def test_full_jobs_look_when_stage_one_ends_with_diagnostics_open() -> None:
@@ -102,23 +103,6 @@ def test_seeds_are_counted_by_setting_and_one_seed_has_no_spread(rows: list[Row]
         assert (line["kept_std"] is None) == (line["score"] != "signed")
 
 
-def test_the_drawing_does_not_depend_on_the_order_of_rows(rows: list[Row], tmp_path: Path) -> None:
-    there, back = tmp_path / "there", tmp_path / "back"
-    for folder, ordered in ((there, rows), (back, rows[::-1])):
-        write("energy", draw(ordered), folder)
-    for path in sorted((there / "paper").iterdir()):
-        assert path.read_bytes() == (back / "paper" / path.name).read_bytes(), path.name
-
-
-def test_everything_drawn_carries_the_stamp(rows: list[Row], tmp_path: Path) -> None:
-    drawn = draw(rows)
-    assert drawn.exposed
-    written = write("energy", drawn, tmp_path)
-    assert {path.suffix for path in written} == {".md", ".png"}
-    assert STAMP in written[0].read_text()
-    assert any(STAMP in text.get_text() for text in drawn.figures["energy"].texts)
-
-
 def test_what_was_not_measured_is_told(rows: list[Row]) -> None:
     alone = {**rows[0], "seen": [{**look, "held": None} for look in rows[0]["seen"][1:]]}
     text = draw([alone]).markdown
@@ -129,18 +113,3 @@ def test_what_was_not_measured_is_told(rows: list[Row]) -> None:
     assert "Nothing was measured" in draw([]).markdown
     digits = {**alone, "config": {**alone["config"], "dataset": "digits", "model": "digits-mlp"}}
     assert "digits stand in for it" in draw([digits]).markdown
-
-
-def test_a_quick_version_runs_on_digits_where_mnist_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adadpigu_paper.reproduce.stand_in.at_hand", lambda _: False)
-    for name, look in LOOKS_HERE.items():
-        monkeypatch.setitem(looks.LOOKS, name, look)
-    quick = jobs(Scale(quick=True))
-    assert {job.config["dataset"] for job in quick} == {"digits"}
-    measured = [run_job(quick[0], "cpu")]
-    assert all(row["exposed"] for row in measured)
-    for line in ENERGY.draw(measured).rows:
-        masked = line["stage"] == "training"
-        assert line["kept"] <= line["most"]
-        grown = 0.6 + 0.4 * (line["step"] - 31) / 59  # from r at the first step of stage 2 to 1 at its last
-        assert line["chance"] == pytest.approx(grown if masked else 1.0, abs=0.01)

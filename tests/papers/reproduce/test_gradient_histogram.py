@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
 import pytest
 
-from adadpigu_paper.reproduce import looks
-from adadpigu_paper.reproduce.artefact import STAMP, Scale
-from adadpigu_paper.reproduce.gradient_histogram import GRADIENT_HISTOGRAM, at_epoch, draw, jobs, summed_up
+from adadpigu_paper.reproduce.artefact import Scale
+from adadpigu_paper.reproduce.gradient_histogram import at_epoch, draw, jobs, summed_up
 from adadpigu_paper.reproduce.gradient_looks import LOOKS_HERE, bin_edges
-from adadpigu_paper.reproduce.jobs import Row, run_job
-from adadpigu_paper.reproduce.keeping import write
+from adadpigu_paper.reproduce.jobs import Row
 
 PARAMETERS, RECORDS = 2000, 5
 _SCALES = {"single": 0.004, "mean": 0.002, "clipped": 0.0002}
@@ -48,9 +45,13 @@ def row(method: str, seed: int, widths: float = 1.0) -> Row:
     return {**job.key(), "epsilon": 4.0 if private else None, "device": "a device", "exposed": True, "seen": seen}
 
 
+def made_up() -> list[Row]:
+    return [row(method, seed) for method in ("sgd", "dpsgd", "adadpigu") for seed in range(3)]
+
+
 @pytest.fixture
 def rows() -> list[Row]:
-    return [row(method, seed) for method in ("sgd", "dpsgd", "adadpigu") for seed in range(3)]
+    return made_up()
 
 
 def test_full_jobs_look_at_epoch_five_with_diagnostics_open() -> None:
@@ -91,23 +92,6 @@ def test_the_look_nearest_to_epoch_five_is_shown(rows: list[Row]) -> None:
     assert {line["step"] for line in at_epoch(summed_up(rows))} == {300}
 
 
-def test_the_drawing_does_not_depend_on_the_order_of_rows(rows: list[Row], tmp_path: Path) -> None:
-    there, back = tmp_path / "there", tmp_path / "back"
-    for folder, ordered in ((there, rows), (back, rows[::-1])):
-        write("gradient-histogram", draw(ordered), folder)
-    for path in sorted((there / "paper").iterdir()):
-        assert path.read_bytes() == (back / "paper" / path.name).read_bytes(), path.name
-
-
-def test_everything_drawn_carries_the_stamp(rows: list[Row], tmp_path: Path) -> None:
-    drawn = draw(rows)
-    assert drawn.exposed
-    written = write("gradient-histogram", drawn, tmp_path)
-    assert {path.suffix for path in written} == {".md", ".png"}
-    assert STAMP in written[0].read_text()
-    assert any(STAMP in text.get_text() for text in drawn.figures["gradient-histogram"].texts)
-
-
 @pytest.mark.parametrize(("widths", "verdict"), [(1.0, "holds under SGD"), (5.0, "does not hold under SGD")])
 def test_the_verdict_on_the_claim_follows_from_the_rows(widths: float, verdict: str) -> None:
     text = draw([row("sgd", seed, widths) for seed in range(3)]).markdown
@@ -134,16 +118,3 @@ def test_few_rows_are_drawn_and_what_is_missing_is_told(rows: list[Row]) -> None
     assert "mnist is not cached" not in text
     digits = {**alone, "config": {**alone["config"], "dataset": "digits", "model": "digits-mlp"}}
     assert "digits stand in for it" in draw([digits]).markdown
-
-
-def test_a_quick_version_runs_on_digits_where_mnist_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adadpigu_paper.reproduce.stand_in.at_hand", lambda _: False)
-    for name, look in LOOKS_HERE.items():
-        monkeypatch.setitem(looks.LOOKS, name, look)
-    quick = jobs(Scale(quick=True))
-    assert {job.config["dataset"] for job in quick} == {"digits"}
-    measured = [run_job(job, "cpu") for job in quick if job.config["method"] != "dpsgd"]
-    assert all(row["exposed"] for row in measured)
-    drawn = GRADIENT_HISTOGRAM.draw(measured)
-    assert {row["method"] for row in drawn.rows} == {"sgd", "adadpigu"}
-    assert all(0 < row["mean"] <= 100 for row in drawn.rows)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from adadpigu.training.configured import configured
 from adadpigu_paper.reproduce import stand_in
 from adadpigu_paper.reproduce.artefact import Artefact, Scale
 from adadpigu_paper.reproduce.jobs import Row
-from adadpigu_paper.reproduce.keeping import write
 from adadpigu_paper.reproduce.paired import Paired, corrected, critical, paired, verdict
 from adadpigu_paper.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
 from adadpigu_paper.reproduce.pruning_runs import (
@@ -284,19 +280,6 @@ def test_rate_zero_is_told_as_the_method_without_its_mask() -> None:
     rows = made_up(lambda rate, seed: 0.98 - (0.003 if rate == 0 else 0.0) + 1e-4 * seed)
     told = PRUNING_SWEEP.draw(rows).markdown
     assert "Pruning rate 0 has no mask: its difference from DP-SGD, -0.30 points" in told
-
-
-@BOTH
-def test_drawings_do_not_depend_on_the_order_of_rows(artefact: Artefact, tmp_path: Path) -> None:
-    rows = made_up(in_the_papers_order, seeds=2)
-    shuffled = random.Random(3).sample(rows, len(rows))
-    for folder, given in (("a", rows), ("b", shuffled)):
-        drawn = artefact.draw(json.loads(json.dumps(given)))
-        json.dumps(list(drawn.rows), allow_nan=False)
-        write(artefact.name, drawn, tmp_path / folder)
-        assert not drawn.exposed
-    for name in (f"{artefact.name}.md", f"{artefact.name}.png"):
-        assert (tmp_path / "a/paper" / name).read_bytes() == (tmp_path / "b/paper" / name).read_bytes()
 
 
 @BOTH

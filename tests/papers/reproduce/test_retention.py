@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -13,10 +10,8 @@ from scipy import stats
 
 from adadpigu.config import merge, read_preset
 from adadpigu.errors import InputError
-from adadpigu_paper.reproduce import stand_in
 from adadpigu_paper.reproduce.artefact import Scale
-from adadpigu_paper.reproduce.jobs import Row, run_job
-from adadpigu_paper.reproduce.keeping import write
+from adadpigu_paper.reproduce.jobs import Row
 from adadpigu_paper.reproduce.retention import RETENTION
 from adadpigu_paper.reproduce.retention_runs import PRESET, RETENTIONS, accuracies, jobs
 from adadpigu_paper.reproduce.retention_time import RETENTION_TIME, Pace, cost, timed, times
@@ -127,17 +122,6 @@ def test_what_was_not_measured_is_said() -> None:
         RETENTION.draw([*some, some[0]])
 
 
-def test_the_drawing_does_not_depend_on_the_order_of_rows(tmp_path: Path) -> None:
-    rows = [*runs({0.1: -0.01}, seeds=2), *clocked({None: [0.5, 0.6], 0.5: [0.9, 0.8], 1.0: [1.0, 1.1]})]
-    for folder, given in (("a", rows), ("b", random.Random(1).sample(rows, len(rows)))):
-        drawn = RETENTION.draw(json.loads(json.dumps(given)))
-        assert not drawn.exposed
-        json.dumps(list(drawn.rows), allow_nan=False)
-        write("retention", drawn, tmp_path / folder)
-    for name in ("retention.md", "retention.png"):
-        assert (tmp_path / "a/paper" / name).read_bytes() == (tmp_path / "b/paper" / name).read_bytes()
-
-
 def test_steps_are_timed_in_turn_after_the_first_ones() -> None:
     pace = Pace(retentions=(0.5, 1.0), batch=8, rounds=2, warm_up=2, steps=1)
     rows = timed(pace, "cpu")
@@ -150,12 +134,3 @@ def test_steps_are_timed_in_turn_after_the_first_ones() -> None:
         (1, None),
     ]
     assert all(row["ms"] > 0 for row in rows)
-
-
-def test_a_quick_version_runs_on_digits_where_mnist_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "at_hand", lambda dataset: False)
-    quick = jobs(Scale(quick=True))
-    assert {job.config["dataset"] for job in quick} == {"digits"}
-    page = RETENTION.draw([run_job(quick[0], "cpu")]).markdown
-    assert "digits stand in for it" in page
-    assert "planned" not in page

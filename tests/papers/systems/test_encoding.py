@@ -13,14 +13,13 @@ from torch import Tensor
 from adadpigu.core.mechanism import Release
 from adadpigu.core.sensitive import unseal
 from adadpigu.data.public import PublicRecords, process_records
-from adadpigu.errors import InputError
-from adadpigu.methods import DPSGD, make_method
+from adadpigu.methods import DPSGD
 from adadpigu.methods.base import MethodState, RunContext, Stage
 from adadpigu_systems.encoding import GradientEncoding, PublicEncoding, SignedSums, _State
 from adadpigu_systems.projection import PCDPSGD
 from float64_world import DATA, LR, SIGMA, B, clipped_sum, gradients, record
 from replays import breaches, neighbours
-from trials import prepare_small, small_net, weights
+from trials import small_net, weights
 
 START = weights(small_net()).double().numpy()
 D = len(START)
@@ -131,13 +130,3 @@ def test_no_record_moves_the_code_beyond_its_bound(method: GradientEncoding) -> 
     found = neighbours(method, denoise="james-stein")
     assert breaches(found) == {}
     assert max(result.largest for result in found.values()) > 0.99
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"together": 0}, "together=0 is not at least 1"), ({"together": 911}, "together=911 of 910 coordinates")],
-)
-def test_bad_options_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        prepare_small(make_method("gradient-encoding", options))
-    assert "\n" not in str(caught.value)

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release
 from adadpigu.core.sensitive import unseal
-from adadpigu.errors import InputError
-from adadpigu.methods import Method, make_method
+from adadpigu.methods import Method
 from adadpigu.methods.base import Batches, MethodState, RunContext, Stage
 from adadpigu_systems.low_rank import RGP, Carriers, Matrix, PowerSGD, _FromReleases, _FromWeights, matrices_of, orth
 from float64_world import DATA, LR, B, clipped_sum, gradients, record
@@ -271,19 +270,3 @@ def test_no_record_moves_honest_carriers_beyond_their_bound(method: Method) -> N
     found = neighbours(method)
     assert breaches(found) == {}
     assert max(result.largest for result in found.values()) > 0.99
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "said"),
-    [
-        ("rgp", {"rank": 0}, "rank=0 is not at least 1"),
-        ("rgp", {"renew_every": 0}, "renew_every=0 is not at least 1"),
-        ("rgp", {"history_from": 1.5}, r"history_from=1.5 is not in \[0, 1\]"),
-        ("powersgd", {"start_after": -0.1}, r"start_after=-0.1 is not in \[0, 1\]"),
-        ("powersgd", {"ranks": 2}, "unknown option of method powersgd"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(name: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        make_method(name, options)
-    assert "\n" not in str(caught.value)

@@ -154,7 +154,9 @@ def test_a_square_basis_gives_dpsgd_in_other_coordinates() -> None:
         ("dpsgd", {}, "looks at no public record; leave it out"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(method: str, options: dict[str, Any], said: str) -> None:
+def test_a_basis_that_public_records_cannot_give_is_refused_in_one_line(
+    method: str, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said) as caught:
         prepare_small(make_method(method, options), data=DATA, net=lambda: small_net().double(), public=FIXED)
     assert "\n" not in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from adadpigu.errors import InputError
-from adadpigu.methods import DPSGD, make_method
+from adadpigu.methods import DPSGD
 from adadpigu_systems import scale_then_privatise
 from adadpigu_systems.scale_then_privatise import ScaleThenPrivatise
 from float64_world import SIGMA, B, clipped_sum, gradients, record
@@ -72,15 +72,3 @@ def test_an_optimiser_without_a_second_moment_is_refused_in_one_line(optimizer: 
     with pytest.raises(InputError, match=r"keeps no second moment, .*; allowed: adam, adamw") as caught:
         prepare_small(ScaleThenPrivatise(), optimizer=optimizer)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"offset": 0.0}, "offset=0.0 with square_offset=0.0 lets the scale be 0"),
-        ({"offset": -1.0}, "offset=-1.0 is not a finite number of at least 0"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        make_method("scale-then-privatise", options)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from adadpigu.accounting import Ledger
 from adadpigu.core.randomness import ReproducibleRandomness
 from adadpigu.data import TensorRecords
-from adadpigu.errors import InputError, PrivacyLineError
-from adadpigu.methods import make_method
+from adadpigu.errors import PrivacyLineError
 from adadpigu.training import TrainingOptions, prepare
 from adadpigu.training.loop import Session
 from adadpigu.training.resuming import Begun
@@ -114,17 +113,3 @@ def test_what_moves_the_bound_is_a_release() -> None:
     state: Any = SlaClip().begin(prepare_small(SlaClip(), small_digits()).run_context())
     with pytest.raises(PrivacyLineError, match="takes a Release"):
         state.follow(torch.tensor(0.5))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"coordinates": 0}, "coordinates=0 is not at least 1"),
-        ({"quantile": 1.0}, r"quantile=1.0 is not in \(0, 1\)"),
-        ({"clip_norm": 1e-9}, "clip_norm=1e-09 is not in"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said) as caught:
-        make_method("slaclip", options)
-    assert "\n" not in str(caught.value)

@@ -37,8 +37,9 @@ def test_two_processes_make_the_update_of_one(method: str, pair: list[dict[str, 
     assert torch.equal(pair[0]["methods"][method], pair[1]["methods"][method])
 
 
-def test_four_processes_make_the_update_of_one() -> None:
-    found = jobs.job(4, scenes.methods, "adadpigu")
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_job_makes_the_update_of_one_process(processes: int) -> None:
+    found = jobs.job(processes, scenes.methods, "adadpigu")
     alone = jobs.weights(jobs.train("adadpigu"))
     for one in found:
         torch.testing.assert_close(one["adadpigu"], alone, rtol=0, atol=1e-6)
