@@ -8,7 +8,6 @@ k-th largest the first stay. A row keeps an entry that is no number: the clip fi
 
 import functools
 import math
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from adadpigu.core.bounding import GradientSum
 
 Numbers = npt.NDArray[Any]
-_ROWS_AT_ONCE = 8  # rows to select from at a time: more leave the cache, fewer have threads wait for the interpreter
+_ROWS_AT_ONCE = 8  # rows to select from at a time: more would leave the cache
 
 
 class Standardiser:
@@ -39,7 +38,7 @@ class Standardiser:
         if device.type == "cuda":
             join(device)  # a query's vectors may be in the making
         self._device = device
-        self._rooms = threading.local()  # each thread that builds rows has a `Room` of its own
+        self._room: Room | None = None
         self._kept: int | Tensor | None = query.top_k_count if query.top_k < 1 else None
         if query.top_k < 1 and self._kept is None:
             self._kept = entries_kept(query.top_k, size if query.active is None else int(query.active.sum()))
@@ -73,8 +72,8 @@ class Standardiser:
     def selected(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """The rows, standardised with top-k in float64, and their squared norms: see `largest_standardised`."""
         assert self._kept is not None
-        self._rooms.here = room = getattr(self._rooms, "here", None) or Room(rows)
-        return largest_standardised(rows, self.center, self.weight, min(int(self._kept), rows.shape[1]), room)
+        self._room = self._room or Room(rows)
+        return largest_standardised(rows, self.center, self.weight, min(int(self._kept), rows.shape[1]), self._room)
 
     def widened(self, rows: Tensor) -> Tensor:
         """[b, n] -> [b, n] in float64, a new tensor."""

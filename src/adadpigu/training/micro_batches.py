@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial, cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -333,11 +333,8 @@ def front_rows_alike(front: nn.Module, example: Tree, length: int, copies: int =
     """Whether a front computes a row alike wherever it lies among so many: tried on synthetic rows."""
     if not (isinstance(example, Tensor) and example.is_floating_point()):
         return False
-
-    def shown(rows: Tensor, targets: Tensor) -> Tensor:
-        return apply_front(front, rows).reshape(len(targets), -1)
-
-    return computes_rows_alike(shown, example, torch.zeros(1), length, copies)
+    shown = partial(apply_front, front)
+    return computes_rows_alike(lambda x, y: shown(x).reshape(len(y), -1), example, torch.zeros(1), length, copies)
 
 
 def _kind(query: Query) -> object:

@@ -25,7 +25,6 @@ from adadpigu.core.layout import Slot
 from adadpigu.core.sensitive import GradientBatch
 from adadpigu.core.side_stream import join, side_stream
 from adadpigu.core.standardising import Standardiser
-from adadpigu.core.threads import in_threads
 from adadpigu.core.trees import Tree, map_tensors
 from adadpigu.errors import ModelError
 
@@ -204,25 +203,14 @@ class RuleEngine(GradientEngine):
         row = sum(chosen.sizes) * (4 if built.standardised.selects else 8)
         at_work = [copies * bytes_at_work(call.module, call.x, dy) for call, dy in used]
         size = slice_size(records, max([row, *at_work]), built.device)
-        slices = [slice(start, start + size) for start in range(0, records, size)]
-
-        def selected(some: Sequence[slice]) -> Tensor:
-            """Σ of clipped rows of which the largest entries count, in float64."""
-            added = torch.zeros(sum(chosen.sizes), dtype=torch.float64)
-            for part in some:
-                here = None if present is None else present[part]
-                for few, z, squares in built.standardised.selected(self._rows(used, chosen, part, copies)):
-                    own = record_factors([squares], query, here if here is None else here[few], length=self.layout.size)
-                    z[own == 0] = 0.0  # whatever they hold
-                    added.addmv_(z.mT, own)
-            return added
-
         factors: list[Tensor] = []
         added: Tensor | None = None
         parts: dict[str, Tensor] = {}
-        if built.standardised.selects:
-            added, slices = functools.reduce(Tensor.add_, in_threads(selected, slices)), []
-        for part in slices:
+        for start in range(0, records, size):
+            part = slice(start, start + size)
+            if built.standardised.selects:
+                added = self._add_selected(added, built, self._rows(used, chosen, part, copies), present, part)
+                continue
             z = built.standardised(self._rows(used, chosen, part, copies))
             here = None if present is None else present[part]
             squares = [z.squares(), *[square[..., part].contiguous() for square in elsewhere]]
@@ -238,6 +226,18 @@ class RuleEngine(GradientEngine):
             join(built.device)
         parts.update(zip([slot.name for slot in chosen.slots], torch.split(added, chosen.sizes), strict=True))
         return self._put_together(parts, outer, factors)
+
+    def _add_selected(
+        self, added: Tensor | None, built: Wanted, rows: Tensor, present: Tensor | None, part: slice
+    ) -> Tensor:
+        """Adds clipped rows of which the largest entries count, in float64, a few at a time."""
+        added = torch.zeros(rows.shape[1], dtype=torch.float64) if added is None else added
+        here = None if present is None else present[part]
+        for few, z, squares in built.standardised.selected(rows):
+            own = record_factors([squares], built.query, None if here is None else here[few], length=self.layout.size)
+            z[own == 0] = 0.0  # whatever they hold
+            added.addmv_(z.mT, own)
+        return added
 
     def _put_together(self, parts: dict[str, Tensor], outer: "Sequence[OuterLayer]", factors: list[Tensor]) -> Tensor:
         """The sums of all parameters as one vector; those that are not there yet are made one at a time."""
