@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial, cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
