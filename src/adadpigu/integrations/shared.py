@@ -1,15 +1,13 @@
 """What integrations share: settings, epochs of batches, user code that runs on one record and leaves nothing behind."""
 
 import contextlib
-import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import Snapshot, declared_public
+from adadpigu.core.gradients.state import Snapshot, declared_public, version_of
 from adadpigu.core.trees import Tree, count_rows, select
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.runs.run import Run
@@ -61,7 +59,6 @@ def warn_of_no_effect(what: str, why: str) -> None:
 
 
 Follow = Callable[[str, Any], bool]  # of an attribute's name, and of what it holds
-_NO_CONTENT = str | bytes | float | int | None | np.ndarray | type | ModuleType | FunctionType | MethodType
 
 
 @contextlib.contextmanager
@@ -71,30 +68,20 @@ def attributes_put_back(owner: object, follow: Follow = lambda *_: False) -> Ite
     Of what `follow` names, containers and objects are put back too, metrics count nothing, and tensors that are changed
     in place are refused. Yields the attributes as they were.
     """
-    before, held = dict(vars(owner)), _held_by(owner, follow)
+    before = dict(vars(owner))
     kept = Snapshot(SimpleNamespace(**{name: value for name, value in before.items() if follow(name, value)}))
-    tensors = [(name, one, one._version) for name, one in held if isinstance(one, Tensor) and not one.is_inference()]
     with contextlib.ExitStack() as undone:
         for undo in (kept.restore, partial(vars(owner).update, before), vars(owner).clear):
             undone.callback(undo)
-        for metric in (one for _, one in held if is_metric(one)):
+        for metric in filter(is_metric, kept.modules):
             undone.enter_context(muted(metric))
         yield before
-    for name, tensor, version in tensors:
-        if tensor._version != version and tensor not in declared_public:
-            fault = f"{type(owner).__name__}: its loss changes the tensor {name!r} in place, which would carry data"
+    for entry in kept.tensors:
+        if version_of(entry.tensor) != entry.version and entry.tensor not in declared_public:
+            fault = (
+                f"{type(owner).__name__}: its loss changes the tensor {entry.name!r} in place, which would carry data"
+            )
             raise ModelError(f"{fault} around the noise; allowed: tensors that stay as they are")
-
-
-def _held_by(owner: object, follow: Follow) -> list[tuple[str, Any]]:
-    """What attributes of `owner` hold, a few levels deep, each under the attribute's name."""
-    found, level = {id(owner): ("", owner)}, list(vars(owner).items())
-    for _ in range(6):
-        level = [(name, one) for name, one in level if id(one) not in found and not isinstance(one, _NO_CONTENT)]
-        level = [(name, one) for name, one in level if follow(name, one)]
-        found |= {id(one): (name, one) for name, one in level}
-        level = [(name, part) for name, one in level if not isinstance(one, Tensor) for part in gc.get_referents(one)]
-    return list(found.values())[1:]
 
 
 def is_metric(one: object) -> bool:

@@ -50,7 +50,7 @@ def test_no_training_loss_is_said_or_written(
     for line in listening.told:
         assert not [key for key in line if any(word in key for word in TELLING)], line
     assert output.training_loss is None
-    assert output.metrics == {}
+    assert output.metrics.keys() == {"epoch", "train_steps"}
     spoken = capfd.readouterr()
     for text in (spoken.out, spoken.err, caplog.text):
         assert "'loss'" not in text
@@ -164,7 +164,7 @@ def test_a_tensor_of_the_trainer_that_compute_loss_adds_to_is_refused(kept: Any,
     private = _keeping(
         tmp_path, kept, lambda kept, loss: (kept[0] if isinstance(kept, list) else kept).add_(loss), float
     )
-    with pytest.raises(ad.ModelError, match="_Keeping: its loss changes the tensor 'kept' in place"):
+    with pytest.raises(ad.ModelError, match=r"_Keeping: its loss changes the tensor 'kept(\[0\])?' in place"):
         private.train()
 
 

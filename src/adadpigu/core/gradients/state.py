@@ -79,6 +79,11 @@ _CODE = (type, ModuleType, FunctionType, MethodType)
 _FRAMEWORKS = ("torch.", "lightning.", "pytorch_lightning.")  # their objects, such as optimisers, change by themselves
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often it was written to; an inference tensor does not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 class Snapshot:
     """All that a module or an object holds, a few levels deep: its tensors, and copies of containers and arrays.
 
@@ -96,8 +101,7 @@ class Snapshot:
             if isinstance(value, Tensor):
                 if id(value) not in self._held or _NESTED.isdisjoint(name):
                     kept = value.detach().clone() if copied is not None and copied(value, name) else None
-                    version = 0 if value.is_inference() else value._version
-                    self.tensors.append(Remembered(path, owner, kind, name, value, version, kept))
+                    self.tensors.append(Remembered(path, owner, kind, name, value, version_of(value), kept))
                     self._held[id(value)] = value, None
             elif id(value) in self._held or depth > _REACH:
                 continue
@@ -131,6 +135,10 @@ class Snapshot:
                 parts = (slots, getattr(value, "__dict__", {}))
                 waiting += [(part, depth and depth + 1, path, owner, kind, inner) for part in parts]
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [value for value, _ in self._held.values() if isinstance(value, nn.Module)]
+
     def restore(self) -> None:
         """Undoes what was changed, but in tensors; what was not is not touched."""
         for value, content in self._held.values():
@@ -159,8 +167,9 @@ class Snapshot:
                     path, owner, kind, *(k for k in {**table, **content} if table.get(k) is not content.get(k))
                 )
         for path, owner, kind, name, tensor, version, kept in self.tensors:
-            same = version == (0 if tensor.is_inference() else tensor._version)
-            if kind in kinds and not (same and (kept is None or identical(kept, tensor.detach()))):
+            if kind in kinds and not (
+                version == version_of(tensor) and (kept is None or identical(kept, tensor.detach()))
+            ):
                 raise changed(path, owner, kind, name)
 
 
