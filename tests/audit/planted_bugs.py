@@ -73,6 +73,11 @@ FURTHER = (
     "half of the noise where nobody watches",
     "rows rounded by their company",
     "one step too few in the accountant",
+    "half of the noise where nobody watches and records are drawn",
+    "too little noise on one tensor where nobody watches",
+    "noise picked from a pool where records are drawn",
+    "pairs share noise up to a sign where records are drawn",
+    "coordinates far apart share noise",
 )
 """what audits once passed, and do not any more"""
 
@@ -375,6 +380,42 @@ BUGS: tuple[Bug, ...] = (
         does="T − 1 steps are composed where T are made: σ is calibrated, and ε stated, for one fewer",
         plant=missed.one_step_too_few,
         caught_by="accountant",
+        listed=True,
+    ),
+    Bug(
+        name="half of the noise where nobody watches and records are drawn",
+        does="every draw of a run without a watch halves its noise, unless it takes nobody",
+        plant=missed.halved_without_a_watch_unless_empty,
+        caught_by="noise",
+        listed=True,
+    ),
+    Bug(
+        name="too little noise on one tensor where nobody watches",
+        does="in every run without a watch the last bias, 10 of 4,810 coordinates, gets a tenth of the noise",
+        plant=missed.low_on_one_tensor_without_a_watch,
+        caught_by="noise",
+        listed=True,
+    ),
+    Bug(
+        name="noise picked from a pool where records are drawn",
+        does="draws that take a record get noise from 65,536 numbers, empty ones that of a Gaussian",
+        plant=missed.pool_where_records_are_drawn,
+        caught_by="noise",
+        subject="adadpigu, growing mask",
+        listed=True,
+    ),
+    Bug(
+        name="pairs share noise up to a sign where records are drawn",
+        does="every second coordinate has its neighbour's noise, under a fresh sign, in draws that take a record",
+        plant=missed.pairs_where_records_are_drawn,
+        caught_by="noise",
+        listed=True,
+    ),
+    Bug(
+        name="coordinates far apart share noise",
+        does="coordinates are paired at random, once; of a pair, one has the other's noise but for its sign and 0.1 %",
+        plant=missed.pairs_far_apart,
+        caught_by="noise",
         listed=True,
     ),
 )

@@ -51,6 +51,7 @@ class Overheard:
     drawn: int = 0
     """len(batch)"""
     sample_rate: float = 0.0
+    watched: bool = False
     sums: list[BoundedSum] = field(default_factory=list)
 
     def unnoised(self, restored: Release) -> Release:
@@ -77,7 +78,7 @@ def overhearing() -> Iterator[Overheard]:
     def began(self: Draws, prepared: Preparation, *given: Any, **named: Any) -> None:
         begin(self, prepared, *given, **named)
         heard.batch_size, heard.layout = prepared.options.batch_size, prepared.engine.layout
-        heard.records = len(prepared.data.train)
+        heard.records, heard.watched = len(prepared.data.train), named.get("watch") is not None
 
     def tossed(self: PoissonSampler, population: Population, randomness: Randomness) -> Coins:
         coins = toss(self, population, randomness)

@@ -27,9 +27,9 @@ from adadpigu.core.sensitive import Presence, Records, unseal
 from adadpigu.training import micro_batches
 from adadpigu.training.micro_batches import MicroBatches
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.step import Draws
 
 _POOL = 65_536
+_NUMBERS = torch.special.ndtri((torch.arange(_POOL, dtype=torch.float64) + 0.5) / _POOL)
 _FIRST_ROWS = 256
 
 
@@ -116,43 +116,68 @@ def newcomers_keep_their_noise() -> Iterator[None]:
         yield
 
 
+def _of_a_pool(own: Randomness, count: int) -> Tensor:
+    picked: Tensor = _NUMBERS[(torch.special.ndtr(own.normal(count)) * _POOL).long().clamp(max=_POOL - 1)]
+    return picked
+
+
+def _in_pairs(own: Randomness, count: int) -> Tensor:
+    noise, pairs = own.normal(count), count // 2
+    noise[1 : 2 * pairs : 2] = noise[0 : 2 * pairs : 2] * own.normal(pairs).sign()
+    return noise
+
+
 def noise_of_a_pool() -> AbstractContextManager[None]:
     """Every number is one of 65,536, which lie as those of N(0, 1) do."""
-    pool = torch.special.ndtri((torch.arange(_POOL, dtype=torch.float64) + 0.5) / _POOL)
+    return noise_by(lambda heard, own, count: _of_a_pool(own, count))
 
-    def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
-        picked: Tensor = pool[(torch.special.ndtr(own.normal(count)) * _POOL).long().clamp(max=_POOL - 1)]
-        return picked
 
-    return noise_by(made)
+def pool_where_records_are_drawn() -> AbstractContextManager[None]:
+    return noise_by(lambda heard, own, count: _of_a_pool(own, count) if heard.drawn else own.normal(count))
 
 
 def pairs_up_to_a_sign() -> AbstractContextManager[None]:
     """Of every two neighbouring coordinates the second has the first one's noise, under a sign drawn afresh."""
+    return noise_by(lambda heard, own, count: _in_pairs(own, count))
+
+
+def pairs_where_records_are_drawn() -> AbstractContextManager[None]:
+    return noise_by(lambda heard, own, count: _in_pairs(own, count) if heard.drawn else own.normal(count))
+
+
+def pairs_far_apart() -> AbstractContextManager[None]:
+    """Coordinates are paired at random, once; the second has the first one's noise but for its sign and 0.1 %."""
 
     def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
-        noise = own.normal(count)
-        pairs = count // 2
-        noise[1 : 2 * pairs : 2] = noise[0 : 2 * pairs : 2] * own.normal(pairs).sign()
+        noise, pairs = own.normal(count), count // 2
+        first, second = torch.randperm(count, generator=torch.Generator().manual_seed(5))[: 2 * pairs].view(2, pairs)
+        noise[second] = noise[first] * own.normal(pairs).sign() * (1 + 1e-3 * own.normal(pairs))
         return noise
 
     return noise_by(made)
 
 
-@contextmanager
-def halved_without_a_watch() -> Iterator[None]:
+def halved_without_a_watch() -> AbstractContextManager[None]:
     """Half of the noise in every run that has no watch: in those of users."""
-    answer, noisy, less = Draws._answer, GaussianMechanism._noisy, [1]
+    return noise_by(lambda heard, own, count: own.normal(count) * (1.0 if heard.watched else 0.5))
 
-    def answered(self: Draws, *given: Any) -> dict[str, Release]:
-        less[0] = 2 if self._watch is None else 1
-        return answer(self, *given)
 
-    def made(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
-        return noisy(self, total, noise_multiplier / less[0])
+def halved_without_a_watch_unless_empty() -> AbstractContextManager[None]:
+    """Half of the noise in every draw of a user that has taken a record."""
+    return noise_by(lambda heard, own, count: own.normal(count) * (0.5 if heard.drawn and not heard.watched else 1.0))
 
-    with patch.object(Draws, "_answer", answered), patch.object(GaussianMechanism, "_noisy", made):
-        yield
+
+def low_on_one_tensor_without_a_watch() -> AbstractContextManager[None]:
+    """A tenth of the noise on the model's last bias, in every run that has no watch."""
+
+    def made(heard: Overheard, own: Randomness, count: int) -> Tensor:
+        assert heard.layout is not None
+        noise, last = own.normal(count), [slot for slot in heard.layout.slots if slot.name.endswith("bias")][-1]
+        if count == heard.layout.size and not heard.watched:
+            noise[last.start : last.stop] *= 0.1
+        return noise
+
+    return noise_by(made)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plants import overhearing
 from scipy.integrate import quad
 from scipy.stats import gamma, norm, poisson
 from torch import Tensor
@@ -23,9 +24,20 @@ from torch import Tensor
 from adadpigu.audit import keys, noise
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.noise_capture import _places
-from adadpigu.audit.p_values import equal_sizes, lag_shares, most_scale, product_p, rare_p, repeats, scale_p, sizes
+from adadpigu.audit.p_values import (
+    equal_columns,
+    equal_sizes,
+    lag_shares,
+    most_scale,
+    product_p,
+    rare_p,
+    repeats,
+    scale_p,
+    sizes,
+)
 from adadpigu.audit.result import AuditResult
-from adadpigu.audit.subject import Subject, subject_of
+from adadpigu.audit.subject import Subject, subject_of, trained_through
+from adadpigu.audit.through import by_loop
 from adadpigu.config import merge, read_preset
 from adadpigu.core import mechanism
 from adadpigu.core.bounding import BoundedSum
@@ -289,7 +301,7 @@ def halved_where(fits: Callable[[GaussianMechanism, BoundedSum], bool]) -> Calla
     ("fits", "words"),
     [
         (lambda self, _: type(self) is GaussianMechanism, r"the noise on 'gradient' has 0\.\d+ times"),
-        (lambda _, total: bool(unseal(total).any()), r"where records are drawn, noise has 0\.(49\d*|50\d*|5) times"),
+        (lambda _, total: bool(unseal(total).any()), r"where records are drawn: noise has 0\.(49\d*|50\d*|5) times"),
     ],
     ids=["where no auditor looks at sums", "where records were drawn"],
 )
@@ -315,7 +327,7 @@ def test_noise_that_is_less_where_nobody_watches_is_read_off_the_weights(
     monkeypatch.setattr(Draws, "_answer", answered)
     monkeypatch.setattr(GaussianMechanism, "_noisy", lambda self, total, s: noisy(self, total, s * factor[0]))
     result = audited(method)
-    assert found("where nobody watches, noise has 0", result), result.findings
+    assert found("where nobody watches: noise has 0", result), result.findings
 
 
 @pytest.mark.parametrize(("method", "stages"), [("dpsgd", ""), ("quantile", "training"), ("adadpigu", "training")])
@@ -332,7 +344,33 @@ def test_weights_that_get_another_release_than_is_shown_are_seen(monkeypatch: py
     genuine = MaskedOptimiser.expose
     monkeypatch.setattr(MaskedOptimiser, "expose", lambda self, step: genuine(self, step.map(lambda v: v / 2)))
     result = audited()
-    assert found(r"in (\d+) of \1 steps the weights moved otherwise than by what was released", result), result.findings
+    assert found(r"in (\d+) of \1 steps the weights or p.grad were not made by what was released", result), (
+        result.findings
+    )
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_sum_that_is_left_in_p_grad_is_seen(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of empty draws, and of records that touch a block alone, the sum is 0."""
+    genuine = MaskedOptimiser.step
+    with overhearing() as heard:
+
+        def step(self: MaskedOptimiser, direction: Release) -> None:
+            genuine(self, direction)
+            if heard.watched == watched:
+                for parameter in self._parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+
+        monkeypatch.setattr(MaskedOptimiser, "step", step)
+        result = audited()
+    assert found(r"in (\d+) of \1 steps the weights or p.grad were not made by what was released", result)
+    assert len(result.findings) == (3 if watched else 1)
+
+
+def test_a_release_that_a_loop_of_the_user_s_own_leaves_in_p_grad_is_none_of_an_audit_s_findings() -> None:
+    with trained_through(by_loop):
+        result = audited(numbers=10_000)
+    assert result.passed, result.findings
 
 
 def test_keys_that_are_constant_show_between_two_generators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,3 +494,15 @@ def test_numbers_of_few_digits_are_equal_as_often_as_is_expected_at_most() -> No
         assert 0.1 * expected < equal < expected
     assert equal_sizes(z, 2.0**-52)[0] == 0
     assert rare_p(*equal_sizes(np.random.default_rng(4).choice(z, 2000), 2.0**-23)) < 1e-9
+
+
+def test_columns_are_alike_as_often_as_is_expected_at_most() -> None:
+    """Independent ones; and pairs, however far apart, whose sizes are equal but for a hundredth."""
+    chance = np.random.default_rng(5)
+    z = chance.standard_normal((8, 6000))
+    alike, expected = equal_columns(z)
+    assert alike < expected + 5 * math.sqrt(expected) + 5
+    assert expected == pytest.approx(6000 * 5999 / 2 / 8**8, rel=1.2)
+    order = chance.permutation(6000)
+    z[:, order[:3000]] = -z[:, order[3000:]] * (1 + 0.01 * chance.standard_normal((8, 3000)))
+    assert equal_columns(z)[0] > 1500

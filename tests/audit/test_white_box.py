@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from plants import gradient_left_behind
 from torch import Tensor
 
 from adadpigu.audit import white_box
@@ -240,3 +241,9 @@ def test_the_needed_number_is_just_enough() -> None:
     result = audit_white_box(subject("dpsgd", steps=2), observations=needed)
     assert result.observations >= needed
     assert not result.powerless
+
+
+def test_a_sum_without_noise_that_is_left_in_p_grad_is_a_finding() -> None:
+    with gradient_left_behind():
+        result = audit_white_box(subject("dpsgd"), observations=500)
+    assert any("weights or p.grad were not made by what was released" in finding for finding in result.findings)

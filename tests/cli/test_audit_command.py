@@ -81,7 +81,7 @@ def test_an_audit_goes_through_a_loop_and_catches_a_fault_that_is_there_alone(
     monkeypatch.setattr(PrivateBatch, "settle", moved)
     code, out, _ = call(*flags)
     assert code == 1
-    assert "weights moved otherwise than by what was released" in " ".join(out.split())
+    assert "weights or p.grad were not made by what was released" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,9 @@ class Canaries(RunObserver):
         query = answer.gradient
         if query is None:
             return
-        release = answer.releases[query.name]
-        value, active = (
-            release.value[-self.coordinates :].double().cpu() / (query.clip_norm * self._each),
-            release.active,
-        )
-        self._active = None if active is None else active[-self.coordinates :].cpu()  # a copy: `active` is one
-        self.observe(value, self._active)
+        release, block = answer.releases[query.name], slice(-self.coordinates, None)
+        self._active = None if release.active is None else release.active[block].cpu()  # a copy: `active` is one
+        self.observe(release.value[block].double().cpu() / (query.clip_norm * self._each), self._active)
 
     def update(self, metrics: Metrics) -> None:
         super().update(metrics)

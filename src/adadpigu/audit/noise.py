@@ -25,6 +25,7 @@ from adadpigu.errors import require
 
 _FEWEST = 10_000
 _TAILS = (3.0, 4.0, 4.5)
+_TOGETHER = 8  # releases over which coordinates are compared
 _COMPARED = 2**18  # numbers of which it is looked at whether any are equal: of more, some are by rounding
 _PROCESSES_FROM = 1_000_000
 """numbers from which on two more processes are started and their keys compared: that takes seconds"""
@@ -56,11 +57,13 @@ def audit_noise(
     few = f"numbers={numbers} are too few to tell a standard deviation; allowed: at least {_FEWEST}"
     require(numbers >= _FEWEST, few)
     captured = capture_noise(subject, numbers, randomness, progress)
-    parts, layout = captured.whole.parts, captured.layout
+    parts, layout = captured.whole.parts, captured.ready.engine.layout
     kinds, tensors = [_kind_of(them) for them in _grouped(parts)], _by_tensor(parts, layout)
     z, lags = _flat(parts), _Repeats.among(parts)
     checks = [*_shape_checks(kinds, z[:numbers]), *_tensor_checks(tensors, parts, layout)]
     checks += _fresh_checks(captured, lags)
+    unseen, layout = captured.unwatched.parts, captured.unwatched.run.engine.layout
+    checks += [check.of("where nobody watches") for check in _tensor_checks(_by_tensor(unseen, layout), unseen, layout)]
     here, elsewhere, key_assumed = _keys(subject, captured, numbers, randomness)
     return subject.result(
         "noise",
@@ -85,7 +88,7 @@ def audit_noise(
             "tensors": [{"tensor": kind.tensor, **kind.summary(confidence)} for kind in tensors],
             "processes": 1 + len(elsewhere),
             "largest": float(np.abs(z).max()),
-            "frozen_disturbed": sum(part.disturbed for part in captured.all),
+            "frozen_disturbed": captured.disturbed,
             "empty_draws": captured.whole.released,
             "draws_with_records": len(captured.with_records.noise.parts),
             "draws_without_a_watch": len(captured.unwatched.parts),
@@ -103,18 +106,18 @@ def _keys(
     tier = subject.tier if randomness is None else randomness.tier
     if tier == "reproducible":
         return [], [], (_GIVEN,)
-    here = keys.drawn_here(tier, captured.device)
+    here = keys.drawn_here(tier, captured.ready.device)
     if numbers < _PROCESSES_FROM:
         return here, [], (_ONE_PROCESS,)
-    return here, keys.drawn_elsewhere(tier, captured.device), ()
+    return here, keys.drawn_elsewhere(tier, captured.ready.device), ()
 
 
 def _plain(captured: CapturedNoise) -> Iterator[str]:
     """What needs no test to be wrong."""
     whole, with_records = captured.whole, captured.with_records.noise
-    if disturbed := sum(part.disturbed for part in captured.all):
-        yield f"{disturbed} numbers were released of coordinates that are frozen"
-    if odd := sum(part.odd for part in captured.all):
+    if captured.disturbed:
+        yield f"{captured.disturbed} numbers were released of coordinates that are frozen"
+    if odd := sum(parts.odd for parts in (whole, captured.resumed, with_records)):
         yield f"{odd} numbers of noise are not finite"
     if whole.released != whole.planned:
         yield f"of {whole.planned} draws in which nobody is drawn, {whole.released} were answered"
@@ -122,7 +125,7 @@ def _plain(captured: CapturedNoise) -> Iterator[str]:
         yield f"{whole.bare} of {whole.count} numbers that were released of nobody have no noise"
     if with_records.bare:
         yield f"{with_records.bare} of {with_records.count} numbers have no noise where records were drawn"
-    for watcher in (whole, captured.resumed, captured.with_records):
+    for watcher in (whole, captured.resumed, captured.with_records, captured.unwatched):
         yield from watcher.findings()
     if captured.single_precision:
         yield "noise is drawn in single precision: it has gaps, and an end at 5.8 standard deviations"
@@ -172,17 +175,16 @@ class _Repeats:
 
 def _fresh_checks(captured: CapturedNoise, lags: _Repeats) -> Iterator[Check]:
     yield lags.check("repeats", "")
-    yield _Repeats.among(captured.whole.parts, signed=False).check("repeats up to a sign", "but for its sign ")
-    z = _flat(captured.whole.parts)[:_COMPARED]  # releases of nobody are noise alone, to the last digit
-    equal, expected = p_values.equal_sizes(z[z != 0], captured.whole.digits)
-    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
-    yield Check("equal numbers", p_values.rare_p(equal, expected), told)
+    yield from _size_checks(captured.whole)
     yield _Repeats.among(captured.resumed.parts).check("repeats after a resume", "in a run that was resumed ")
-    yield from _tensor_check(captured.whole.parts, captured.layout)
-    if captured.with_records.noise.count:
-        yield from _checks_where(captured.with_records.noise, "with records", "where records are drawn")
-    if captured.unwatched.count:
-        yield from _checks_where(captured.unwatched, "without a watch", "where nobody watches")
+    yield from _tensor_check(captured.whole.parts, captured.ready.engine.layout)
+    others = {"where records are drawn": captured.with_records.noise, "where nobody watches": captured.unwatched}
+    for where, parts in others.items():
+        if parts.count:
+            kind = _kind_of(parts.parts)
+            told = f"noise has {kind.spread:.4g} times the standard deviation that is claimed"
+            checks = Check("standard deviation", kind.p, told), _Repeats.among(parts.parts).check("repeats", "")
+            yield from (check.of(where) for check in (*checks, *_size_checks(parts)))
 
 
 def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
@@ -209,12 +211,19 @@ def _tensor_check(parts: Sequence[Part], layout: Layout) -> Iterator[Check]:
     yield Check("tensors", min(1.0, float(chances[worst]) * len(slots)), told)
 
 
-def _checks_where(captured: Parts, name: str, where: str) -> Iterator[Check]:
-    """Whether other draws get the same noise."""
-    kind = _kind_of(captured.parts)
-    told = f"{where}, noise has {kind.spread:.4g} times the standard deviation that is claimed"
-    yield Check(f"draws {name}", kind.p, told)
-    yield _Repeats.among(captured.parts).check(f"repeats {name}", f"{where} ")
+def _size_checks(captured: Parts) -> Iterator[Check]:
+    """Whether sizes come again, after so many numbers, to the last digit or in another coordinate's place."""
+    yield _Repeats.among(captured.parts, signed=False).check("repeats up to a sign", "but for its sign ")
+    z = captured.rounded[:_COMPARED]
+    equal, expected = p_values.equal_sizes(z[z != 0], captured.digits, captured.finest)
+    told = f"{equal} of {len(z)} numbers of noise have the size of an earlier one, {expected:.2g} at most may"
+    yield Check("equal numbers", p_values.rare_p(equal, expected), told)
+    full = [part for part in captured.parts if part.places is not None and part.due.all()]
+    groups = [full[start : start + _TOGETHER] for start in range(0, len(full) - _TOGETHER + 1, _TOGETHER)]
+    same = [np.stack([part.z for part in group]) for group in groups if len({id(part.places) for part in group}) == 1]
+    equal, expected = map(sum, zip((0, 0.0), *map(p_values.equal_columns, same), strict=True))
+    told = f"in {equal} cases the noise of a coordinate had the sizes of another's in {_TOGETHER} releases"
+    yield Check("coordinates alike", p_values.rare_p(equal, expected), f"{told}, {expected:.2g} at most may")
 
 
 @dataclass(frozen=True)
@@ -278,7 +287,6 @@ def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 def _flat(parts: Sequence[Part]) -> Numbers:
-    """All numbers that were due, in the order in which they were drawn."""
     return np.concatenate([part.z[part.due] for part in parts])
 
 

@@ -3,7 +3,7 @@
     z = release / (σ_k · sensitivity),   σ_k = σ/√share by the claim's plan, whatever the release says of itself
 
 The subject's own loop runs on one blank record out of so many declared ones that it is never drawn. In runs with
-records, a dummy block that no record touches (`canaries`) has noise alone.
+records, a dummy block that no record touches (`canaries`) has noise alone; where they touch a block only, all else.
 """
 
 import math
@@ -20,16 +20,16 @@ from torch import Tensor
 
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
-from adadpigu.audit.outside import Answer, RunObserver, plainly_prepared, secret_rng
-from adadpigu.audit.p_values import Numbers
+from adadpigu.audit.outside import Answer, RunObserver, follows, grad_differs, plainly_prepared, secret_rng
+from adadpigu.audit.p_values import FINEST, Numbers
 from adadpigu.audit.result import Progress
-from adadpigu.audit.subject import Subject, held, trained
+from adadpigu.audit.subject import Attach, Subject, held, trained
 from adadpigu.core.bounding import GradientSum, Query
 from adadpigu.core.layout import Layout
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import InputError
-from adadpigu.runs.run import Facts, Metrics, Run
+from adadpigu.runs.run import Metrics
 from adadpigu.training import train_prepared
 from adadpigu.training.preparation import Preparation
 
@@ -40,7 +40,8 @@ _BLOCK = 2048  # coordinates that no record touches
 _SHORT_RUN = 20
 """steps of the first run, which tells how many numbers a step gives, and of the two others"""
 _KEPT = 4  # times as many numbers as were asked for are kept, of releases that have more
-_FINE = 1e-3  # of the noise, that the last digit of a weight may be, for the weight to tell it
+_FINE = 2.0**-19  # of the noise, that the last digit of a weight may be, for the weight to tell it
+_LARGE = 4  # times the release is a step in runs whose weights are to tell it
 _SAMPLE = 4096  # numbers whose digits are looked at
 _HEAD = 64  # first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at
 
@@ -67,7 +68,10 @@ class Parts:
         self.disturbed = 0  # coordinates that are frozen and not exactly 0 in a release
         self.bare = 0  # numbers that are active and have no noise
         self.odd = 0  # numbers of noise that are not finite
-        self.digits = 0.0  # relative distance of neighbouring numbers, as coarse as it was in any release
+        self._asked: dict[str, dict[tuple[object, ...], tuple[PlannedDraw, GradientSum]]] = {}
+        """of each stage, draws and sums of gradients, one of those alike in these figures: with a mask, if any has"""
+        self.digits, self.finest = 0.0, FINEST
+        """relative distance of neighbouring numbers, as coarse as it was in any release, and the least distance"""
 
     def capture(
         self, stage: str, answer: Answer, query: Query, kept: NDArray[np.int64] | slice, block: slice = slice(None)
@@ -77,7 +81,20 @@ class Parts:
         active = query.active if isinstance(query, GradientSum) else None
         due = torch.ones(len(released), dtype=torch.bool) if active is None else active[block].cpu().clone()
         self.digits = max(self.digits, torch.finfo(released.dtype).eps)
-        self.keep(self._claimed[stage, answer.draw], query, released.double().cpu(), due, kept)
+        draw = self._claimed[stage, answer.draw]
+        self.keep(draw, query, released.double().cpu(), due, kept)
+        if isinstance(query, GradientSum):
+            plain, alike = query.scale is query.center is None, self._asked.setdefault(stage, {})
+            figures = draw, query.name, query.share, query.sensitivity, plain
+            if query.active is not None or figures not in alike:
+                alike[figures] = draw, query
+
+    def told_by_weights(self, stage: str) -> tuple[PlannedDraw, GradientSum] | None:
+        """The one sum of a stage, and its draw, where a step is lr/B of what is released of it, on what is active."""
+        if len(self._asked.get(stage, ())) != 1:
+            return None
+        ((draw, query),) = self._asked[stage].values()
+        return (draw, query) if query.scale is query.center is None else None
 
     def keep(
         self, draw: PlannedDraw, query: Query, value: Tensor, due: Tensor, kept: NDArray[np.int64] | slice
@@ -91,6 +108,11 @@ class Parts:
         places = kept if isinstance(kept, np.ndarray) else None
         self.parts.append(Part(draw, query.name, query.share, z[kept], due.numpy()[kept], places))
         self.count += int(self.parts[-1].due.sum())
+
+    @property
+    def rounded(self) -> Numbers:
+        """All numbers that were due, in the order in which they were drawn, as exact as they are known."""
+        return np.round(np.concatenate([part.z[part.due] for part in self.parts]) / self.finest) * self.finest
 
     @staticmethod
     def scale(draw: PlannedDraw, query: Query) -> float:
@@ -106,10 +128,7 @@ class NoiseRecorder(RunObserver, Parts):
         RunObserver.__init__(self, after)
         Parts.__init__(self, claim)
         self._most = most
-        self._kept = np.arange(0)
         self.planned = self.released = 0  # draws
-        self.asked: dict[str, dict[tuple[object, ...], tuple[str, GradientSum]]] = {}
-        """of each stage, draws and sums of gradients, one of those alike in these figures: with a mask, if any has"""
 
     def follow(self, ready: Preparation) -> None:
         """Draws anew which coordinates of its gradients are kept."""
@@ -122,52 +141,34 @@ class NoiseRecorder(RunObserver, Parts):
         for query in answer.queries:
             kept = self._kept if isinstance(query, GradientSum) else slice(self._most)
             self.capture(stage, answer, query, kept)
-            if isinstance(query, GradientSum):
-                plain = query.scale is query.center is None
-                alike = self.asked.setdefault(stage, {})
-                figures = answer.draw, query.name, query.share, query.sensitivity, plain
-                if query.active is not None or figures not in alike:
-                    alike[figures] = answer.draw, query
-
-    def told_by_weights(self, stage: str) -> tuple[PlannedDraw, GradientSum] | None:
-        """The one sum of a stage, and its draw, where a step is lr/B of what is released of it, on what is active."""
-        if not self.followed or len(self.asked.get(stage, ())) != 1:
-            return None
-        ((draw, query),) = self.asked[stage].values()
-        return (self._claimed[stage, draw], query) if query.scale is query.center is None else None
 
 
-class UnwatchedNoise(Parts):
+class UnwatchedNoise(RunObserver, Parts):
     """Reads noise off the weights of a run without a watch, as its user can: z = −Δθ B / (lr σ_k · sensitivity)."""
 
-    def __init__(self, watched: NoiseRecorder, claim: Plan, ready: Preparation, most: int) -> None:
-        super().__init__(claim)
-        self._watched, self._ready, self._kept = watched, ready, _places(ready.engine.layout, most)
-        self._before = torch.zeros(0)
+    def __init__(self, watched: Parts, claim: Plan, ready: Preparation, kept: NDArray[np.int64]) -> None:
+        RunObserver.__init__(self)
+        Parts.__init__(self, claim)
+        self.follow(ready)
+        self._watched, self._kept, self.finest, self.run = watched, kept, 4 * _FINE, ready
         self.untold: set[str] = set()  # stages in which the weights do not tell it
 
-    def begin(self, facts: Facts) -> None:
-        self._before = self._weights()
-
     def update(self, metrics: Metrics) -> None:
-        before, self._before = self._before, self._weights()
-        if (told := self._watched.told_by_weights(metrics.stage)) is None:
+        before, eps = self._before.double(), torch.finfo(self._before.dtype).eps
+        super().update(metrics)
+        moves, options, told = before - self._before, self.run.options, self._watched.told_by_weights(metrics.stage)
+        moved, draws = moves != 0, sum(stage == metrics.stage for stage, _ in self._claimed)
+        any_moved, seen = bool(moved[self._kept].any()), follows(self.run)
+        if seen and any_moved:
+            self.followed += 1
+            self.astray += grad_differs(self.run, moves, eps * (before.abs() + moves.abs()))
+        if told is None or not seen:
             self.untold.add(metrics.stage)
-            return
-        (draw, query), options = told, self._ready.options
-        a_weight = options.batch_size / options.lr
-        value = (before - self._before).double().cpu() * a_weight
-        moved, rounding = value != 0, torch.finfo(before.dtype).eps * before.double().abs().cpu() * a_weight
-        if not moved.any() and sum(stage == metrics.stage for stage, _ in self._claimed) > 1:
-            return  # a later draw may reject an update
-        due = rounding < _FINE * self.scale(draw, query)
-        self.keep(draw, query, value, due & moved if query.active is not None and moved.any() else due, self._kept)
-
-    def end(self, run: Run) -> None:
-        return None
-
-    def _weights(self) -> Tensor:
-        return self._ready.engine.layout.read(self._ready.model)
+        elif any_moved or draws == 1:  # else a later draw may have rejected an update
+            (draw, query), a_weight, self.digits = told, options.batch_size / options.lr, 16 * eps
+            due = eps * before.abs() * a_weight < _FINE * self.scale(draw, query)
+            due = due & moved if query.active is not None and any_moved else due
+            self.keep(draw, query, (moves * a_weight).cpu(), due.cpu(), self._kept)
 
 
 class UntouchedBlock(Canaries):
@@ -176,10 +177,12 @@ class UntouchedBlock(Canaries):
     def __init__(self, claim: Plan) -> None:
         super().__init__(_BLOCK, 0)
         self.noise = Parts(claim)
+        self._kept = np.arange(_BLOCK)
 
     def on_draw(self, answer: Answer, stage: str) -> None:
-        if answer.gradient is not None:
-            self.noise.capture(stage, answer, answer.gradient, slice(None), slice(-_BLOCK, None))
+        for query in answer.queries:
+            if isinstance(query, GradientSum):
+                self.noise.capture(stage, answer, query, self._kept, slice(-_BLOCK, None))
 
 
 def _places(layout: Layout, most: int | None) -> NDArray[np.int64]:
@@ -206,13 +209,12 @@ class CapturedNoise:
     with_records: UntouchedBlock  # empty where no block can be attached to the model
     unwatched: UnwatchedNoise
     resumed: NoiseRecorder
-    layout: Layout
-    device: torch.device
+    ready: Preparation  # of the latest of the whole runs
     single_precision: bool  # whether the generator's numbers have no more digits than that
 
     @property
-    def all(self) -> list[Parts]:
-        return [self.whole, self.resumed, self.with_records.noise]
+    def disturbed(self) -> int:
+        return sum(parts.disturbed for parts in (self.whole, self.resumed, self.with_records.noise))
 
 
 def capture_noise(
@@ -237,13 +239,15 @@ def capture_noise(
         rest = math.ceil((numbers - whole.count) * steps / (whole.count - before))
         steps = subject.run_length(min(max(rest, _SHORT_RUN), subject.plan.steps))
     sample = (choose_randomness(subject.tier, ready.device) if randomness is None else randomness).normal(_SAMPLE)
+    with_records = UntouchedBlock(subject.plan)
+    if (drawing := _drawing(subject, short, with_records.attach)) is not None:
+        with_records.train(drawing, drawn_by)
     return CapturedNoise(
         whole=whole,
-        unwatched=_unwatched(subject, short, drawn_by, whole, most),
-        with_records=_with_records(subject, short, drawn_by),
+        unwatched=_unwatched(subject, short, drawn_by, whole, with_records.noise, most),
+        with_records=with_records,
         resumed=_resumed_run(subject, short, drawn_by),
-        layout=ready.engine.layout,
-        device=ready.device,
+        ready=ready,
         single_precision=torch.equal(sample.double(), sample.float().double()),
     )
 
@@ -253,31 +257,32 @@ def _ready(subject: Subject, steps: int, **changes: Any) -> Preparation:
     records = held(subject.data)
     blank = TensorRecords(torch.zeros_like(records.inputs[:1]), records.targets[:1], name=records.name)
     data = replace(subject.data.holding(blank), records=_NEVER_DRAWN)
-    return plainly_prepared(subject, data=data, lr=1.0, steps=steps, evaluate_every=steps, **changes)
+    return plainly_prepared(subject, data=data, steps=steps, evaluate_every=steps, **{"lr": 1.0, **changes})
+
+
+def _drawing(subject: Subject, steps: int, attach: Attach, **changes: Any) -> Preparation | None:
+    """A run with records, as the subject's are, beside a block; None where none can be attached."""
+    assert subject.config.batch_size is not None
+    few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
+    short = {"steps": steps, "evaluate_every": steps, "perturbation": 0.0}  # ζ would touch what has noise alone
+    try:
+        return plainly_prepared(subject, data=few, attach=attach, **short, **changes)
+    except InputError:
+        return None
 
 
 def _unwatched(
-    subject: Subject, steps: int, randomness: Randomness | Tier | None, watched: NoiseRecorder, most: int
+    subject: Subject, steps: int, randomness: Randomness | Tier | None, whole: Parts, with_records: Parts, most: int
 ) -> UnwatchedNoise:
-    """A run in which nobody is drawn, with no watch in it."""
-    ready = _ready(subject, steps)
-    noise = UnwatchedNoise(watched, subject.plan, ready, most)
+    """A run with no watch in it: of records that touch a block of one coordinate and no other, or of none."""
+    lr, block = _LARGE * float(subject.config.batch_size or 1), Canaries(1, 0)
+    drawing = _drawing(subject, steps, lambda *made: (*block.attach(*made)[:2], lambda out, _: out[:, -1]), lr=lr)
+    ready = drawing or _ready(subject, steps, lr=lr)
+    kept = _places(ready.engine.layout, most)
+    watched, kept = (with_records, kept[:-1]) if drawing else (whole, kept)
+    noise = UnwatchedNoise(watched, subject.plan, ready, kept)
     trained(ready, randomness=randomness, observers=[noise])
     return noise
-
-
-def _with_records(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> UntouchedBlock:
-    """A run with records, as the subject's are; none where no block can be attached."""
-    assert subject.config.batch_size is not None
-    captured = UntouchedBlock(subject.plan)
-    few = subject.first(math.ceil(min(_BATCH, subject.config.batch_size) / subject.sample_rate))
-    try:
-        short = {"steps": steps, "evaluate_every": steps, "perturbation": 0.0}  # ζ would touch the block
-        ready = plainly_prepared(subject, data=few, attach=captured.attach, **short)
-    except InputError:
-        return captured
-    captured.train(ready, randomness)
-    return captured
 
 
 def _resumed_run(subject: Subject, steps: int, randomness: Randomness | Tier | None) -> NoiseRecorder:

@@ -26,13 +26,7 @@ from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.training.distributed import current
 from adadpigu.training.preparation import Preparation
 
-_PLAIN_SGD: dict[str, Any] = {
-    "optimizer": "sgd",
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "lr_schedule": "constant",
-    "warmup": 0.0,
-}
+_PLAIN_SGD = dict[str, Any](optimizer="sgd", momentum=0.0, weight_decay=0.0, lr_schedule="constant", warmup=0.0)
 """settings under which a release can be read off the weights; what a run costs does not depend on them"""
 _ROUNDINGS = 16  # of the weights' type, that a step by hand and one by an optimiser may be apart
 
@@ -95,7 +89,7 @@ class RunObserver:
         self.replayed = 0  # steps that were replays
         self.unchanged = 0  # of them, those that left every released number as it was
         self.followed = self.astray = 0
-        """steps after which weights were looked at, and those after which they were not where the release takes them"""
+        """steps after which weights and `p.grad` were looked at, and those whose release was not what made them"""
         self.broken = 0  # releases with a number that is not finite
         self.execution = ""  # how the latest run says that it was run
 
@@ -147,7 +141,7 @@ class RunObserver:
         if self.broken:
             yield f"{self.broken} releases hold numbers that are not finite: no noise hides what was released"
         if self.astray:
-            yield f"in {self.astray} of {self.followed} steps the weights moved otherwise than by what was released"
+            yield f"in {self.astray} of {self.followed} steps the weights or p.grad were not made by what was released"
         if self.unchanged:
             yield f"{self.unchanged} of {self.replayed} replayed steps released the very numbers of an earlier one"
 
@@ -175,7 +169,7 @@ class RunObserver:
     def _look_where_weights_are(self, answers: Sequence[Answer]) -> None:
         before, self._before = self._before, self._weights()
         asked = [(query, answer) for answer in answers if (query := answer.gradient) is not None]
-        if self._ready is None or len(asked) != 1 or not _follows(self._ready):
+        if self._ready is None or len(asked) != 1 or not follows(self._ready):
             return
         ((query, answer),) = asked
         options, after = self._ready.options, self._before.double()
@@ -184,7 +178,7 @@ class RunObserver:
         last = torch.finfo(before.dtype).eps * (before.abs() + after.abs() + rounding)
         undone = len(answers) > 1 and torch.equal(before, self._before)  # a later draw may reject an update
         self.followed += 1
-        self.astray += not (undone or bool((off <= _ROUNDINGS * last).all()))
+        self.astray += not (undone or bool((off <= _ROUNDINGS * last).all())) or grad_differs(self._ready, moved, last)
 
 
 def _step(query: GradientSum, value: Tensor, lr: float, batch_size: float) -> tuple[Tensor, Tensor]:
@@ -197,7 +191,14 @@ def _step(query: GradientSum, value: Tensor, lr: float, batch_size: float) -> tu
     return lr * (mean + centre) * active, lr * (mean.abs() + centre.abs())
 
 
-def _follows(ready: Preparation) -> bool:
+def grad_differs(ready: Preparation, moved: Tensor, last: Tensor) -> bool:
+    """Whether `p.grad`, where a step has left any, is another than that step's: `moved` is lr ĝ, `last` its digit."""
+    layout, lr = ready.engine.layout, ready.options.lr
+    parts = zip(layout.parameters(ready.model), layout.split(moved), layout.split(_ROUNDINGS * last), strict=True)
+    return any(not ((p.grad * lr - part).abs() <= off).all() for p, (_, part), (_, off) in parts if p.grad is not None)
+
+
+def follows(ready: Preparation) -> bool:
     """Whether it steps by plain SGD along what is released, as all methods of the package do and others need not."""
     plain = all(getattr(ready.options, name) == value for name, value in _PLAIN_SGD.items())
     return plain and type(ready.method).__module__.startswith("adadpigu.")

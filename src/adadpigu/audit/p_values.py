@@ -22,7 +22,8 @@ _CANDIDATES = 50
 _START = 16.0  # ρ: pairs from which on `product_p` is sharp
 _SHAPE, _RATE = 0.5, 0.005
 """of the Gamma distribution of inverse variances that `scale_p` bets by: wide, so few numbers without noise tell"""
-_FINEST = 2.0**-44  # below which numbers of a float64 generator may well be equal
+FINEST = 2.0**-44  # below which numbers of a float64 generator may well be equal
+_CELLS = 8  # ranges of sizes, each as likely as the others
 _STAKES = (2.0, 2.0**6, 2.0**20)  # what `rare_p` bets that there are so many times too many
 
 
@@ -235,19 +236,31 @@ def sizes(z: Numbers, due: NDArray[np.bool_]) -> Numbers:
     return found
 
 
-def equal_sizes(z: Numbers, digits: float) -> tuple[int, float]:
+def equal_sizes(z: Numbers, digits: float, finest: float = FINEST) -> tuple[int, float]:
     """(n, m): how many numbers have the size of an earlier one, and the sum of the chances of that: for `rare_p`.
 
     `digits` is the relative distance of neighbouring numbers, so that the next one, N(0, 1), is ±v with a chance of at
-    most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice.
+    most 2φ(v)·v·`digits`; twice that is taken, for what is rounded twice. `finest` is the least distance of any two.
 
     >>> equal_sizes(np.array([1.0, 0.5, -1.0, 2.0]), 1e-6)[0]
     1
     """
     values, first = np.unique(np.abs(z), return_index=True)
-    cells = 2 * np.maximum(values * digits, _FINEST)
+    cells = 2 * np.maximum(values * digits, finest)
     chances = 2 * np.exp(-(values**2) / 2) / math.sqrt(2 * math.pi) * cells
     return len(z) - len(values), float(chances @ (len(z) - 1 - first))
+
+
+def equal_columns(z: Numbers) -> tuple[int, float]:
+    """(n, m), for `rare_p`: how many columns have sizes in the ranges of an earlier one's, in every row. A range is
+    taken for a tenth more likely than it is, for what is rounded.
+
+    >>> equal_columns(np.array([[1.0, 2.0, -1.0], [0.5, 0.6, 0.5]]))[0]
+    1
+    """
+    (rows, columns), share = z.shape, sizes(z, np.isfinite(z)) / math.sqrt(12) + 0.5
+    codes = np.floor(_CELLS * share).T @ float(_CELLS) ** np.arange(rows)
+    return columns - len(np.unique(codes)), columns * (columns - 1) / 2 * (1.1 / _CELLS) ** rows
 
 
 def lag_shares(count: int) -> Numbers:
