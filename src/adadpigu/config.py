@@ -134,7 +134,7 @@ class RunConfig(CommonOptions):
     activation: str | None = option(None, _INPUTS, "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")
     initialisation: str = option("default", _INPUTS, "Where weights start: default, xavier. [default]", off="default")
     reproducible_noise: bool = option(
-        False, _DEBUG, "Fix noise by --seed, for debugging: the run is NOT PRIVATE.", off=False
+        False, _DEBUG, "Fix noise by --seed, to debug: the run is NOT PRIVATE.", off=False
     )
     method_options: Mapping[str, object] = field(default_factory=dict)
 

@@ -90,9 +90,8 @@ def _composed(q: float, sigma: float, count: int, interval: float) -> "PrivacyLo
 def _single(q: float, sigma: float, interval: float) -> "PrivacyLossDistribution":
     from dp_accounting.pld import privacy_loss_distribution
 
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, value_discretization_interval=interval, sampling_prob=q
-    )
+    of_one = privacy_loss_distribution.from_gaussian_mechanism
+    return of_one(sigma, value_discretization_interval=interval, sampling_prob=q)
 
 
 def _fitting_interval(spending: Spending, start: float, excess: float, *, most_points: int) -> float:

@@ -40,9 +40,8 @@ def worlds(
     for values, mean, colour, label in zip((without, within), (0, 1), (_BLUE, _RED), labels, strict=True):
         axes.hist(values, bins=bins.tolist(), density=sigma is not None, color=colour, alpha=0.4, label=label)
         if sigma is not None:
-            axes.plot(
-                bins, np.exp(-(((bins - mean) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi)), color=colour
-            )
+            height = sigma * math.sqrt(2 * math.pi)
+            axes.plot(bins, np.exp(-(((bins - mean) / sigma) ** 2) / 2) / height, color=colour)
     for limit in limits:
         axes.axvline(limit, color="gray", linestyle="--", linewidth=0.8)
     axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend

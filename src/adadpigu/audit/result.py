@@ -49,9 +49,8 @@ class AuditResult:
     @property
     def passed(self) -> bool:
         """Whether the claim was not refuted."""
-        return (
-            not self.findings and math.isfinite(self.epsilon_claimed) and self.epsilon_certain <= self.epsilon_claimed
-        )
+        claims = not self.findings and math.isfinite(self.epsilon_claimed)
+        return claims and self.epsilon_certain <= self.epsilon_claimed
 
     @property
     def powerless(self) -> bool:

@@ -292,9 +292,8 @@ def _contradictions(
 def _trusted(folder: Path, record: LedgerRecord) -> Iterator[str]:
     """What an audit of today's code cannot know about a run of the past."""
     made, now = record.header["facts"].get("versions"), library_versions()
-    yield "the run was made by this code" + (
-        "" if made == now else f", though its ledger names {made}, and this is {now}"
-    )
+    differs = "" if made == now else f", though its ledger names {made}, and this is {now}"
+    yield f"the run was made by this code{differs}"
     if json_of(folder, PRIVACY).flag("diagnostics_exposed"):
         yield "diagnostics of the run were exposed: they are outside its guarantee"
     yield from (f"not covered by the run's own word: {caveat}" for caveat in record.caveats)

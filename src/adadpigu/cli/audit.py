@@ -53,9 +53,7 @@ def audit(
     ] = None,
     sample_rate: Annotated[
         float | None,
-        typer.Option(
-            help="q, with which a record is drawn. [digits: 0.02; else the preset's]", rich_help_panel=GROUPS[3]
-        ),
+        typer.Option(help="q, the rate of draws. [digits: 0.02; else the preset's]", rich_help_panel=GROUPS[3]),
     ] = None,
     option: Annotated[
         list[str] | None,

@@ -31,9 +31,7 @@ class Kind(NamedTuple):
 
 _LOOKED = "what an attacker has told apart: near the claim is as it should be, above it is a leak"
 _IMPLIED = "what the claim's plan costs with what was found: at the claim is as it should be, above it is a leak"
-_RECKONED = (
-    "what the claim's plan costs at least, by another reckoning: at the claim is as it should be, above it is wrong"
-)
+_RECKONED = "what the claim's plan costs at least, by another reckoning: at the claim is right, above it is wrong"
 _KINDS = (
     Kind("white-box", "released coordinates, each world", _LOOKED, {"observations": 10**8, "directions": 64}),
     Kind("one-run", "guesses", _LOOKED, {"canaries": 10**5, "guesses": 10**5}, looks_at_records=True),

@@ -93,9 +93,7 @@ def create(
     dataset: Annotated[str, typer.Option(help="The data set that they are trained on, by its name.")],
     records: Annotated[int, typer.Option(help="N, its public record count.")],
     delta: Annotated[float, typer.Option(help="δ of the total.")] = 1e-5,
-    order: Annotated[
-        float | None, typer.Option(help="RDP order α at which runs are added up. [the best for ε, δ]")
-    ] = None,
+    order: Annotated[float | None, typer.Option(help="RDP order α at which runs add up. [the best for ε, δ]")] = None,
     as_json: Json = False,
 ) -> None:
     """Makes a ledger that several runs share. `adadpigu train --ledger FILE` uses it; its budget is fixed for good."""

@@ -17,9 +17,7 @@ from adadpigu.report.serving import LiveCollection, ReportServer
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, folders that hold some, results/, audits.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders, folders of them, results/, audits.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "--output", metavar="FILE", help="The page. [RUN/report.html; of several, report.html]"),

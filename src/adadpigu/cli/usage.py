@@ -50,9 +50,7 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
 
 def predict(
     run: Folder,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help=".npy or .npz (array x), or what the run was trained on.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=".npy or .npz (array x), or what the run trained on.")],
     trust_model_code: Trust = False,
     as_json: Json = False,
 ) -> None:

@@ -154,9 +154,7 @@ def _first(published: Published, folder: Path | None, absent: str, watcher: Fetc
             shutil.rmtree(scratch, ignore_errors=True)
     files = ", ".join(published.downloads)
     fault, command = f"no source has {published.name}", f"adadpigu data get {published.name} --from FOLDER"
-    advice = (
-        f"on a machine that reaches it, download {files} from {published.homes[-1]}, bring it here and run `{command}`"
-    )
+    advice = f"elsewhere, download {files} from {published.homes[-1]}, bring it here and run `{command}`"
     advice += f"; or set {MIRROR} to a mirror of the official files"
     raise InputError(f"{fault}. Tried: {'; '.join(tried)}. What you can do: {advice}")
 

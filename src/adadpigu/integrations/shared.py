@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from adadpigu.core.gradients.losses import multiplying_weights
 from adadpigu.core.gradients.probing import seed
-from adadpigu.core.gradients.state import Snapshot, declared_public, version_of
+from adadpigu.core.gradients.state import Snapshot, declared_public
 from adadpigu.core.trees import Tree, count_rows, select
 from adadpigu.errors import InputError, ModelError, require
 from adadpigu.runs.run import Run
@@ -77,11 +77,10 @@ def attributes_put_back(owner: object, follow: Follow = lambda *_: False) -> Ite
             undone.enter_context(muted(metric))
         yield before
     for entry in kept.tensors:
-        if version_of(entry.tensor) != entry.version and entry.tensor not in declared_public:
-            fault = (
-                f"{type(owner).__name__}: its loss changes the tensor {entry.name!r} in place, which would carry data"
-            )
-            raise ModelError(f"{fault} around the noise; allowed: tensors that stay as they are")
+        version = 0 if entry.tensor.is_inference() else entry.tensor._version
+        if version != entry.version and entry.tensor not in declared_public:
+            fault = f"{type(owner).__name__}: its loss changes the tensor {entry.name!r} in place"
+            raise ModelError(f"{fault}, which would carry data around the noise; allowed: leave it as it is")
 
 
 def is_metric(one: object) -> bool:

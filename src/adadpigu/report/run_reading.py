@@ -33,9 +33,7 @@ _CODE = (
     "and run it with your rights. Read that code first. Of a run folder it is run only where you say that you trust "
     "whoever made the folder."
 )
-_REPEATABLE = (
-    "NOT PRIVATE: the noise was reproducible. Whoever knows the seed can subtract it; no ε applies to this run."
-)
+_REPEATABLE = "NOT PRIVATE: the noise was reproducible. Whoever knows the seed can subtract it; no ε applies here."
 _UNSAID = (
     "No end is recorded: the run still trains, or its process ended without notice. Nothing is claimed for it yet; "
     "what its ledger has charged is spent."

@@ -259,9 +259,7 @@ def _refuse_backward(parameter: Tensor) -> None:
     parameter.grad = None  # un-noised, and the error may be caught
     told = "a backward pass of your own reached a parameter's grad: it would hold un-noised gradients"
     allowed = "batch.backward() of the private loop, loss.backward() on a batch of the loader that was made private"
-    raise PrivacyLineError(
-        f"{told}; allowed: {allowed}, or torch.autograd.grad for values that stay out of the training"
-    )
+    raise PrivacyLineError(f"{told}; allowed: {allowed}, or torch.autograd.grad for values that do not train")
 
 
 def _declared(place: str) -> str:

@@ -395,6 +395,5 @@ def _describe(prepared: Preparation) -> str:
         source |= {} if data.description is None else {"describe": data.description.resolve()}
     asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
     method = {"name": prepared.method.name, **prepared.method.options()}
-    return said + to_toml(
-        {"dataset": data.name, **source, **asked, "delta": prepared.delta, **options, "method": method}
-    )
+    kept = {"dataset": data.name, **source, **asked, "delta": prepared.delta, **options, "method": method}
+    return said + to_toml(kept)

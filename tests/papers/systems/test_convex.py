@@ -281,11 +281,11 @@ def test_a_solver_that_fails_on_the_records_alone_has_charged_them(tmp_path: Pat
 
 @BOTH
 def test_releases_of_the_same_records_are_counted_with_each_other_and_with_training(make: Make) -> None:
-    """By the data set's name and record count, as in `ad.train`."""
+    """By the data set's name, as in `ad.train`."""
     inputs, targets = records(50)
     assert not any("of this process" in line for line in make(inputs, targets, **FACTS).privacy.not_covered)
     (line,) = (line for line in make(inputs, targets, **FACTS).privacy.not_covered if "of this process" in line)
-    assert "together they have epsilon = 2 at delta = 2e-05" in line
+    assert "have together epsilon = 2 at delta = 2e-05" in line
     other = make(inputs, targets, **FACTS, dataset="others").privacy
     assert not any("of this process" in line for line in other.not_covered)
     how: dict[str, Any] = {"method": "dpsgd", "noise_multiplier": 2.0, "batch_size": 10, "steps": 1}

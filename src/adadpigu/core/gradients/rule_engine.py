@@ -208,11 +208,11 @@ class RuleEngine(GradientEngine):
         parts: dict[str, Tensor] = {}
         for start in range(0, records, size):
             part = slice(start, start + size)
+            rows, here = self._rows(used, chosen, part, copies), None if present is None else present[part]
             if built.standardised.selects:
-                added = self._add_selected(added, built, self._rows(used, chosen, part, copies), present, part)
+                added = self._add_selected(added, built, rows, here)
                 continue
-            z = built.standardised(self._rows(used, chosen, part, copies))
-            here = None if present is None else present[part]
+            z = built.standardised(rows)
             squares = [z.squares(), *[square[..., part].contiguous() for square in elsewhere]]
             factors.append(record_factors(squares, query, here, length=self.layout.size))
             if len(elsewhere) and part.stop == records and self.layout.size <= LARGE:  # of more, one at a time
@@ -227,12 +227,9 @@ class RuleEngine(GradientEngine):
         parts.update(zip([slot.name for slot in chosen.slots], torch.split(added, chosen.sizes), strict=True))
         return self._put_together(parts, outer, factors)
 
-    def _add_selected(
-        self, added: Tensor | None, built: Wanted, rows: Tensor, present: Tensor | None, part: slice
-    ) -> Tensor:
+    def _add_selected(self, added: Tensor | None, built: Wanted, rows: Tensor, here: Tensor | None) -> Tensor:
         """Adds clipped rows of which the largest entries count, in float64, a few at a time."""
         added = torch.zeros(rows.shape[1], dtype=torch.float64) if added is None else added
-        here = None if present is None else present[part]
         for few, z, squares in built.standardised.selected(rows):
             own = record_factors([squares], built.query, None if here is None else here[few], length=self.layout.size)
             z[own == 0] = 0.0  # whatever they hold

@@ -79,11 +79,6 @@ _CODE = (type, ModuleType, FunctionType, MethodType)
 _FRAMEWORKS = ("torch.", "lightning.", "pytorch_lightning.")  # their objects, such as optimisers, change by themselves
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often it was written to; an inference tensor does not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
 class Snapshot:
     """All that a module or an object holds, a few levels deep: its tensors, and copies of containers and arrays.
 
@@ -101,7 +96,8 @@ class Snapshot:
             if isinstance(value, Tensor):
                 if id(value) not in self._held or _NESTED.isdisjoint(name):
                     kept = value.detach().clone() if copied is not None and copied(value, name) else None
-                    self.tensors.append(Remembered(path, owner, kind, name, value, version_of(value), kept))
+                    version = 0 if value.is_inference() else value._version
+                    self.tensors.append(Remembered(path, owner, kind, name, value, version, kept))
                     self._held[id(value)] = value, None
             elif id(value) in self._held or depth > _REACH:
                 continue
@@ -163,13 +159,11 @@ class Snapshot:
         """Raises `ModelError` where a tensor was written to, replaced or added; copies are compared bit for bit."""
         for path, owner, kind, table, content in self._tables:
             if kind in kinds and list(map(id, table.values())) != list(map(id, content.values())):
-                raise changed(
-                    path, owner, kind, *(k for k in {**table, **content} if table.get(k) is not content.get(k))
-                )
+                other = [key for key in {**table, **content} if table.get(key) is not content.get(key)]
+                raise changed(path, owner, kind, *other)
         for path, owner, kind, name, tensor, version, kept in self.tensors:
-            if kind in kinds and not (
-                version == version_of(tensor) and (kept is None or identical(kept, tensor.detach()))
-            ):
+            written = version != (0 if tensor.is_inference() else tensor._version)
+            if kind in kinds and (written or (kept is not None and not identical(kept, tensor.detach()))):
                 raise changed(path, owner, kind, name)
 
 

@@ -34,9 +34,7 @@ from adadpigu.training.own_loop import PrivateLoop
 from adadpigu.training.preparation import trained_models
 from adadpigu.training.task import synthetic_records
 
-_VALIDATED = (
-    "the validation records: metrics on them are exact, and so is what is chosen by them (stopping, checkpoints)"
-)
+_VALIDATED = "the validation records: metrics on them are exact, and what they choose (stopping, checkpoints) too"
 
 
 class PrivateStrategy(SingleDeviceStrategy):

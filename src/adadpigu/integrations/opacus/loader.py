@@ -21,9 +21,7 @@ from adadpigu.training.own_loop import PrivateBatch, PrivateLoop
 from adadpigu.training.preparation import Preparation
 from adadpigu.training.reporting import print_path
 
-_OPEN = (
-    "how many passes were made, if that was decided by looking at records, losses or scores: each is charged in full"
-)
+_OPEN = "how many passes were made, if records, losses or scores decided that: each is charged in full"
 
 
 class PrivateDataLoader:
