@@ -304,6 +304,8 @@ def test_a_tensor_that_is_added_up_in_a_container_or_an_object_is_refused_before
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_tensor_in_a_container_that_is_declared_public_may_change_between_steps() -> None:
     class Annealed(Keeping):
+        schedule: Any
+
         def on_train_batch_end(self, *_: Any) -> None:
             self.schedule["temperature"].fill_(1 / (1 + self.global_step))
 
