@@ -69,7 +69,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     by_case = {known.lower().lstrip("-").replace("-", "_"): known for known in names}
     asked = SYNONYMS[asked] if SYNONYMS.get(asked) in by_case else asked
     many = len(names) > 20 and asked not in by_case
-    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=1 + many, cutoff=0.7)]
+    near = [by_case[found] for found in difflib.get_close_matches(asked, by_case, n=1 + many, cutoff=0.66)]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     listed = f"known: {', '.join(names) or 'none'}" if len(names) < (21 if near else 60) else f"{len(names)} are known"
     return InputError(f"unknown {kind} {name!r}{hint} ({listed})")

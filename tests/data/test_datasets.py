@@ -111,8 +111,7 @@ def test_what_is_no_array_of_numbers_is_refused_in_one_line(inputs: Any) -> None
     ],
 )
 def test_records_of_several_lengths_are_refused_by_the_part_and_not_by_their_lengths(item: Any, part: str) -> None:
-    train = declare([item(3), item(5)], records=2).train
     with pytest.raises(InputError, match=f"^own data: {part} has several lengths or shapes; allowed: one") as raised:
-        train.take(torch.arange(2))
+        declare([item(3), item(5)], records=2).train.take(torch.arange(2))
     assert "pad each to a public length in the Dataset" in str(raised.value)
     assert "5" not in str(raised.value)
