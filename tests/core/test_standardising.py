@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adadpigu.core.bounding import GradientSum
-from adadpigu.core.standardising import Standardiser
+from adadpigu.core.standardising import Standardiser, largest
 from adadpigu.errors import InputError
 
 CPU = torch.device("cpu")
@@ -24,3 +24,11 @@ def test_top_k_keeps_exactly_k_of_the_active_coordinates_even_under_ties() -> No
 def test_top_k_that_keeps_nothing_is_refused() -> None:
     with pytest.raises(InputError, match=r"top_k=0.1 keeps none of 4"):
         Standardiser(GradientSum(clip_norm=1.0, top_k=0.1), 4, device=CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_largest_of_short_numbers_are_selected_in_float32(dtype: torch.dtype) -> None:
+    rows = torch.randn(5, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    standardiser = Standardiser(GradientSum(top_k=0.5, clip_norm=1.0), 40, device=torch.device("cpu"))
+    found = torch.cat([z.clone() for _, z, _ in standardiser.selected(rows)])
+    assert torch.equal(found, largest(rows.double(), 20))

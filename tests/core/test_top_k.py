@@ -47,6 +47,12 @@ def test_what_is_no_number_stays_so_that_the_clip_can_drop_its_record() -> None:
     assert found[1].tolist() == [0.0, 0.0, 0.0, 0.0, 10.0, 11.0]
 
 
+def test_ties_are_dropped_beside_a_row_that_has_too_few_numbers() -> None:
+    """A record's own entries alone decide which of them stay."""
+    tied, odd = torch.ones(1, 8), torch.full((1, 8), float("nan"))
+    assert largest(torch.cat([odd, tied]), 4)[1].tolist() == largest(tied, 4)[0].tolist() == [1.0] * 4 + [0.0] * 4
+
+
 def test_the_rows_given_are_left_alone() -> None:
     values = torch.randn(4, 9)
     before = values.clone()

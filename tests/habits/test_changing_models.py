@@ -31,7 +31,7 @@ class Net(nn.Module):
         self.teacher = nn.Linear(4, 3).requires_grad_(False)
         self.scale, self.centre = 1.0, False
         self.prototype = torch.zeros(4)
-        self.centres = {"c": torch.zeros(4)}
+        self.centres = {"c": torch.zeros(4), "first.bias": torch.zeros(4)}
         self.shadow = SimpleNamespace(values=[torch.zeros(4)])
         self.calls = 0
         self.mask: Tensor | None = None
@@ -99,6 +99,10 @@ def _written_inside(net: Net, step: int) -> None:
     net.centres["c"].add_(1.0)
 
 
+def _written_under_a_dotted_name(net: Net, step: int) -> None:
+    net.centres["first.bias"].add_(1.0)
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
     [
@@ -107,6 +111,7 @@ def _written_inside(net: Net, step: int) -> None:
         (_moved, "teacher.weight"),
         (_written, "prototype"),
         (_written_inside, r"centres\['c'\]"),
+        (_written_under_a_dotted_name, r"centres\['first.bias'\]"),
     ],
 )
 def test_a_fixed_tensor_that_changes_is_refused_at_the_next_step_with_the_remedy(

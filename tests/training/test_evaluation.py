@@ -129,3 +129,23 @@ def test_a_loop_of_ones_own_is_told_the_same_and_records_of_other_kinds_are_trai
 def test_the_accuracy_of_a_stored_model_of_one_logit_is_right_too() -> None:
     inputs, labels = torch.tensor([[-1.0], [2.0], [3.0], [-4.0]]), torch.tensor([0, 1, 1, 1])
     assert accuracy(nn.Identity(), TensorRecords(inputs, labels), device=CPU) == 0.75
+
+
+def test_labels_may_be_truths() -> None:
+    """The loss makes numbers of them; the accuracy does too, once steps are charged."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 3)
+    run = ad.train(
+        nn.Linear(3, 2),
+        (x, x[:, 0] > 0),
+        records=60,
+        test=(x + 1e-3, x[:, 0] > 0),
+        loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets.long()),
+        method="dpsgd",
+        noise_multiplier=0.5,
+        batch_size=30,
+        steps=20,
+        lr=1.0,
+    )
+    assert run.accuracy is not None
+    assert run.accuracy > 0.6

@@ -96,17 +96,15 @@ class Parts:
         ((draw, query),) = self._asked[stage].values()
         return (draw, query) if query.scale is query.center is None else None
 
-    def keep(
-        self, draw: PlannedDraw, query: Query, value: Tensor, due: Tensor, kept: NDArray[np.int64] | slice
-    ) -> None:
+    def keep(self, draw: PlannedDraw, query: Query, value: Tensor, due: Tensor, at: NDArray[np.int64] | slice) -> None:
         """A release of a draw of the claim's plan, and where noise is due in it."""
         finite = torch.isfinite(value)
         self.disturbed += int((value[~due] != 0).sum())
         self.bare += int((value[due] == 0).sum())
         self.odd += int((~finite[due]).sum())
         z = torch.where(due & finite, value / self.scale(draw, query), 0.0).numpy()
-        places = kept if isinstance(kept, np.ndarray) else None
-        self.parts.append(Part(draw, query.name, query.share, z[kept], due.numpy()[kept], places))
+        places = at if isinstance(at, np.ndarray) else None
+        self.parts.append(Part(draw, query.name, query.share, z[at], due.numpy()[at], places))
         self.count += int(self.parts[-1].due.sum())
 
     @property

@@ -273,15 +273,13 @@ def claim_of_run(folder: Path, subject: Subject) -> Subject:
     return replace(subject, epsilon=claimed, findings=findings, assumed=tuple(_trusted(folder, record)), ledger=record)
 
 
-def _contradictions(
-    folder: Path, record: LedgerRecord, subject: Subject, claimed: float, delta: float
-) -> Iterator[str]:
+def _contradictions(folder: Path, record: LedgerRecord, subject: Subject, claim: float, delta: float) -> Iterator[str]:
     spent = epsilon(record.plan.event(), delta)
     if record.delta != delta:
         yield f"the claim is at delta={delta:g}, the ledger at delta={record.delta:g}"
-    if spent > claimed * (1 + 1e-6):
-        yield f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claimed:.6g}"
-    if record.plan != subject.plan and epsilon(subject.plan.event(), delta) > claimed * (1 + 1e-6):
+    if spent > claim * (1 + 1e-6):
+        yield f"the plan on the ledger costs epsilon={spent:.6g}, above the claim of {claim:.6g}"
+    if record.plan != subject.plan and epsilon(subject.plan.event(), delta) > claim * (1 + 1e-6):
         yield "the plan on the ledger is not the one that the run's config gives, which costs more than the claim"
     if not all(session.secret for session in record.sessions()):
         yield "noise was drawn that can be repeated: the ledger says that it was not secret"

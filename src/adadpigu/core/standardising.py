@@ -72,6 +72,7 @@ class Standardiser:
     def selected(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """The rows, standardised with top-k in float64, and their squared norms: see `largest_standardised`."""
         assert self._kept is not None
+        rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
         self._room = self._room or Room(rows)
         return largest_standardised(rows, self.center, self.weight, min(int(self._kept), rows.shape[1]), self._room)
 
@@ -208,8 +209,7 @@ def largest_standardised(
             least = sizes[:, place, None].copy()
             np.abs(z, out=sizes)
             np.greater_equal(sizes, least, out=stays)
-            if np.count_nonzero(stays) != count * len(some):
-                _drop_ties(z, sizes, stays, least, count)
+            _drop_ties(z, sizes, stays, least, count)
             # As numbers of the same kind first: numpy would convert a mask piece by piece. What is no number stays so.
             np.copyto(sizes, stays)
             np.multiply(z, sizes, out=z)

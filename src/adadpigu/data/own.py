@@ -38,18 +38,16 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def read_folder(
-    folder: Path, facts: ImageFacts, classes: Sequence[str], *, beside: Sequence[Path] = ()
-) -> TensorRecords:
+def read_folder(folder: Path, facts: ImageFacts, names: Sequence[str], *, beside: Sequence[Path] = ()) -> TensorRecords:
     """The records of a folder; `beside` are entries that hold no training records: a description, test images."""
     found = {entry.name for entry in _entries(folder) if entry.resolve() not in {path.resolve() for path in beside}}
-    lost, odd = sorted({*classes} - found), sorted(found - {*classes, *facts.ignore})
+    lost, odd = sorted({*names} - found), sorted(found - {*names, *facts.ignore})
     require(not lost, f"folder={str(folder)!r} has no sub-folder {listed([*map(repr, lost)])} for a class")
     fault = f"folder={str(folder)!r}: {listed([*map(repr, odd)])} belongs to no class"
-    require(not odd, f"{fault}; allowed: {listed(classes)}, or the name under ignore")
-    files = [(label, file) for label, name in enumerate(classes) for file in _entries(folder / name)]
+    require(not odd, f"{fault}; allowed: {listed(names)}, or the name under ignore")
+    files = [(label, file) for label, name in enumerate(names) for file in _entries(folder / name)]
     labels = [label for label, _ in files]
-    present = sorted({classes[label] for label in labels})
+    present = sorted({names[label] for label in labels})
     require(len(present) > 1, f"folder={str(folder)!r} has images of {present}; allowed: of 2 or more classes")
     return TensorRecords(read_images([file for _, file in files], facts), torch.tensor(labels), name=folder.name)
 

@@ -91,11 +91,9 @@ def export_onnx(run: Exportable, path: Path | str, *, records: Synthetic | None 
     return _export(run, Path(path), ".onnx", records, convert, "an ONNX file")
 
 
-def _export(
-    run: Exportable, path: Path, suffix: str, records: Synthetic | None, convert: Convert, kind: str
-) -> Exported:
+def _export(run: Exportable, path: Path, end: str, records: Synthetic | None, convert: Convert, kind: str) -> Exported:
     """Writes a file, whole or not at all, if its outputs are those of the model on the CPU."""
-    check_new(path, suffix)
+    check_new(path, end)
     subject = read_exportable(run)
     synthetic = records or subject.synthetic
     if synthetic is None:

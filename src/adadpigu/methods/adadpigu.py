@@ -144,9 +144,8 @@ class AdaDPIGU(Method):
         return int((self.retention < 1 and not self._public) or self.variance_start == "stage-1")
 
     def _mask_schedule(self) -> MaskSchedule:
-        return MaskSchedule(
-            retention=self.retention, kind=self.schedule, unfreeze_by=self.unfreeze_by, stairs=self.stairs
-        )
+        by = self.unfreeze_by
+        return MaskSchedule(retention=self.retention, kind=self.schedule, unfreeze_by=by, stairs=self.stairs)
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})

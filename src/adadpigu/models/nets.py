@@ -68,9 +68,7 @@ CARDS = (
     ModelCard("linear", _net(), None, "one linear layer, for records of any shape"),
     ModelCard("mlp", _net(hidden=(64,)), None, "MLP with 64 hidden units, for records of any shape"),
     ModelCard("mnist-cnn", _mnist_cnn(0, 512), _GRAY, "the paper's MNIST net, as its published code builds it"),
-    ModelCard(
-        "mnist-cnn-padded", _mnist_cnn(2, 1152), _GRAY, "the paper's MNIST net, as its Table 1 has it (padding 2)"
-    ),
+    ModelCard("mnist-cnn-padded", _mnist_cnn(2, 1152), _GRAY, "the paper's MNIST net, as in its Table 1 (padding 2)"),
     ModelCard("cifar-small", _cifar_small, _RGB, "the paper's CIFAR-10 net, as its Table 2 has it"),
     ModelCard("cifar-big", _cifar_big, _RGB, "the paper's CIFAR-10 net, as its published code builds it"),
     ModelCard("scatter-linear", _net(), None, "one linear layer on scattering features of any image"),

@@ -43,7 +43,7 @@ def accuracy(model: nn.Module, population: Population, *, device: torch.device) 
         inputs, targets = population.take(torch.arange(start, min(start + _AT_ONCE, len(population))))
         if getattr(population, "whole", False):
             inputs, targets = inputs
-        labels = targets.cpu().reshape(len(targets), targets[:1].numel())
+        labels = targets.cpu().reshape(len(targets), targets[:1].numel()).double()
         outputs = predict(model, inputs, device=device)
         if outputs.numel() == len(outputs):  # beside the score 0 of label 0
             outputs = F.pad(outputs.reshape(-1, 1), (1, 0))

@@ -12,6 +12,7 @@ What is compared are public things: gradients that are releases, identities, ver
 import contextlib
 import copy
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -167,7 +168,7 @@ class Guard:
             refused = all(entry is None or entry.kind != "attribute" for entry in (begun, found))  # those are put aside
             if begun is not None and found is not None and begun.tensor is found.tensor:
                 refused = begun.version != found.version
-            if refused and found is not None and "." in found.name:
+            if refused and found is not None and "." in re.sub(r"\[.*?\]", "", found.name):  # an object's
                 acting[place] = Tensor
             elif refused:
                 told = f"{place!r} has changed since the loop began, and it reaches the weights without noise"
@@ -193,7 +194,10 @@ class Guard:
                 self._loop.add_caveat(_declared(place))
             elif any(isinstance(leaf, Tensor) for leaf in tree_leaves((begun, found))):
                 attributes = self._modules[path].__dict__
-                undo.callback(attributes.update, {} if found is _MISSING else {key: attributes.pop(key)})
+                gone = found is _MISSING
+                undo.callback(
+                    *((attributes.pop, key, None) if gone else (attributes.update, {key: attributes.pop(key)}))
+                )
                 attributes |= {} if begun is _MISSING else {key: _copied(begun)}
                 kept.append(place)
             else:

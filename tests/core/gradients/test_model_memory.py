@@ -48,6 +48,48 @@ def test_what_a_forward_leaves_in_plain_attributes_does_not_stay(sharded: bool) 
     assert not hasattr(model, "features")
 
 
+class Holder(nn.Module):
+    def __init__(self, held: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+
+
+class Growing(nn.Module):
+    """Adds a layer at each forward, which holds what it saw; another one by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(4, 3), nn.ModuleList()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(Holder(x.detach().clone()))
+        self.latest = Holder(x.detach().mean(dim=0))
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_layers_that_a_forward_adds_do_not_stay() -> None:
+    model = Growing()
+    engine = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
+    with engine.watched():
+        model(torch.full((5, 4), 777.25))
+    assert [name for name, _ in model.named_modules()] == ["", "layer", "seen"]
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [torch.eye(4).to_sparse(), torch.zeros(1).expand(4), torch.empty(3, device="meta"), np.arange(3.0)[0]],
+    ids=["sparse", "expanded", "meta", "numpy scalar"],
+)
+def test_constants_of_any_kind_may_lie_in_a_list_of_the_model(constant: Any) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 3))
+    model.constants = [constant]
+    engine = choose_engine(model, nn.MSELoss(), (torch.zeros(4, 4), torch.zeros(4, 3)))
+    with engine.watched():
+        model(torch.ones(5, 4))
+    assert model.constants[0] is constant
+
+
 class LargestSoFar:
     """A loss that divides by the largest loss it has met."""
 

@@ -161,7 +161,7 @@ class GradientEngine(ABC):
         """Whether the model has layers that a CPU rounds by where their rows lie."""
         return any(map(is_narrow, self.model.modules()))
 
-    def _unchanged(self) -> AbstractContextManager[None]:
+    def _unchanged(self) -> AbstractContextManager[object]:
         """Within, the model leaves nothing of what it sees in its own state."""
         return refuse_changes(self.net)
 

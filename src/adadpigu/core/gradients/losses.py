@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
-from adadpigu.core.gradients.state import refuse_changes
+from adadpigu.core.gradients.state import Snapshot, refuse_changes
 from adadpigu.core.trees import Tree, call, count_rows, describe_tree, map_tensors, select
 from adadpigu.errors import ModelError, first_line
 
@@ -82,6 +82,11 @@ class RecordLoss:
         """The loss of a batch of one, summed to a scalar."""
         return self.whole(output, target).sum()
 
+    def _alone(self, output: Tree, target: Tree, before: Snapshot) -> Tensor:
+        loss = self._loss(output, target).sum()
+        before.restore()
+        return loss
+
     def whole(self, outputs: Tree, targets: Tree) -> Tensor:
         """The loss as it is of a batch; what it would remember of it is undone, or refused."""
         with refuse_changes(self._loss, path="<loss>"):
@@ -90,7 +95,8 @@ class RecordLoss:
     def __call__(self, outputs: Tree, targets: Tree) -> Tensor:
         if self.refusal is not None:
             each = [slice(row, row + 1) for row in range(count_rows(targets))]
-            return torch.stack([self.one(select(outputs, row), select(targets, row)) for row in each])
+            with refuse_changes(self._loss, path="<loss>") as before:  # once for all: a loss may hold a net
+                return torch.stack([self._alone(select(outputs, row), select(targets, row), before) for row in each])
 
         def alone(output: Tree, target: Tree) -> Tensor:
             return self.one(_as_batch(output), _as_batch(target))

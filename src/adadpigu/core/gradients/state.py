@@ -7,7 +7,6 @@ rest back; inspection runs the model on public examples only and puts everything
 from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from copy import copy
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -56,7 +55,7 @@ def describe(path: str, module: object) -> str:
 @contextmanager
 def refuse_changes(
     model: object, copied: Copied | None = None, *, path: str = "", kinds: tuple[str, ...] = tuple(_TABLES)
-) -> Iterator[None]:
+) -> Iterator["Snapshot"]:
     """Raises `ModelError` if the body replaced, added or wrote to a tensor of the model; `path` names its root.
 
     Compares identity and version counter, which is cheap enough for every step, and the values of those that are
@@ -66,13 +65,13 @@ def refuse_changes(
     declared = (lambda tensor, _: tensor in declared_public) if declared_public else None
     before = Snapshot(model, path, copied or declared)
     try:
-        yield
+        yield before
     finally:
         before.restore()
     before.refuse_differences(kinds)
 
 
-_OWN = frozenset(vars(nn.Module()))
+_OWN = frozenset(vars(nn.Module())) - {"_modules"}  # layers that a forward adds are put back too
 _REACH = 4
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device})
 _CODE = (type, ModuleType, FunctionType, MethodType)
@@ -95,7 +94,8 @@ class Snapshot:
             value, depth, path, owner, kind, name = waiting.popleft()
             if isinstance(value, Tensor):
                 if id(value) not in self._held or _NESTED.isdisjoint(name):
-                    kept = value.detach().clone() if copied is not None and copied(value, name) else None
+                    plain = value.layout == torch.strided and not value.is_meta and not value.is_quantized
+                    kept = value.detach().clone() if plain and copied is not None and copied(value, name) else None
                     version = 0 if value.is_inference() else value._version
                     self.tensors.append(Remembered(path, owner, kind, name, value, version, kept))
                     self._held[id(value)] = value, None
@@ -111,7 +111,7 @@ class Snapshot:
             elif isinstance(value, np.ndarray):
                 self._held[id(value)] = value, value.copy()
             elif isinstance(value, dict | list | tuple | set | deque):
-                content: Any = dict(value) if isinstance(value, dict) else copy(value)
+                content: Any = dict(value) if isinstance(value, dict) else list(value)
                 if kind == "attribute":
                     self._held[id(value)] = value, content
                 else:  # is not put back: what changes it is refused
@@ -121,7 +121,7 @@ class Snapshot:
                 waiting += [
                     (item, depth + 1, path, owner, kind, form.format(name, key))
                     for key, item in (content.items() if isinstance(content, dict) else enumerate(content))
-                    if key not in left and type(item) not in _PLAIN
+                    if key not in left and type(item) not in _PLAIN and not isinstance(item, np.generic)
                 ]
             elif depth == 0 or not (isinstance(value, _CODE) or type(value).__module__.startswith(_FRAMEWORKS)):
                 state: Any = None if isinstance(value, _CODE) else object.__getstate__(value)
@@ -153,7 +153,8 @@ class Snapshot:
                     (value.update if isinstance(value, set) else value.extend)(content)
             elif isinstance(content, dict):
                 for key, item in content.items():
-                    object.__setattr__(value, key, item)
+                    if getattr(value, key, None) is not item:
+                        object.__setattr__(value, key, item)
 
     def refuse_differences(self, kinds: tuple[str, ...]) -> None:
         """Raises `ModelError` where a tensor was written to, replaced or added; copies are compared bit for bit."""
@@ -227,5 +228,5 @@ def untouched(model: nn.Module) -> Iterator[None]:
     finally:
         before.restore()
         for entry in before.tensors:
-            assert entry.value is not None
-            entry.tensor.data.copy_(entry.value)  # .data: a graph the caller still holds stays usable
+            if entry.value is not None and not identical(entry.value, entry.tensor.detach()):
+                entry.tensor.data.copy_(entry.value)  # .data: a graph the caller still holds stays usable

@@ -153,7 +153,7 @@ class ShardedEngine(RuleEngine):
             own += [self._shards.reduced(slot, total) for slot, total in zip(layer.chosen.slots, totals, strict=True)]
         return torch.cat(own)
 
-    def _unchanged(self) -> AbstractContextManager[None]:
+    def _unchanged(self) -> AbstractContextManager[object]:
         """Does not watch parameters: `fully_shard` itself replaces them in a forward."""
         return refuse_changes(self.net, kinds=("buffer", "attribute"))
 
