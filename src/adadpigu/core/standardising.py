@@ -56,7 +56,7 @@ class Standardiser:
     @property
     def selects(self) -> bool:
         """Whether a CPU selects from the rows, a few at a time (`selected`), so that no copy of all is in float64."""
-        return self._kept is not None and self._device.type == "cpu"
+        return self._kept is not None and self._device.type == "cpu" and not kernels.INTERPRETED
 
     def __call__(self, rows: Tensor) -> "Standardised":
         """The rows [b, n], standardised. May overwrite them."""
