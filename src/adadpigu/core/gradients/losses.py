@@ -82,7 +82,7 @@ class RecordLoss:
         """The loss of a batch of one, summed to a scalar."""
         return self.whole(output, target).sum()
 
-    def _forgotten(self, output: Tree, target: Tree, before: Snapshot) -> Tensor:
+    def _afresh(self, output: Tree, target: Tree, before: Snapshot) -> Tensor:
         loss = self._loss(output, target).sum()
         before.restore()
         return loss
@@ -96,7 +96,7 @@ class RecordLoss:
         if self.refusal is not None:
             each = [slice(row, row + 1) for row in range(count_rows(targets))]
             with refuse_changes(self._loss, path="<loss>") as before:  # once for all: a loss may hold a net
-                return torch.stack([self._forgotten(select(outputs, row), select(targets, row), before) for row in each])
+                return torch.stack([self._afresh(select(outputs, row), select(targets, row), before) for row in each])
 
         def alone(output: Tree, target: Tree) -> Tensor:
             return self.one(_as_batch(output), _as_batch(target))
