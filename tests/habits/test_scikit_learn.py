@@ -111,7 +111,7 @@ def test_a_scaler_fitted_on_the_same_records_is_warned_of_and_named_in_the_state
     assert "a scaler" in pipeline[-1].privacy_.statement()
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_one_scaled_column_among_others_is_warned_of_and_public_scaling_is_not() -> None:
     """A `ColumnTransformer` scales some. Pixels, one-hot, balanced ±1 and what only nears 0 and 1 pass in silence."""
     columns = ColumnTransformer([("scaled", StandardScaler(), [0]), ("as they are", "passthrough", [1, 2])])
