@@ -64,7 +64,7 @@ def test_an_option_without_effect_warns_in_one_line(words: str) -> None:
     assert "\n" not in line
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_options_that_something_looks_at_and_those_that_are_off_do_not_warn() -> None:
     trained(nn.Linear(4, 3), optimizer="rmsprop", lr=0.01, momentum=0.5, clipping="automatic", clip_stability=0.1)
     trained(nn.Linear(4, 3), optimizer="adam", lr=0.01, momentum=0.0, diagnostics=False, evaluate_every=None)
