@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from adadpigu.core.kernels.convolution import Blocks, Pair, weight_gradients
+from adadpigu.core.kernels.convolution import Blocks, Geometry, Pair, Products
 from adadpigu.errors import InputError
 
 
@@ -39,18 +39,12 @@ class Case:
 
     def found(self, x: Tensor, dy: Tensor, into: Tensor | None = None, blocks: Blocks | None = None) -> Tensor:
         into = self.empty() if into is None else into
-        weight_gradients(
-            x,
-            dy,
-            into,
-            kernel_size=self.kernel,
-            stride=self.stride,
-            padding=self.padding,
-            dilation=self.dilation,
-            copies=self.copies,
-            blocks=blocks,
-        )
+        self.products(x, dy, blocks).write(into)
         return into
+
+    def products(self, x: Tensor, dy: Tensor, blocks: Blocks | None = None) -> Products:
+        walk = Geometry(self.kernel, self.stride, self.padding, self.dilation)
+        return Products(x, dy, walk, self.copies, blocks=blocks)
 
     def expected(self, x: Tensor, dy: Tensor) -> Tensor:
         rows = []
@@ -163,7 +157,7 @@ def test_no_records_are_no_work() -> None:
 def test_shapes_that_do_not_belong_together_are_refused() -> None:
     x, dy = PLAIN.drawn()
     for into in (torch.empty(3, 135), torch.empty(2, 134), torch.empty(2, 135).double(), torch.empty(135, 2).mT):
-        with pytest.raises(InputError, match="weight_gradients"):
+        with pytest.raises(InputError, match="products"):
             PLAIN.found(x, dy, into)
-    with pytest.raises(InputError, match="weight_gradients"):
+    with pytest.raises(InputError, match="products"):
         PLAIN.found(x[:1], dy, torch.empty(2, 135))

@@ -25,12 +25,17 @@ ROWS: dict[str, Any] = {"rows": FLOAT, "center": DOUBLE, "weight": DOUBLE}
 """arguments of a kernel: the type of one that is given at a launch, or the value of one that is compiled in"""
 
 CONVOLUTION: dict[str, Any] = {
-    **dict.fromkeys(("x_record", "x_channel", "x_row", "dy_record", "dy_channel", "dy_row", "into_record"), "i32"),
+    **dict.fromkeys(("x_record", "x_channel", "x_row", "dy_record", "dy_channel", "dy_row", "out_stride"), "i32"),
     **dict.fromkeys(("height", "width", "out_width", "image", "positions", "outputs", "entries"), "i32"),
-    **{"x": FLOAT, "dy": FLOAT, "into": FLOAT, "x_column": 1, "dy_column": 1},
+    **{"x": FLOAT, "dy": FLOAT, "channels": "i32", "records": "i32", "x_column": 1, "dy_column": 1},
+    **dict.fromkeys(("center", "weight", "factors")),
     **{"KERNEL_HEIGHT": 3, "KERNEL_WIDTH": 3, "STEP_DOWN": 1, "STEP_RIGHT": 1, "TOP": 1, "LEFT": 1},
-    **{"SPREAD_DOWN": 1, "SPREAD_RIGHT": 1, "COPIES": 1, "OUTSIDE": True, "OUTPUTS": 32, "ENTRIES": 64},
-    "POSITIONS": 32,
+    **{"SPREAD_DOWN": 1, "SPREAD_RIGHT": 1, "COPIES": 1, "OUTSIDE": True, "CHANNELS_INNER": False},
+    **{"OUTPUTS": 32, "ENTRIES": 64, "POSITIONS": 32, "WIDEN": False},
+}
+LARGE: dict[str, Any] = {
+    **{**CONVOLUTION, "out": DOUBLE, "center": FLOAT, "weight": FLOAT, "CHANNELS_INNER": True},
+    **{"x_channel": 1, "dy_channel": 1, "x_column": "i32", "dy_column": "i32", "OUTPUTS": 64},
 }
 OUTER: dict[str, Any] = {
     **dict.fromkeys(("m", "left_stride", "right_stride"), "i32"),
@@ -65,8 +70,17 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
             **{"LARGEST": sys.float_info.max, "SMALLEST": sys.float_info.min, "RECORDS": 16, "PARTS": 16},
         },
     ),
-    "convolution": (convolution._gradients, {**CONVOLUTION, "PRECISION": "ieee"}),
-    "convolution in parts": (convolution._gradients, {**CONVOLUTION, "PRECISION": "tf32x3"}),
+    "rows of products": (convolution._products, {**CONVOLUTION, "WHAT": "rows", "PRECISION": "ieee"}),
+    "rows of products in parts": (convolution._products, {**CONVOLUTION, "WHAT": "rows", "PRECISION": "tf32x3"}),
+    "norms of products": (convolution._products, {**LARGE, "WHAT": "norms", "PRECISION": "tf32"}),
+    "sums of products": (
+        convolution._products,
+        {**LARGE, "WHAT": "sums", "factors": DOUBLE, "PRECISION": "tf32"},
+    ),
+    "sums of short products": (
+        convolution._products,
+        {**LARGE, "WHAT": "sums", "factors": DOUBLE, "PRECISION": "tf32", "x": "*bf16", "dy": "*bf16"},
+    ),
 }
 COMMON = {"out": FLOAT, "b": "i32", "n": "i32", "stride": "i32"}
 

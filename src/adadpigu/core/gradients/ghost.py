@@ -3,15 +3,17 @@
     ‖w ⊙ (g − α)‖² = (a²)ᵀ w² (b²) − 2 aᵀ (w² ⊙ α) b + ‖w ⊙ α‖²      with w = m / scale and centre α, in float64
     Σ_i c_i w ⊙ (g_i − α) = w ⊙ (Σ_i c_i a_i b_iᵀ − (Σ_i c_i) α)
 
-Linear layers at many positions, g = Σ_p a_p b_pᵀ, are measured by ‖g‖² = Σ_pq (a_p·a_q)(b_p·b_q) where nothing is
-standardised and positions are few, else a few records at a time. Where a sum is computed in another way than its norm,
-the norm is raised by what rounding can have hidden from it: what is added is within the bound, whatever a record holds.
+Linear layers at many positions and convolutions, g = Σ_p a_p b_pᵀ, are measured and added up tile by tile on a GPU, by
+one kernel (`kernels.convolution`). Elsewhere such linear layers are measured by ‖g‖² = Σ_pq (a_p·a_q)(b_p·b_q) where
+nothing is standardised and positions are few, else a few records at a time. Where a sum is computed in another way than
+its norm, the norm is raised by what rounding can have hidden from it: what is added is within the bound, whatever a
+record holds.
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +21,16 @@ from torch import Tensor, nn
 from adadpigu.core import kernels
 from adadpigu.core.gradients.probing import exact_products
 from adadpigu.core.gradients.rule_engine import Call, RuleEngine, Wanted, slice_size
+from adadpigu.core.gradients.rules import geometry_of, positions
 from adadpigu.core.layout import Slot
+
+if TYPE_CHECKING:
+    from adadpigu.core.kernels.convolution import Geometry, Precision, Products
 
 _TILED_AT_MOST = 2**18  # entries of a weight up to which tiles replace two matrix products: a choice, not measured
 _PART_BYTES_ELSEWHERE = 2**27  # what the gradients of a slice may take, of one weight of a large net on a GPU
 _WIDE = 2**16  # entries of a weight from which its gradients at many positions are not kept
+_TILED_FROM = 2**14  # entries of a convolution from which they are not kept on a GPU
 
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """from x and dℓ/dy [b, ..., n] to a and b, whose products Σ_p a_p b_pᵀ are the gradient of a layer's `weight`"""
@@ -38,26 +45,52 @@ class GhostEngine(RuleEngine):
     def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> "list[OuterLayer]":
         if wanted.query.top_k < 1 or not pairs:
             return []
-        dy = pairs[0][1]
-        tiled = (dy.is_cuda or kernels.INTERPRETED) and kernels.usable(dy)
         uses = Counter([slot.name for call, _ in pairs for slot in self.slots_of[call.module].values()])
         weight, center = wanted.whole.weight, wanted.whole.center
         found: list[OuterLayer] = []
         for call, dy in pairs:
-            slot = self.slots_of[call.module].get("weight") if type(call.module) in FACTORS else None
+            slot = self.slots_of[call.module].get("weight")
             if slot is not None and slot.name in wanted.chosen.names and uses[slot.name] == 1:
-                left, right = FACTORS[type(call.module)](call.x, dy)
                 w, alpha = [v if v is None else v[slot.start : slot.stop].view(slot.shape) for v in (weight, center)]
-                if dy.dim() > 2:
-                    if slot.stop - slot.start >= _WIDE and dy.dtype == torch.float32:
-                        left, right = (t.reshape(len(t) // copies, -1, t.shape[-1]) for t in (left, right))
-                        found.append(SequenceLayer(slot, left, right, w, alpha))
-                elif tiled and slot.stop - slot.start <= _TILED_AT_MOST and dy.dtype == call.x.dtype == torch.float32:
-                    left, right = (t if t.stride(1) == 1 else t.contiguous() for t in (left, right))  # expanded ones
-                    found.append(TiledOuterLayer(slot, left, right, w, alpha, copies))
-                elif copies == 1:
-                    found.append(OuterLayer(slot, left, right, w, alpha))
+                layer = _outer_layer(call.module, call.x, dy, copies, slot, w, alpha)
+                found += [layer] if layer is not None else []
         return found
+
+
+def _outer_layer(
+    module: nn.Module, x: Tensor, dy: Tensor, copies: int, slot: Slot, w: Tensor | None, alpha: Tensor | None
+) -> "OuterLayer | None":
+    """How the gradients of a layer's weight are bounded without being built; None: they are built."""
+    size, kernel = slot.stop - slot.start, (dy.is_cuda or kernels.INTERPRETED) and kernels.usable(dy)
+    if type(module) is nn.Conv2d:
+        walk = geometry_of(module) if kernel and size > _TILED_FROM and _taken(x, dy) else None
+        return None if walk is None else ProductLayer(slot, dy, x, w, alpha, copies, walk, _precision(is_conv=True))
+    if type(module) not in FACTORS:
+        return None
+    left, right = FACTORS[type(module)](x, dy)
+    if dy.dim() > 2:
+        if size < _WIDE or not _taken(x, dy):
+            return None
+        if kernel:
+            left, right = (positions(t, keep=1).mT.unsqueeze(3) for t in (left, right))
+            return ProductLayer(slot, left, right, w, alpha, copies, None, _precision(is_conv=False))
+        left, right = (t.float().reshape(len(t) // copies, -1, t.shape[-1]) for t in (left, right))
+        return SequenceLayer(slot, left, right, w, alpha)
+    if kernel and size <= _TILED_AT_MOST and _taken(x, dy):
+        left, right = (t if t.stride(1) == 1 else t.contiguous() for t in (left, right))  # expanded ones
+        return TiledOuterLayer(slot, left, right, w, alpha, copies)
+    return OuterLayer(slot, left, right, w, alpha) if copies == 1 else None
+
+
+def _taken(x: Tensor, dy: Tensor) -> bool:
+    """Whether the numbers are of types whose products are measured."""
+    return {x.dtype, dy.dtype} <= {torch.float32, torch.bfloat16}
+
+
+def _precision(*, is_conv: bool) -> "Precision":
+    """As torch multiplies in such a layer, or closer: it takes short products where its user allows them."""
+    place = getattr(torch.backends.cudnn, "conv", None) if is_conv else torch.backends.cuda.matmul
+    return "tf32" if getattr(place, "fp32_precision", "ieee") == "tf32" else "tf32x3"
 
 
 @dataclass(frozen=True)
@@ -112,6 +145,27 @@ class TiledOuterLayer(OuterLayer):
 
         center, weight = _flat(self.center), _flat(self.weight)
         return weighted_sum(self.left, self.right, factors, center, weight, copies=self.copies)
+
+
+@dataclass(frozen=True)
+class ProductLayer(OuterLayer):
+    """The same at many positions, in tiles: dℓ/dy [b·copies, m, ...] and x [b·copies, c, ...] of a walk over x."""
+
+    copies: int
+    walk: "Geometry | None"  # None: each position by itself
+    precision: "Precision"
+
+    @property
+    def products(self) -> "Products":
+        from adadpigu.core.kernels.convolution import POINTWISE, Products
+
+        return Products(self.right, self.left, self.walk or POINTWISE, self.copies, self.precision)
+
+    def squares(self) -> Tensor:
+        return self.products.squares(_flat(self.center), _flat(self.weight))
+
+    def total(self, factors: Tensor) -> Tensor:
+        return self.products.total(factors, _flat(self.center), _flat(self.weight))
 
 
 def _flat(values: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ slices of a few records: their gradients are built, bounded and added while they
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -176,6 +176,10 @@ class RuleEngine(GradientEngine):
     def owns(self, module: nn.Module, names: frozenset[str]) -> bool:
         return not names.isdisjoint([slot.name for slot in self.slots_of[module].values()])
 
+    def owns_weight(self, module: nn.Module, names: frozenset[str]) -> bool:
+        slot = self.slots_of[module].get("weight")
+        return slot is not None and slot.name in names
+
     def replay_memory(self) -> object:
         return self._last
 
@@ -201,7 +205,11 @@ class RuleEngine(GradientEngine):
         with side_stream(built.device):
             elsewhere = [layer.squares() for layer in outer]
         row = sum(chosen.sizes) * (4 if built.standardised.selects else 8)
-        at_work = [copies * bytes_at_work(call.module, call.x, dy) for call, dy in used]
+        names = chosen.names
+        at_work = [
+            copies * bytes_at_work(call.module, call.x, dy, whole=self.owns_weight(call.module, names))
+            for call, dy in used
+        ]
         size = slice_size(records, max([row, *at_work]), built.device)
         factors: list[Tensor] = []
         added: Tensor | None = None
@@ -258,7 +266,7 @@ class RuleEngine(GradientEngine):
         inputs = slice(part.start * copies, part.stop * copies)
         for call, dy in pairs:
             into = Destination(flat, self.slots_of[call.module], copies, align=self.align)
-            call.rule(call.module, call.x[inputs], dy[inputs], into)
+            call.rule(call.module, _long(call.x[inputs]), _long(dy[inputs]), into)
         flat.finish()
         return buffer
 
@@ -289,13 +297,11 @@ class RuleEngine(GradientEngine):
         for call, dy in pairs:
             if call.x._version != call.version or call.x.dim() == 0 or len(call.x) != rows or len(dy) != rows:
                 raise _unruly(call)
-        if self.precision == "float32":
-            return pairs
-        # The same numbers are measured and added up, however short they were in the net.
-        return [(replace(call, x=_long(call.x)), _long(dy)) for call, dy in pairs]
+        return pairs
 
 
 def _long(values: Tensor) -> Tensor:
+    """The same numbers are measured and added up, however short they were in the net."""
     return values.float() if values.dtype == torch.bfloat16 else values
 
 

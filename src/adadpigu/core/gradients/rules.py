@@ -7,7 +7,7 @@ have no such rule as a whole (attention, recurrent nets) are unfolded into parts
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from adadpigu.core.gradients.slicing import aligned_product
 from adadpigu.core.layout import Slot
 from adadpigu.core.side_stream import join, side_stream
 from adadpigu.errors import ModelError
+
+if TYPE_CHECKING:
+    from adadpigu.core.kernels.convolution import Geometry
 
 
 class FlatGradients:
@@ -264,21 +267,28 @@ def _sides(module: Convolution) -> list[int]:
 
 def _by_kernel(module: Convolution, x: Tensor, dy: Tensor, into: Destination) -> bool:
     """Whether a kernel has written the weight's gradients where they belong, without patches in between."""
-    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros" or not kernels.usable(x):
+    geometry = geometry_of(module) if kernels.usable(x) else None
+    if geometry is None:
         return False
-    from adadpigu.core.kernels.convolution import weight_gradients, worthwhile
+    from adadpigu.core.kernels.convolution import Products, worthwhile
 
     small = worthwhile(module.out_channels, math.prod(module.weight.shape[1:]))
     found = into.place("weight") if small and x.dtype == dy.dtype == torch.float32 else None
     if found is None:
         return False
-    left, _, top, _ = _sides(module)
     place, copies = found
-    kernel, stride, dilation = module.kernel_size, module.stride, module.dilation
-    weight_gradients(
-        x, dy, place, kernel_size=kernel, stride=stride, padding=(top, left), dilation=dilation, copies=copies
-    )
+    Products(x, dy, geometry, copies).write(place)
     return True
+
+
+def geometry_of(module: nn.Module) -> "Geometry | None":
+    """How a convolution walks over its input; None for one that the kernels do not take."""
+    from adadpigu.core.kernels.convolution import Geometry
+
+    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
+        return None
+    left, _, top, _ = _sides(module)
+    return Geometry(module.kernel_size, module.stride, (top, left), module.dilation)
 
 
 def _grouped(module: Convolution, patch: Tensor, dy: Tensor) -> Tensor:
@@ -288,10 +298,12 @@ def _grouped(module: Convolution, patch: Tensor, dy: Tensor) -> Tensor:
     return torch.bmm(left, right.mT).reshape(records, *module.weight.shape)
 
 
-def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor) -> int:
-    """About how much a rule builds for each row besides its gradient: the patches of a convolution above all."""
+def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor, *, whole: bool = True) -> int:
+    """About how much a rule builds for each row besides its gradient: the patches of a convolution above all.
+
+    Unless `whole`, only the bias is wanted."""
     numbers = math.prod(x.shape[1:]) + math.prod(dy.shape[1:])
-    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+    if whole and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         numbers += math.prod(module.kernel_size) * module.in_channels * math.prod(dy.shape[2:])
     return numbers * dy.element_size()
 
