@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _TILED_AT_MOST = 2**18  # entries of a weight up to which tiles replace two matrix products: a choice, not measured
 _PART_BYTES_ELSEWHERE = 2**27  # what the gradients of a slice may take, of one weight of a large net on a GPU
 _WIDE = 2**16  # entries of a weight from which its gradients at many positions are not kept
+_NO_ROW = -1  # an id that looks up nothing
 _TILED_FROM = 2**14  # entries of a convolution from which they are not kept on a GPU
 
 Factors = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -65,6 +66,10 @@ def _outer_layer(
     if type(module) is nn.Conv2d:
         walk = geometry_of(module) if kernel and size > _TILED_FROM and _taken(x, dy) else None
         return None if walk is None else ProductLayer(slot, dy, x, w, alpha, copies, walk, _precision(is_conv=True))
+    if type(module) is nn.Embedding and size >= _WIDE and dy.dtype != torch.float64:
+        ids = x if module.padding_idx is None else x.masked_fill(x == module.padding_idx, _NO_ROW)
+        ids, rows = (t.reshape(len(t) // copies, -1, *last) for t, last in ((ids, ()), (dy, dy.shape[-1:])))
+        return EmbeddingLayer(slot, ids, rows, w, alpha)
     if type(module) not in FACTORS:
         return None
     left, right = FACTORS[type(module)](x, dy)
@@ -148,6 +153,60 @@ class TiledOuterLayer(OuterLayer):
 
 
 @dataclass(frozen=True)
+class EmbeddingLayer(OuterLayer):
+    """Rows that are looked up in a table [m, n]: left are ids [b, p] (`_NO_ROW`: none), right is dℓ/dy [b, p, n].
+
+    Only rows that a record looks up differ from −w ⊙ α: their squares replace what ‖w ⊙ α‖² counts for them.
+    """
+
+    def squares(self) -> Tensor:
+        pull = None if self.center is None else self.center.double() * (1.0 if self.weight is None else self.weight)
+        rest = 0.0 if pull is None else pull.square().sum()
+        found = []
+        for part in self._slices():
+            ids, rows = self._looked_up(part)
+            z = rows if self.weight is None else rows * self.weight[ids]
+            counted = None if pull is None else pull[ids].masked_fill((self.left[part] == _NO_ROW).unsqueeze(2), 0.0)
+            if counted is None:
+                own, spared = z.square().sum((1, 2)), z.new_zeros(len(z))
+            else:
+                counted = counted.masked_fill(self._again(part).unsqueeze(2), 0.0)
+                own, spared = (z - counted).square().sum((1, 2)), counted.square().sum((1, 2))
+            terms = 16 + self.left.shape[1] + self.slot.stop - self.slot.start
+            rounding = terms * torch.finfo(torch.float64).eps * (z.square().sum((1, 2)) + own + spared + rest)
+            found.append((own - spared + rest).clamp(min=0) + rounding)
+        return torch.cat(found)
+
+    def total(self, factors: Tensor) -> Tensor:
+        total = torch.zeros(self.slot.shape, dtype=torch.float64, device=factors.device)
+        for part in self._slices():
+            ids, rows = self._looked_up(part)
+            rows = (rows * factors[part, None, None]).masked_fill_((factors[part] == 0)[:, None, None], 0.0)
+            total.index_put_((ids,), rows, accumulate=True)
+        if self.center is not None:
+            total.addcmul_(self.center.double(), factors.sum(), value=-1)
+        if self.weight is not None:
+            total *= self.weight
+        return total.flatten()
+
+    def _looked_up(self, part: slice) -> tuple[Tensor, Tensor]:
+        """Ids, and the gradient of each id's row where it stands first; zero where it stands again, or for none."""
+        ids, none = self.left[part], self.left[part] == _NO_ROW
+        same = ids.unsqueeze(2) == ids.unsqueeze(1)
+        rows = torch.bmm(same.double(), self.right[part].double())
+        return ids.masked_fill(none, 0), rows.masked_fill_((self._again(part) | none).unsqueeze(2), 0.0)
+
+    def _again(self, part: slice) -> Tensor:
+        """Which positions [b, p] hold an id that stands before them."""
+        ids = self.left[part]
+        return (ids.unsqueeze(2) == ids.unsqueeze(1)).tril(-1).any(2)
+
+    def _slices(self) -> list[slice]:
+        _, positions, width = self.right.shape
+        return _slices(len(self.left), 8 * positions * (positions + 4 * width), self.left.device)
+
+
+@dataclass(frozen=True)
 class ProductLayer(OuterLayer):
     """The same at many positions, in tiles: dℓ/dy [b·copies, m, ...] and x [b·copies, c, ...] of a walk over x."""
 
@@ -223,8 +282,12 @@ class SequenceLayer(OuterLayer):
         return raised.square()
 
     def _slices(self, bytes_a_record: int) -> list[slice]:
-        size = slice_size(len(self.left), bytes_a_record, self.left.device, _PART_BYTES_ELSEWHERE)
-        return [slice(start, start + size) for start in range(0, len(self.left), size)]
+        return _slices(len(self.left), bytes_a_record, self.left.device)
+
+
+def _slices(records: int, bytes_a_record: int, device: torch.device) -> list[slice]:
+    size = slice_size(records, bytes_a_record, device, _PART_BYTES_ELSEWHERE)
+    return [slice(start, start + size) for start in range(0, records, size)]
 
 
 def _power(x: Tensor) -> Tensor:
