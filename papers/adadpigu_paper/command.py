@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,12 +23,13 @@ _MOST_WORKERS, _MOST_SEEDS = 64, 1000
 
 
 def reproduce(
-    name: Annotated[
-        str,
+    names: Annotated[
+        list[str],
         typer.Argument(
-            metavar="NAME",
+            metavar="NAME...",
             help="noise-table, accuracy-table, pruning-curves, budget-curve, pruning-sweep, batch-tradeoff, "
-            "gradient-histogram, energy, theory, retention-time, retention, ablation-tuning, ablation, or all of them.",
+            "gradient-histogram, energy, theory, retention-time, retention, ablation-tuning, ablation, or all of them. "
+            "Several share one queue of runs.",
             show_default=False,
         ),
     ],
@@ -58,22 +58,24 @@ def reproduce(
     from adadpigu_paper.reproduce.artefact import Scale
     from adadpigu_paper.reproduce.keeping import rows_of, write
 
-    if name != "all" and name not in ARTEFACTS:
-        raise unknown("artefact", name, [*ARTEFACTS, "all"])
+    for name in names:
+        if name != "all" and name not in ARTEFACTS:
+            raise unknown("artefact", name, [*ARTEFACTS, "all"])
+    every = "all" in names
     _check(quick, source, seeds, workers, seconds)
     folder = source if source is not None else out or Path("reproduced") / ("quick" if quick else "full")
-    chosen = list(ARTEFACTS.values()) if name == "all" else [ARTEFACTS[name]]
-    summaries, lost, end = [], 0, time.monotonic() + (seconds or float("inf"))
+    chosen = list(ARTEFACTS.values()) if every else [ARTEFACTS[name] for name in dict.fromkeys(names)]
+    summaries, lost = [], 0
+    if source is None:
+        crew = _crew(device, workers, seconds or float("inf"))
+        try:
+            lost += _measure(chosen, Scale(quick=quick, seeds=seeds), folder, crew)
+        except KeyboardInterrupt:
+            print_error(f"interrupted: what was measured is in {folder}; the same command goes on there")
+            return Interrupted(130)
     for artefact in chosen:
         rows = folder / artefact.rows
-        if source is None:
-            crew = _crew(device, workers, max(0.0, end - time.monotonic()))
-            try:
-                lost += _measure(artefact, Scale(quick=quick, seeds=seeds), folder, crew)
-            except KeyboardInterrupt:
-                print_error(f"interrupted: what was measured is in {rows}; the same command goes on there")
-                return Interrupted(130)
-        if not rows.exists() and (name == "all" or source is None):
+        if not rows.exists() and (len(chosen) > 1 or source is None):
             print_warning(f"{artefact.name} is not drawn: there is no {rows}")
             lost += source is not None
             continue
@@ -83,7 +85,7 @@ def reproduce(
         if not as_json:
             _show(artefact, drawn, written)
     if as_json:
-        print_json(summaries[0] if name != "all" and summaries else {"artefacts": summaries})
+        print_json(summaries[0] if len(chosen) == 1 and summaries else {"artefacts": summaries})
     return 1 if lost else 0
 
 
@@ -113,12 +115,12 @@ def _crew(device: str, workers: int | None, begin_within: float) -> Crew:
     return Crew(device=device, workers=workers or several, begin_within=begin_within)
 
 
-def _measure(artefact: Artefact, scale: Scale, folder: Path, crew: Crew) -> int:
+def _measure(artefacts: Sequence[Artefact], scale: Scale, folder: Path, crew: Crew) -> int:
     """Measures what is missing and tells what could not be; returns how many runs that were."""
     from adadpigu_paper.reproduce.keeping import measure
 
-    with count_progress(notes(), artefact.name) as progress:
-        lost = measure(artefact, scale, folder, crew, progress)
+    with count_progress(notes(), artefacts[0].name if len(artefacts) == 1 else "runs") as progress:
+        lost = measure(artefacts, scale, folder, crew, progress)
     failed: Sequence[Row] = [row for row in lost if "failed" in row]
     if failed:
         print_warning(f"{len(failed)} runs failed; the first, {failed[0]['name']}: {failed[0]['failed']}")

@@ -48,7 +48,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_table_and_figure_of_the_paper_has_a_name() -> None:
     assert set(NAMES) <= set(ARTEFACTS)
     assert all(artefact.name == name for name, artefact in ARTEFACTS.items())
-    told = str(inspect.signature(reproduce.reproduce).parameters["name"].annotation)
+    told = str(inspect.signature(reproduce.reproduce).parameters["names"].annotation)
     assert all(name in told for name in ARTEFACTS)  # `--help` knows them
     assert all((artefact.jobs is None) != (artefact.compute is None) for artefact in ARTEFACTS.values())
 

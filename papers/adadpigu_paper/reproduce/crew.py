@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import queue
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from adadpigu.errors import first_line
 from adadpigu_paper.reproduce.jobs import Job, Row, run_job
 
 _FOREVER = float("inf")
+_TRIES = 2  # of a job whose process dies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,38 +46,72 @@ class Crew:
             yield _attempt(job, self.device, end)
 
     def _in_processes(self, jobs: Sequence[Job], several: int) -> Iterator[Row]:
-        context = multiprocessing.get_context("spawn")
-        todo: Any = context.Queue()
-        done: Any = context.Queue()
-        left = dict(enumerate(jobs))
-        for numbered in left.items():
-            todo.put(numbered)
-        start = time.time()
-        crew = [
-            context.Process(target=_work, args=(todo, done, self.device, start + self.begin_within), daemon=True)
-            for _ in range(several)
-        ]
-        for process in crew:
-            process.start()
-        lost = {"failed": "its process died"}
+        """A process that dies is replaced, and its job tried once more: the next one may find the memory it lacked."""
+        start, todo = time.time(), deque((job, 1) for job in jobs)
+        crew = [_Worker.hired(self.device, start + self.begin_within) for _ in range(several)]
         try:
-            while left:
-                alive = any(process.is_alive() for process in crew)  # asked first: what it has sent is then still found
-                try:
-                    number, row = done.get(timeout=1)
-                except queue.Empty:
-                    if not alive:
-                        break
-                else:
-                    del left[number]
-                    yield row
+            while todo or any(worker.job for worker in crew):
+                for worker in crew:
+                    if todo and worker.job is None:
+                        worker.take(*todo.popleft())
+                for ready in wait([worker.line for worker in crew if worker.job], timeout=1):
+                    place = next(place for place, worker in enumerate(crew) if worker.line is ready)
+                    worker = crew[place]
+                    job, tried, row = worker.answer()
+                    if row is not None:
+                        yield row
+                        continue
+                    crew[place] = _Worker.hired(self.device, start + self.begin_within)
+                    if tried < _TRIES:
+                        todo.appendleft((job, tried + 1))
+                    else:
+                        yield {**job.key(), "failed": f"its process died {tried} times, {worker.end()}"}
                 if time.time() > start + self.stop_after:
-                    lost = {"skipped": "no time left"}
                     break
         finally:
-            for process in crew:
-                process.terminate()
-        yield from ({**job.key(), **lost} for job in left.values())
+            for worker in crew:
+                worker.process.kill()
+        left = [worker.job for worker in crew if worker.job is not None] + [job for job, _ in todo]
+        yield from ({**job.key(), "skipped": "no time left"} for job in left)
+
+
+@dataclass
+class _Worker:
+    """A process that takes one job at a time, by a line of its own: what happens to one process hinders no other."""
+
+    process: Any
+    line: Connection
+    job: Job | None = None
+    tried: int = 0
+
+    @classmethod
+    def hired(cls, device: str, end: float) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, device, end), daemon=True)
+        process.start()
+        theirs.close()  # held by the process alone, so that its end is heard here
+        return cls(process, ours)
+
+    def take(self, job: Job, tried: int) -> None:
+        self.job, self.tried = job, tried
+        with suppress(OSError):  # a process that is gone answers so
+            self.line.send(job)
+
+    def answer(self) -> tuple[Job, int, Row | None]:
+        """The job in hand, and its row; None for a process that died over it."""
+        assert self.job is not None
+        job, self.job = self.job, None
+        try:
+            row: Row | None = self.line.recv()
+        except (EOFError, OSError):
+            row = None
+        return job, self.tried, row
+
+    def end(self) -> str:
+        self.process.join(timeout=5)
+        code = self.process.exitcode
+        return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
 def _attempt(job: Job, device: str, end: float) -> Row:
@@ -86,14 +123,14 @@ def _attempt(job: Job, device: str, end: float) -> Row:
         return {**job.key(), "failed": f"{type(error).__name__}: {first_line(error)}"}
 
 
-def _work(todo: Any, done: Any, device: str, end: float) -> None:
+def _work(line: Connection, device: str, end: float) -> None:
     import torch
 
     torch.set_num_threads(1)
     while True:
         gc.collect()  # what a run left on the device
         try:
-            number, job = todo.get(timeout=1)
-        except queue.Empty:
+            job = line.recv()
+        except EOFError:
             return
-        done.put((number, _attempt(job, device, end)))
+        line.send(_attempt(job, device, end))

@@ -130,7 +130,23 @@ def test_jobs_that_are_stopped_or_whose_process_dies_are_told() -> None:
     killed = Job("killed", {**TINY, "model": f"{__name__}:kill_this_process"}, 0)
     rows = list(Crew(device="cpu", workers=2).run([killed, Job("a", TINY, 0)]))
     told = {row["name"]: row.get("failed") for row in rows}
-    assert told == {"a": None, "killed": "its process died"}
+    assert told == {"a": None, "killed": "its process died 2 times, by signal 9"}
+
+
+def test_a_job_whose_process_dies_once_is_done_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIED_BEFORE", str(tmp_path / "died"))
+    once = [Job("once", {**TINY, "model": f"{__name__}:kill_this_process_once"}, seed) for seed in (0, 1)]
+    rows = list(Crew(device="cpu", workers=2).run(once))
+    assert (tmp_path / "died").exists()
+    assert sorted(row["seed"] for row in rows if "accuracy" in row) == [0, 1]
+
+
+def kill_this_process_once() -> torch.nn.Module:
+    mark = Path(os.environ["DIED_BEFORE"])
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
 
 def kill_this_process() -> torch.nn.Module:
