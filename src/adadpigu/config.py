@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from adadpigu.core.gradients import Precision
 from adadpigu.durable import read_text
 from adadpigu.errors import InputError, check, check_known
-from adadpigu.methods import all_methods
+from adadpigu.methods import all_methods, plugged_packages
 
 Clipping = Literal["flat", "automatic"]
 Denoise = Literal["none", "james-stein", "soft"]
@@ -286,10 +286,10 @@ def read_config(path: Path) -> dict[str, object]:
 
 @functools.cache
 def all_presets() -> Mapping[str, str]:
-    """The text of every preset, by name."""
-    folder = resources.files("adadpigu") / "presets"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
-    return {f.name.removesuffix(".toml"): f.read_text(encoding="utf-8") for f in files}
+    """The text of every preset, by name: those beside methods of other packages too; a name of ours stays ours."""
+    folders = [resources.files(package) / "presets" for package in (*plugged_packages(), "adadpigu")]
+    files = {f.name: f for folder in folders if folder.is_dir() for f in folder.iterdir() if f.name.endswith(".toml")}
+    return {name.removesuffix(".toml"): files[name].read_text(encoding="utf-8") for name in sorted(files)}
 
 
 def read_preset(name: str) -> dict[str, object]:
