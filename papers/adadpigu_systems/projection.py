@@ -38,6 +38,7 @@ from adadpigu.methods.base import (
 )
 
 Count = Annotated[int, "at least 1"]
+_AT_ONCE = 2**18  # coordinates in one product
 
 
 @dataclass(frozen=True)
@@ -51,32 +52,59 @@ class Basis:
         """k."""
         return sum(columns.shape[1] for _, columns in self.blocks)
 
+    @property
+    def bytes(self) -> int:
+        """What it takes to keep it."""
+        return sum(columns.nbytes for _, columns in self.blocks)
+
+    def stored(self, dtype: torch.dtype) -> Basis:
+        """The same in the precision in which it is multiplied, so that no product converts it."""
+        return Basis(tuple((place, columns.to(dtype)) for place, columns in self.blocks))
+
     def onto(self, rows: Tensor) -> Tensor:
         """Vᵀg of each row, [b, d] -> [b, k]."""
-        return torch.cat([rows[:, place] @ columns.to(rows.dtype) for place, columns in self.blocks], dim=1)
+        return torch.cat([_coefficients(rows[:, place], columns) for place, columns in self.blocks], dim=1)
 
     def back(self, values: Tensor, size: int) -> Tensor:
         """V w, [k] -> [d]."""
         made = values.new_zeros(size)
         parts = torch.split(values, [columns.shape[1] for _, columns in self.blocks])
         for (place, columns), part in zip(self.blocks, parts, strict=True):
-            made[place] = columns.to(values.dtype) @ part
+            _add_combined(made[None, place], part[None], columns)
         return made
 
     def beside(self, rows: Tensor) -> Tensor:
         """g − V Vᵀ g of each row."""
         rest = rows.clone()
         for place, columns in self.blocks:
-            v = columns.to(rows.dtype)
-            rest[:, place] -= (rows[:, place] @ v) @ v.T
+            _add_combined(rest[:, place], -_coefficients(rows[:, place], columns), columns)
         return rest
 
 
+def _coefficients(rows: Tensor, columns: Tensor) -> Tensor:
+    """A V, a stretch of coordinates at a time: of a basis in bf16 only so much is added up, and kept, in bf16."""
+    made = rows.new_zeros(len(rows), columns.shape[1])
+    for part, v in zip(rows.split(_AT_ONCE, dim=1), columns.split(_AT_ONCE), strict=True):
+        made += part.to(v.dtype) @ v if v.dtype == torch.bfloat16 else part @ v.to(rows.dtype)
+    return made
+
+
+def _add_combined(rows: Tensor, values: Tensor, columns: Tensor) -> None:
+    """Adds W Vᵀ to rows in their place."""
+    for part, v in zip(rows.split(_AT_ONCE, dim=1), columns.split(_AT_ONCE), strict=True):
+        part += values.to(v.dtype) @ v.T if v.dtype == torch.bfloat16 else values @ v.to(rows.dtype).T
+
+
 def leading(rows: Iterator[Tensor], rank: int) -> Basis:
-    """The leading right singular vectors of all rows: the eigenvectors of their second moment."""
+    """The leading right singular vectors of all rows A: the eigenvectors of their second moment.
+
+    Of AAᵀ, which is small, u = A v/s are eigenvectors, so v is Aᵀu but for its length; QR makes orthonormal what
+    rounding has left, also where A has fewer directions than are asked for.
+    """
     whole = torch.cat(list(rows)).double()
-    _, _, right = torch.linalg.svd(whole, full_matrices=False)
-    return Basis(((slice(0, whole.shape[1]), right[:rank].T.contiguous()),))
+    _, left = torch.linalg.eigh(whole @ whole.T)
+    columns = torch.linalg.qr(whole.T @ left[:, -rank:].flip(1))[0]
+    return Basis(((slice(0, whole.shape[1]), columns.contiguous()),))
 
 
 def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed: int) -> Basis:
@@ -104,6 +132,8 @@ class _Projection(MethodState):
         self._options, self._size, self._batch_size = options, context.layout.size, context.batch_size
         self._public: PublicRows = context.public
         self._rng = context.public_rng
+        exact = torch.float64 if context.device.type == "cpu" else torch.float32  # in which rows are mapped there
+        self._stored_as = torch.bfloat16 if options.basis_precision == "bf16" else exact
         _check_rank(f"rank={options.rank}", options.rank, min(self._size, self._public.count))
         blocks = options.basis == "power" or options.groups == 1
         require(blocks, f"groups={options.groups} with basis={options.basis!r}; allowed: basis='power', or 1 group")
@@ -122,10 +152,11 @@ class _Projection(MethodState):
         self._at, self._renewed = weights, number
         rows, options = self._public.rows(weights, number), self._options
         if options.basis == "eigen":
-            self.basis = leading(rows, options.rank)
+            found = leading(rows, options.rank)
         else:
             ranks, places = _groups(self._size, options.rank, options.groups)
-            self.basis = by_power(rows, ranks, places, int(self._rng(number).integers(2**62)))
+            found = by_power(rows, ranks, places, int(self._rng(number).integers(2**62)))
+        self.basis = found.stored(self._stored_as)
 
     def state(self) -> State:
         return {"count": as_tensor(self._count), "renewed": as_tensor(self._renewed), "weights": self._at}
@@ -171,6 +202,8 @@ class _Projected(Method):
     """steps from one basis to the next; unset: once an epoch"""
     groups: Count = 1
     """blocks of coordinates with a basis each (power)"""
+    basis_precision: Literal["float32", "bf16"] = "float32"
+    """bf16: half the memory, for large nets; the clip comes after the products, so it bounds them as they are"""
 
 
 @register
