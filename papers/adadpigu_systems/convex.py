@@ -54,10 +54,10 @@ class LinearRelease:
     def scores(self, inputs: Tensor) -> Tensor:
         """The class scores of records, [b, features] -> [b, classes]."""
         made = bounded_features(inputs, self.feature_norm, self.intercept)
-        return torch.from_numpy(made @ self.weights.numpy().T)
+        return made @ self.weights.to(made.device).T
 
 
-def bounded_features(inputs: Tensor, feature_norm: float | None, intercept: bool) -> Numbers:
+def bounded_features(inputs: Tensor, feature_norm: float | None, intercept: bool) -> Tensor:
     """φ with ‖φ‖ ≤ 1, record by record: x over the bound, clipped, with a 1 for an intercept (then over √2).
 
     A record whose norm is not finite is all zeros, so it contributes nothing.
@@ -66,14 +66,11 @@ def bounded_features(inputs: Tensor, feature_norm: float | None, intercept: bool
     check("feature_norm", feature_norm, feature_norm is not None, told)
     assert feature_norm is not None
     check_range("feature_norm", feature_norm, "a finite number above 0")
-    flat = inputs.detach().flatten(1).double().cpu().numpy() / feature_norm
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.sqrt(np.square(flat).sum(axis=1, keepdims=True))
-    known = np.isfinite(norms)
-    clipped = np.where(known, flat, 0.0) / np.maximum(np.where(known, norms, 1.0), 1.0)
-    if intercept:
-        clipped = np.hstack([clipped, known.astype(np.float64)]) / math.sqrt(2)
-    return np.asarray(clipped)
+    flat = inputs.detach().flatten(1).double() / feature_norm
+    norms = flat.square().sum(dim=1, keepdim=True).sqrt()
+    known = torch.isfinite(norms)
+    clipped = torch.where(known, flat, 0.0) / torch.where(known, norms, 1.0).clamp(min=1.0)
+    return torch.cat([clipped, known.double()], dim=1) / math.sqrt(2) if intercept else clipped
 
 
 def output_perturbation(
@@ -111,7 +108,7 @@ def output_perturbation(
     rate = 1 / math.sqrt(passes * records) if lr is None else float(lr)
     largest = 2 / SMOOTHNESS
     check("lr", lr, 0 < rate <= largest, f"above 0 and at most 2/smoothness = {largest:g}, or steps are not safe")
-    features = bounded_features(inputs, feature_norm, intercept)
+    features = bounded_features(inputs, feature_norm, intercept).cpu().numpy()
     rng = secure(randomness)
     keys = [rng.uniform(len(features)).numpy() for _ in range(passes)]
     learned = permuted_sgd(features, targets.cpu().numpy(), classes=classes, lr=rate, keys=keys)
@@ -198,9 +195,9 @@ def objective_perturbation(
     gap = max(1e-9, min(1e-6, records**-2.0)) if gradient_norm is None else float(gradient_norm)
     check_range("gradient_norm", gap, "a finite number above 0")
     how: dict[str, Any] = {"regularisation": convexity, "gradient_norm": gap, "iterations": iterations}
-    features, labels = bounded_features(inputs, feature_norm, intercept), targets.cpu().numpy()
-    shape = (classes, features.shape[1])
-    minimise(*_stand_ins(records, shape, sigma), **how)  # what public numbers alone would fail by is not charged
+    features = bounded_features(inputs, feature_norm, intercept)
+    labels, shape = targets.to(features.device), (classes, features.shape[1])
+    minimise(*_stand_ins(records, shape, sigma, features.device), **how)  # what public numbers alone would fail by is not charged
     second, sensitivity = gaussian_sigma(eps_gap, delta_gap), 2 * gap / convexity
     rng = secure(randomness)
     privacy = _statement(
@@ -225,23 +222,26 @@ def objective_perturbation(
         rng=rng,
     )
     privacy = charge(privacy, ledger, dataset)
-    linear = sigma * rng.normal(math.prod(shape)).numpy().reshape(shape)
+    linear = sigma * rng.normal(math.prod(shape)).view(shape).to(features)
     try:
         found = minimise(features, labels, linear, **how)
     except InputError as error:
         raise InputError(f"{error}; this release is charged: that it failed depends on the records") from None
-    reached = np.linalg.norm(gradient(found, features, labels, linear, convexity))
+    reached = gradient(found, features, labels, linear, convexity).norm()
     assert reached <= gap, "the solver returned a point whose gradient it had not certified"
-    weights = torch.from_numpy(found) + second * sensitivity * rng.normal(found.size).view(found.shape)
+    weights = found.cpu() + second * sensitivity * rng.normal(found.numel()).view(shape)
     return _released(weights, feature_norm, intercept, privacy)
 
 
-def _stand_ins(records: int, shape: tuple[int, int], sigma: float) -> tuple[Numbers, NDArray[Any], Numbers]:
+def _stand_ins(
+    records: int, shape: tuple[int, int], sigma: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Public random features, labels and linear term: N as declared, [classes, features] as asked for."""
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((records, shape[1]))
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    return features, rng.integers(shape[0], size=records), sigma * rng.standard_normal(shape)
+    rng = torch.Generator(device).manual_seed(0)
+    how: dict[str, Any] = {"generator": rng, "dtype": torch.float64, "device": device}
+    features = torch.nn.functional.normalize(torch.randn(records, shape[1], **how), dim=1)
+    labels = torch.randint(shape[0], (records,), generator=rng, device=device)
+    return features, labels, sigma * torch.randn(shape, **how)
 
 
 def default_regularisation(epsilon: float, classes: int) -> float:

@@ -8,60 +8,49 @@ minimum; a solver that does not get there refuses, without saying how far it cam
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from adadpigu.errors import require
 
-Numbers = NDArray[np.float64]
+
+def probabilities(weights: Tensor, features: Tensor) -> Tensor:
+    return torch.softmax(features @ weights.T, dim=1)
 
 
-def probabilities(weights: Numbers, features: Numbers) -> Numbers:
-    scores = features @ weights.T
-    made = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return np.asarray(made / made.sum(axis=1, keepdims=True))
-
-
-def gradient(
-    weights: Numbers, features: Numbers, targets: NDArray[Any], linear: Numbers, regularisation: float
-) -> Numbers:
+def gradient(weights: Tensor, features: Tensor, targets: Tensor, linear: Tensor, regularisation: float) -> Tensor:
     """∇J, [classes, features]."""
     error = probabilities(weights, features)
-    error[np.arange(len(targets)), targets] -= 1.0
-    return np.asarray(error.T @ features + regularisation * weights + linear)
+    error[torch.arange(len(targets), device=error.device), targets] -= 1.0
+    return error.T @ features + regularisation * weights + linear
 
 
-def value(weights: Numbers, features: Numbers, targets: NDArray[Any], linear: Numbers, regularisation: float) -> float:
+def value(weights: Tensor, features: Tensor, targets: Tensor, linear: Tensor, regularisation: float) -> float:
     """J."""
-    scores = features @ weights.T
-    most = scores.max(axis=1, keepdims=True)
-    logs = np.log(np.exp(scores - most).sum(axis=1)) + most[:, 0]
-    losses = logs - scores[np.arange(len(targets)), targets]
-    return float(losses.sum() + regularisation / 2 * np.square(weights).sum() + (linear * weights).sum())
+    losses = torch.nn.functional.cross_entropy(features @ weights.T, targets, reduction="sum")
+    return float(losses + regularisation / 2 * weights.square().sum() + (linear * weights).sum())
 
 
 def minimise(
-    features: Numbers,
-    targets: NDArray[Any],
-    linear: Numbers,
+    features: Tensor,
+    targets: Tensor,
+    linear: Tensor,
     *,
     regularisation: float,
     gradient_norm: float,
     iterations: int,
-) -> Numbers:
+) -> Tensor:
     """Weights at which ‖∇J‖ ≤ `gradient_norm`; refuses if so many iterations do not reach that."""
     problem = (features, targets, linear, regularisation)
-    weights = np.zeros_like(linear)
+    weights = torch.zeros_like(linear)
     slope = gradient(weights, *problem)
     for _ in range(iterations):
-        norm = float(np.linalg.norm(slope))
+        norm = float(slope.norm())
         if norm <= gradient_norm:
             return weights
         direction = _newton(weights, features, slope, regularisation, accuracy=min(0.1, norm) * norm)
         weights, slope = _backtracked(weights, direction, slope, problem)
-    reached = float(np.linalg.norm(slope)) <= gradient_norm
+    reached = float(slope.norm()) <= gradient_norm
     require(
         reached,
         f"gradient_norm={gradient_norm:g}: the solver does not certify it in iterations={iterations}; allowed: more "
@@ -70,41 +59,41 @@ def minimise(
     return weights
 
 
-def _newton(weights: Numbers, features: Numbers, slope: Numbers, regularisation: float, *, accuracy: float) -> Numbers:
+def _newton(weights: Tensor, features: Tensor, slope: Tensor, regularisation: float, *, accuracy: float) -> Tensor:
     """−H⁻¹∇J by conjugate gradients, until the residual is at most `accuracy`."""
     p = probabilities(weights, features)
 
-    def curved(v: Numbers) -> Numbers:
+    def curved(v: Tensor) -> Tensor:
         moved = features @ v.T
-        moved = p * (moved - (p * moved).sum(axis=1, keepdims=True))
-        return np.asarray(moved.T @ features + regularisation * v)
+        moved = p * (moved - (p * moved).sum(dim=1, keepdim=True))
+        return moved.T @ features + regularisation * v
 
-    found = np.zeros_like(slope)
+    found = torch.zeros_like(slope)
     residual = -slope
-    along, size = residual.copy(), float(np.square(residual).sum())
-    for _ in range(2 * slope.size):
+    along, size = residual.clone(), float(residual.square().sum())
+    for _ in range(2 * slope.numel()):
         if size**0.5 <= accuracy:
             break
         bent = curved(along)
         step = size / float((along * bent).sum())
         found += step * along
         residual -= step * bent
-        before, size = size, float(np.square(residual).sum())
+        before, size = size, float(residual.square().sum())
         along = residual + size / before * along
     return found
 
 
 def _backtracked(
-    weights: Numbers, direction: Numbers, slope: Numbers, problem: tuple[Numbers, NDArray[Any], Numbers, float]
-) -> tuple[Numbers, Numbers]:
+    weights: Tensor, direction: Tensor, slope: Tensor, problem: tuple[Tensor, Tensor, Tensor, float]
+) -> tuple[Tensor, Tensor]:
     """The longest of the halved steps that lowers J enough, or halves the gradient where J is too flat to tell."""
     start, descent = value(weights, *problem), float((slope * direction).sum())
-    norm, length = float(np.linalg.norm(slope)), 1.0
+    norm, length = float(slope.norm()), 1.0
     for _ in range(60):
         there = weights + length * direction
         slope_there = gradient(there, *problem)
         lower = value(there, *problem) <= start + 1e-4 * length * descent
-        if lower or float(np.linalg.norm(slope_there)) <= norm / 2:
+        if lower or float(slope_there.norm()) <= norm / 2:
             break
         length /= 2
     return there, slope_there

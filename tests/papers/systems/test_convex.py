@@ -74,7 +74,7 @@ def test_the_loss_is_as_steep_and_as_curved_as_the_proofs_say(classes: int) -> N
 def test_features_are_clipped_record_by_record_to_a_public_norm() -> None:
     x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("inf"), 0.0], [float("nan"), 1.0]])
     expected = np.array([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0]])
-    np.testing.assert_allclose(bounded_features(x, 1.0, False), expected, rtol=1e-6)
+    np.testing.assert_allclose(bounded_features(x, 1.0, False).numpy(), expected, rtol=1e-6)
     with_one = bounded_features(x, 1.0, True)
     assert np.linalg.norm(with_one, axis=1).max() <= 1 + 1e-12
     assert (with_one[2:] == 0).all()
@@ -137,7 +137,7 @@ def test_the_noise_is_the_exact_one_of_a_single_gaussian() -> None:
 
 
 def bounded(inputs: Tensor) -> Tensor:
-    return torch.from_numpy(bounded_features(inputs, 1.0, True))
+    return bounded_features(inputs, 1.0, True)
 
 
 @pytest.mark.parametrize("regularisation", [0.1, 10.0])
@@ -146,20 +146,20 @@ def test_the_solver_certifies_a_gradient_that_autograd_confirms(regularisation: 
     x = bounded(inputs)
     linear = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 5
     how: dict[str, Any] = {"regularisation": regularisation, "gradient_norm": 1e-9, "iterations": 100}
-    found = minimise(x.numpy(), targets.numpy(), linear.numpy(), **how)
-    weights = torch.tensor(found, requires_grad=True)
+    found = minimise(x, targets, linear, **how)
+    weights = found.clone().requires_grad_()
     losses = nn.functional.cross_entropy(x @ weights.T, targets, reduction="sum")
     objective = losses + regularisation / 2 * weights.square().sum() + (linear * weights).sum()
     (slope,) = torch.autograd.grad(objective, weights)
     assert slope.norm() <= 1.1e-9
-    own = gradient(found, x.numpy(), targets.numpy(), linear.numpy(), regularisation)
-    assert np.linalg.norm(own) <= 1e-9
+    assert gradient(found, x, targets, linear, regularisation).norm() <= 1e-9
 
 
 def test_without_records_the_minimum_is_the_closed_form() -> None:
-    linear = np.arange(6.0).reshape(2, 3)
+    linear = torch.arange(6.0, dtype=torch.float64).view(2, 3)
     how: dict[str, Any] = {"regularisation": 2.0, "gradient_norm": 1e-12, "iterations": 10}
-    np.testing.assert_allclose(minimise(np.zeros((0, 3)), np.zeros(0, int), linear, **how), -linear / 2, rtol=1e-12)
+    nobody = torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    torch.testing.assert_close(minimise(*nobody, linear, **how), -linear / 2, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])
