@@ -1,7 +1,6 @@
 """Every system that the AdaDPIGU paper names, and some beyond it, each with what it adds, costs and guarantees. Public.
 
-Methods are told by their classes. Listed here is only what is no method of the training loop: recipes, releases that
-are made once, local reports, and the claim that is refuted.
+Methods are told by their classes. Listed here is only what is no method: recipes, and the claim that is refuted.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ IN_PAPER = frozenset(_NAMED.split())
 """the 25 ids of what the paper names"""
 
 _CENTRAL = "(ε, δ) for adding or removing one record, of the whole plan, by PLD"
-_ONCE = "(ε, δ) for adding or removing one record, of one release; no steps, no sampling"
-_NO_PRESET = "no preset: its options are flags of `adadpigu train`"
 
 _OTHERS: tuple[System, ...] = (
     {
@@ -46,34 +43,6 @@ _OTHERS: tuple[System, ...] = (
         "source": "Chen, Wu and Hong 2020",
         "adds": "normal numbers on every record's gradient before the clip, against its bias (--perturbation)",
         "costs": "nothing beyond the method it goes with; the numbers are never counted as privacy noise",
-        "note": "no preset: an option of the run, for every private method",
-    },
-    {
-        "id": "objective-perturbation",
-        "kind": "method",
-        "source": "Chaudhuri et al. 2011; Kifer et al. 2012; Iyengar et al. 2019",
-        "adds": "a random linear term in the objective of a linear head, then its certified minimum",
-        "costs": "one release, charged as (ε, δ)",
-        "guarantee": _ONCE,
-        "note": "no preset: adadpigu_systems.sklearn.ObjectivePerturbationClassifier",
-    },
-    {
-        "id": "output-perturbation",
-        "kind": "method",
-        "source": "Wu et al. 2017",
-        "adds": "Gaussian noise on the weights of a linear head that ordinary SGD has trained",
-        "costs": "one unsampled Gaussian event",
-        "guarantee": _ONCE,
-        "note": "no preset: adadpigu_systems.sklearn.OutputPerturbationClassifier",
-    },
-    {
-        "id": "fedsel",
-        "kind": "method",
-        "source": "Liu et al. 2020",
-        "adds": "each user reports one of its largest gradient entries, chosen and perturbed on its own device",
-        "costs": "ε₁ + ε₂ a report, added up over a user's reports",
-        "guarantee": "pure ε-local privacy of each report, without a curator; not on the axis of central ε",
-        "note": "no preset: adadpigu_systems.fedsel",
     },
     {
         "id": "pruning-as-noise",
@@ -94,7 +63,7 @@ def systems() -> list[System]:
 
 
 def _of_method(method: type[Method]) -> System:
-    guarantee = _CENTRAL if method.private else "none: ε = ∞"
+    guarantee = getattr(method, "guarantee", _CENTRAL if method.private else "none: ε = ∞")
     told = {key: getattr(method, key) for key in ("source", "adds", "costs")}
     return {"id": method.name, "kind": "method", **told, "guarantee": guarantee}
 
@@ -107,16 +76,12 @@ def _recipes_of_models() -> list[System]:
 
 
 def _whole(row: System) -> System:
-    """A row with all fields, in their order; a method or recipe without a preset says so in `note`."""
-    refuted, preset = row["kind"] == "refuted", row.get("preset") or _preset(str(row["id"]))
-    keys = ("id", "kind", "source", "adds", "costs")
-    note = {} if refuted or preset else {"note": row.get("note", _NO_PRESET)}
+    """A row with all fields, in their order."""
     return {
-        **{key: row[key] for key in keys},
+        **{key: row[key] for key in ("id", "kind", "source", "adds", "costs")},
         "in_paper": row["id"] in IN_PAPER,
         "guarantee": row.get("guarantee", _CENTRAL),
-        "preset": None if refuted else preset,
-        **note,
+        "preset": None if row["kind"] == "refuted" else row.get("preset") or _preset(str(row["id"])),
     }
 
 
@@ -126,5 +91,5 @@ def _preset(name: str) -> str | None:
     return next((found for found in names if found in all_presets()), None)
 
 
-_TAILS = ("-eps4", "-eps2", "")
+_TAILS = ("-eps4", "-eps2", "-local4", "")
 system_lists.append(systems)

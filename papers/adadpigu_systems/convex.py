@@ -276,11 +276,11 @@ def objective_sigma(epsilon: float, delta: float, *, classes: int, regularisatio
     return high
 
 
-def check_linear(model: nn.Module) -> None:
-    """Refuses a model whose loss is not convex in its weights."""
+def check_linear(model: nn.Module, name: str | None = None) -> None:
+    """Refuses a model whose loss is not convex in its weights; it is called by its name, or its class."""
     layers = [layer for layer in model.modules() if not isinstance(layer, nn.Sequential | nn.Flatten | nn.Identity)]
     linear = len(layers) == 1 and type(layers[0]) is nn.Linear
-    name = type(model).__name__
+    name = name or type(model).__name__
     require(linear, f"model={name}: convexity is needed; allowed: nn.Linear alone, on features of a frozen encoder")
 
 

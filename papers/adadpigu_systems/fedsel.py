@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,12 +27,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from adadpigu.accounting.ledger_reading import WITHOUT_STEPS
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import check
 from adadpigu.methods.base import Positive, check_options
-from adadpigu_systems.one_shot import secure
+from adadpigu_systems.one_shot import secure, write_charge
 
 Numbers = NDArray[np.float64]
+FORMAT = WITHOUT_STEPS[1]
 _MOST_EPSILON = 30.0
 
 
@@ -114,6 +117,8 @@ class LocalStatement:
     users: int
     randomness: str
     private: bool
+    caveats: tuple[str, ...] = ()
+    """what else is not covered"""
 
     @property
     def epsilon_a_user(self) -> float:
@@ -132,6 +137,7 @@ class LocalStatement:
             "Not to be compared with the central ε of training on collected records: that trusts who collects them.",
             "Not covered: that and when a user reports, how many users there are, a user's records elsewhere. Here "
             f"users are simulated in one process, their coins drawn by {self.randomness}.",
+            *(f"Not covered: {caveat}." for caveat in self.caveats),
         ]
         return "\n".join(row for line in lines for row in textwrap.wrap(line, 100))
 
@@ -160,12 +166,14 @@ def simulate(
     rounds: int = 100,
     reports_a_user: int = 1,
     lr: float = 1.0,
+    ledger: Path | None = None,
     randomness: Randomness | None = None,
 ) -> Federated:
     """Softmax regression from local reports, users and server in one process; every user holds one record.
 
     In each round an equal part of the users adds the gradient at the server's weights to its memory and reports once;
-    users come round as often as they report. The server steps along the mean of the reports, times d/k.
+    users come round as often as they report. The server steps along the mean of the reports, times d/k. What all reports
+    may cost is on the ledger before the first one.
     """
     count = len(inputs)
     check("reports_a_user", reports_a_user, reports_a_user >= 1, "must be 1 or more")
@@ -174,16 +182,6 @@ def simulate(
     check("classes", classes, classes >= 2, "must be 2 or more")
     options, rng = FedSel() if options is None else options, secure(randomness)
     features, labels = _with_one(inputs), targets.cpu().numpy()
-    weights = np.zeros((classes, features.shape[1]))
-    memories = np.zeros((count, weights.size))
-    turns = np.concatenate([np.argsort(rng.uniform(count).numpy()) for _ in range(reports_a_user)])
-    for users in np.array_split(turns, rounds):
-        users = np.unique(users)  # who would report twice in a round reports once
-        memories[users] += _gradients(weights, features[users], labels[users])
-        index, values = options.report(memories[users], rng)
-        memories[users, index] = 0.0
-        step = np.bincount(index, values, minlength=weights.size) / len(users)
-        weights -= lr * (weights.size / options.count(weights.size)) * step.reshape(weights.shape)
     privacy = LocalStatement(
         epsilon_a_report=options.epsilon_a_report,
         reports_a_user=reports_a_user,
@@ -191,6 +189,22 @@ def simulate(
         randomness=rng.description,
         private=rng.private,
     )
+    spent = {"epsilon_a_report": privacy.epsilon_a_report, "reports_a_user": reports_a_user}
+    write_charge(ledger, FORMAT, {"users": count}, {"mechanism": "local reports", **spent})
+    weights = np.zeros((classes, features.shape[1]))
+    memories = np.zeros((count if reports_a_user > 1 else 0, weights.size))  # nobody who reports once needs one later
+    turns = np.concatenate([np.argsort(rng.uniform(count).numpy()) for _ in range(reports_a_user)])
+    for users in np.array_split(turns, rounds):
+        users = np.unique(users)  # who would report twice in a round reports once
+        fresh = _gradients(weights, features[users], labels[users])
+        if len(memories):
+            fresh += memories[users]
+        index, values = options.report(fresh, rng)
+        if len(memories):
+            fresh[np.arange(len(users)), index] = 0.0
+            memories[users] = fresh
+        step = np.bincount(index, values, minlength=weights.size) / len(users)
+        weights -= lr * (weights.size / options.count(weights.size)) * step.reshape(weights.shape)
     return Federated(weights=torch.from_numpy(weights), privacy=privacy)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adadpigu.accounting.journal import Journal, now
+from adadpigu.accounting.ledger_reading import WITHOUT_STEPS
 from adadpigu.accounting.statement import delta_warnings, library_versions
 from adadpigu.core.randomness import Randomness, SystemRandomness
 from adadpigu.training.earlier import StartedRun, earlier_runs
@@ -21,7 +23,7 @@ from adadpigu.training.earlier import StartedRun, earlier_runs
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-FORMAT = "adadpigu-one-shot-1"
+FORMAT = WITHOUT_STEPS[0]
 RELATION = "add or remove one record"
 NOT_COVERED = (
     "the choice of settings, if other releases of the same records guided it",
@@ -95,14 +97,9 @@ def charge(statement: OneShotStatement, path: Path | None, dataset: str) -> OneS
 
     The statement that it returns counts the earlier runs of this process on the same data set.
     """
-    if path is not None:
-        journal = Journal(path, new=True)
-        try:
-            journal.append({"ledger": FORMAT, "relation": RELATION, "time": now(), "records": statement.records})
-            spent = {"epsilon": statement.epsilon, "delta": statement.delta, "event": repr(statement.event)}
-            journal.append({"charge": 0, "mechanism": statement.mechanism, **spent})
-        finally:
-            journal.close()
+    spent = {"epsilon": statement.epsilon, "delta": statement.delta, "event": repr(statement.event)}
+    facts = {"relation": RELATION, "records": statement.records}
+    write_charge(path, FORMAT, facts, {"mechanism": statement.mechanism, **spent})
     run = f"{statement.mechanism} {len(earlier_runs)}"
     told = earlier_runs.add(
         StartedRun(
@@ -116,6 +113,18 @@ def charge(statement: OneShotStatement, path: Path | None, dataset: str) -> OneS
         )
     )
     return statement if told is None else replace(statement, caveats=(*statement.caveats, told))
+
+
+def write_charge(path: Path | None, kind: str, facts: Mapping[str, object], spent: Mapping[str, object]) -> None:
+    """A journal of one charge, if there is a file for it; it is on disk when this returns."""
+    if path is None:
+        return
+    journal = Journal(path, new=True)
+    try:
+        journal.append({"ledger": kind, "time": now(), **facts})
+        journal.append({"charge": 0, **spent})
+    finally:
+        journal.close()
 
 
 def secure(randomness: Randomness | None) -> Randomness:

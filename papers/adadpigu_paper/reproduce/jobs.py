@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from adadpigu.config import RunConfig, merge
 from adadpigu.errors import InputError
+from adadpigu.methods import make_method
+from adadpigu.methods.standalone import Standalone
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +58,6 @@ def key_of(row: Row) -> Row:
 
 def run_job(job: Job, device: str) -> Row:
     """Trains one job and scores its last (or averaged) iterate; with `evaluate_every` its course is kept too."""
-    from adadpigu.accounting import library_versions
     from adadpigu.training import train_prepared
     from adadpigu.training.configured import configured
     from adadpigu_paper.reproduce.looks import looking
@@ -65,7 +66,10 @@ def run_job(job: Job, device: str) -> Row:
     for name in ("reproducible_noise", "randomness", "ledger"):
         if getattr(settings, name):
             raise InputError(f"{name}={getattr(settings, name)!r} in the config of a job; allowed: without it")
-    settings = replace(settings, device=device, seed=job.seed, evaluate_every=settings.evaluate_every or 10**9)
+    settings = replace(settings, device=device)
+    if isinstance(make_method(settings.method, settings.method_options), Standalone):
+        return _run_alone(job, settings)
+    settings = replace(settings, seed=job.seed, evaluate_every=settings.evaluate_every or 10**9)
     settings, data = _scored(settings, job.score)
     made_by = commit()  # as the code is now, not when the job ends
     start = time.perf_counter()
@@ -81,11 +85,7 @@ def run_job(job: Job, device: str) -> Row:
         "steps": run.steps,
         "seconds": round(time.perf_counter() - start, 1),
         "training_seconds": round(run.seconds, 2),
-        "weights": fingerprint(run.model),
-        "device": device_name(prepared.device),
-        "commit": made_by,
-        "torch": library_versions()["torch"],
-        "versions": library_versions(),
+        **_made(run.model, prepared.device, made_by),
     }
     if job.config.get("evaluate_every"):
         row["curve"] = [_point(metrics) for metrics in run.metrics]
@@ -94,18 +94,54 @@ def run_job(job: Job, device: str) -> Row:
     return row
 
 
+def _run_alone(job: Job, settings: RunConfig) -> Row:
+    """The same of a system without steps; its seed fixes nothing, for its coins are drawn afresh."""
+    from adadpigu.runs.loading import load_data
+    from adadpigu.training.options import TrainingOptions
+
+    whole, made_by, start = load_data(settings), commit(), time.perf_counter()
+    data = whole if job.score == "test" else _kept(whole)
+    method = make_method(settings.method, settings.method_options)
+    assert isinstance(method, Standalone)
+    run = method.run(settings, data=data)
+    told = {} if run.epsilon is not None else {"local_epsilon": run.privacy.to_json()["epsilon_a_user"]}
+    return {
+        **job.key(),
+        "accuracy": run.accuracy,
+        "epsilon": run.epsilon,
+        **told,
+        "seconds": round(time.perf_counter() - start, 1),
+        **_made(run.model, TrainingOptions(steps=1, device=settings.device).torch_device(), made_by),
+    }
+
+
+def _made(model: torch.nn.Module, device: torch.device, made_by: str | None) -> Row:
+    """To which weights a run came, where and by which code."""
+    from adadpigu.accounting import library_versions
+
+    versions = library_versions()
+    known = {"weights": fingerprint(model), "device": device_name(device), "commit": made_by}
+    return {**known, "torch": versions["torch"], "versions": versions}
+
+
 def _scored(settings: RunConfig, score: Score) -> tuple[RunConfig, DataSet]:
     """The data to train on, and the config for it: the same sampling rate, noise and steps as on all records."""
-    from adadpigu.data import training_split
     from adadpigu.runs.loading import load_data
 
     data = load_data(settings)
     if score == "test":
         return settings, data
-    whole, data = data, training_split(data, min(HELD_OUT, data.records // 5))
+    whole, data = data, _kept(data)
     steps = settings.steps or round((settings.epochs or 0) * whole.records / (settings.batch_size or 1))
     scaled = round((settings.batch_size or 1) * data.records / whole.records)
     return replace(settings, batch_size=scaled, steps=steps, epochs=None), data
+
+
+def _kept(data: DataSet) -> DataSet:
+    """All but the records that are held out, which take the place of test records."""
+    from adadpigu.data import training_split
+
+    return training_split(data, min(HELD_OUT, data.records // 5))
 
 
 def _point(metrics: Metrics) -> Row:

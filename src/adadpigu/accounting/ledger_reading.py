@@ -22,6 +22,7 @@ from adadpigu.errors import LedgerError, check
 
 FORMAT = "adadpigu-ledger-3"
 OLDER = "adadpigu-ledger-2"  # of runs that began before ledgers had a closing record
+WITHOUT_STEPS = ("adadpigu-one-shot-1", "adadpigu-local-1")  # of systems that make one release, or local reports
 LEDGER_FILE = "ledger.log"  # of a run's ledger, in its folder
 MOST_RESERVED = 4096  # steps in one reservation
 Line = dict[str, Any]
@@ -194,6 +195,9 @@ def record_of(chain: Chain, path: Path) -> LedgerRecord:
         what = chain.damage or "it has no header, so nothing was charged yet"
         raise LedgerError(f"ledger={str(path)!r} cannot be used: {what}")
     header, lines = chain.bodies[0], chain.bodies[1:]
+    if header.get("ledger") in WITHOUT_STEPS:
+        told = "is of a release without steps, which statement.txt tells of; nothing binds the files beside it"
+        raise LedgerError(f"ledger={str(path)!r} {told}")
     if header.get("ledger") not in (FORMAT, OLDER):
         raise LedgerError(f"ledger={str(path)!r} is not the ledger of a run ({FORMAT})")
     record = LedgerRecord(header=header, lines=lines, torn=chain.torn, damage=chain.damage, digest=chain.digest)

@@ -19,6 +19,7 @@ from adadpigu import console
 from adadpigu.accounting.wording import rounded_up
 from adadpigu.cli import training_settings as choosing
 from adadpigu.cli.commands import PRESETS, Interrupted, Json, with_settings
+from adadpigu.cli.standalone import is_standalone, refuse_idle, run_standalone
 from adadpigu.config import GROUPS, RunConfig, merge
 from adadpigu.core.processes import Processes
 from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
@@ -126,8 +127,12 @@ def train(
     sources: dict[str, Any] = {"preset": preset, "config": config, "out": out, "resume": resume}
     with joined() as processes, only_first_prints(processes):
         agreed(processes, lambda: [make_logger(name, Path()) for name in log or []])  # refused before data are fetched
+        if resume is None and is_standalone(asked := choosing.configure(flags, preset=preset, config=config)):
+            refuse_idle(asked, log, processes)
+            return run_standalone(asked, out or _new_folder(asked.dataset, asked.method), as_json=as_json)
         planned = agreed(processes, lambda: plan_run(flags, processes, trusted=trust_model_code, **sources))
-        folder = planned.folder or processes.broadcast_object(_new_folder(planned))
+        named = planned.prepared.data.name, planned.settings.method
+        folder = planned.folder or processes.broadcast_object(_new_folder(*named))
         run = _run_training(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
         if as_json:
             console.print_json(run.summary())
@@ -136,9 +141,9 @@ def train(
         return Interrupted(130) if run.interrupted else 0
 
 
-def _new_folder(planned: PlannedRun) -> Path:
+def _new_folder(dataset: str, method: str) -> Path:
     """Named by what is trained and when; the second one of a second is numbered."""
-    name = f"{planned.prepared.data.name}-{planned.settings.method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    name = f"{Path(dataset).stem}-{method}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return next(path for path in map(Path("runs").joinpath, itertools.chain([name], numbered)) if not path.exists())
 

@@ -14,6 +14,7 @@ from adadpigu.accounting import PrivacyReport
 from adadpigu.core.randomness import ReproducibleRandomness, SystemRandomness
 from adadpigu.errors import InputError
 from adadpigu.methods import all_methods
+from adadpigu.methods.standalone import Standalone
 from adadpigu_systems.fedsel import FedSel, LocalStatement, largest, simulate
 
 DRAWS = 1_000_000
@@ -103,7 +104,9 @@ def test_the_guarantee_is_local_and_takes_no_place_on_the_central_axis() -> None
     assert not isinstance(made, PrivacyReport)
     assert made.to_json()["kind"] == "local"
     assert made.statement().startswith("LOCAL privacy, ε = 2 a report")
-    assert "fedsel" not in all_methods()
+    told = all_methods()["fedsel"]
+    assert issubclass(told, Standalone)
+    assert "epsilon" not in told.settings
     fixed = simulate(x, y, classes=2, rounds=10, randomness=ReproducibleRandomness(0)).privacy
     assert fixed.statement().startswith("NOT PRIVATE")
 
