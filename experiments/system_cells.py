@@ -54,7 +54,7 @@ def system_cells(path: Path = FILE) -> list[SystemCell]:
         _cell(cell, short, cell.get("epsilons", _EPSILONS)[number])
         for number, short in keys
         for cell in table
-        if number < len(cell.get("epsilons", _EPSILONS))
+        if number < len(cell.get("epsilons", _EPSILONS)) and short in cell.get("batch_times", SETS)
     ]
 
 

@@ -28,8 +28,8 @@ def reproduce(
         typer.Argument(
             metavar="NAME...",
             help="noise-table, accuracy-table, pruning-curves, budget-curve, pruning-sweep, batch-tradeoff, "
-            "gradient-histogram, energy, theory, retention-time, retention, ablation-tuning, ablation, or all of them. "
-            "Several share one queue of runs.",
+            "gradient-histogram, energy, theory, retention-time, retention, ablation-tuning, ablation, systems, "
+            "kept-share, or all of them. Several share one queue of runs.",
             show_default=False,
         ),
     ],

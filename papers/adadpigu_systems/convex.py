@@ -197,7 +197,8 @@ def objective_perturbation(
     how: dict[str, Any] = {"regularisation": convexity, "gradient_norm": gap, "iterations": iterations}
     features = bounded_features(inputs, feature_norm, intercept)
     labels, shape = targets.to(features.device), (classes, features.shape[1])
-    minimise(*_stand_ins(records, shape, sigma, features.device), **how)  # what public numbers alone would fail by is not charged
+    # what public numbers alone would fail by is not charged
+    minimise(*_stand_ins(records, shape, sigma, features.device), **how)
     second, sensitivity = gaussian_sigma(eps_gap, delta_gap), 2 * gap / convexity
     rng = secure(randomness)
     privacy = _statement(

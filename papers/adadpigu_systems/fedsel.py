@@ -172,8 +172,8 @@ def simulate(
     """Softmax regression from local reports, users and server in one process; every user holds one record.
 
     In each round an equal part of the users adds the gradient at the server's weights to its memory and reports once;
-    users come round as often as they report. The server steps along the mean of the reports, times d/k. What all reports
-    may cost is on the ledger before the first one.
+    users come round as often as they report. The server steps along the mean of the reports, times d/k. The ledger has
+    what all reports may cost before the first one is made.
     """
     count = len(inputs)
     check("reports_a_user", reports_a_user, reports_a_user >= 1, "must be 1 or more")

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from adadpigu_systems.fedsel import Federated
 
 Count = Annotated[int, "at least 1"]
-_DATA = frozenset({"dataset", "records", "classes", "describe", "features", "normalisation", "model", "device", "method"})
+_DATA = frozenset(
+    {"dataset", "records", "classes", "describe", "features", "normalisation", "model", "device", "method"}
+)
 _AT_ONCE = 1024  # records
 _ONCE = "(ε, δ) for adding or removing one record, of one release; no steps, no sampling"
 
@@ -86,8 +88,8 @@ def _prepared(config: RunConfig, data: DataSet | None) -> Preparation:
 
     released = config.normalisation == "released"
     require(not released, "normalisation='released' is charged in steps of training; allowed: any other")
-    unused = {"method": "dpsgd", "method_options": {}, "noise_multiplier": 1.0, "epsilon": None, "steps": 1}
-    prepared = configured(replace(config, model=config.model or "linear", batch_size=1, **unused), data)
+    plain = replace(config, method="dpsgd", method_options={}, noise_multiplier=1.0, epsilon=None, steps=1)
+    prepared = configured(replace(plain, model=config.model or "linear", batch_size=1), data)
     owners = prepared.data.owners is not None
     require(not owners, "owners: this protects single records alone; allowed: records without owners")
     return prepared
@@ -141,7 +143,9 @@ class ObjectivePerturbation(_Convex):
     regularisation: Annotated[float | None, "a finite number above 0"] = None
     """Λ; unset: what takes a quarter of ε"""
 
-    def _made(self, inputs: Tensor, targets: Tensor, *, config: RunConfig, data: DataSet, **facts: Any) -> LinearRelease:
+    def _made(
+        self, inputs: Tensor, targets: Tensor, *, config: RunConfig, data: DataSet, **facts: Any
+    ) -> LinearRelease:
         from adadpigu_systems.convex import objective_perturbation
 
         known = self._facts(config, data)
@@ -163,11 +167,13 @@ class OutputPerturbation(_Convex):
     step_size: Annotated[float | None, "a finite number above 0"] = None
     """η; unset: 1/√(passes·N)"""
 
-    def _made(self, inputs: Tensor, targets: Tensor, *, config: RunConfig, data: DataSet, **facts: Any) -> LinearRelease:
+    def _made(
+        self, inputs: Tensor, targets: Tensor, *, config: RunConfig, data: DataSet, **facts: Any
+    ) -> LinearRelease:
         from adadpigu_systems.convex import output_perturbation
 
-        how = {"passes": self.passes, "lr": self.step_size}
-        return output_perturbation(inputs, targets, **how, **self._facts(config, data), **facts)
+        known = self._facts(config, data)
+        return output_perturbation(inputs, targets, passes=self.passes, lr=self.step_size, **known, **facts)
 
 
 @register
@@ -177,11 +183,9 @@ class FedSelRegression(_LinearHead):
 
     name: ClassVar[str] = "fedsel"
     source: ClassVar[str] = "Liu et al. 2020"
-    adds: ClassVar[str] = "each user reports one of its largest gradient entries, chosen and perturbed on its own device"
+    adds: ClassVar[str] = "each user reports one of its largest gradient entries, perturbed on its own device"
     costs: ClassVar[str] = "ε₁ + ε₂ a report, added up over a user's reports"
-    guarantee: ClassVar[str] = (
-        "pure ε-local privacy of each report, without a curator; not on the axis of central ε"
-    )
+    guarantee: ClassVar[str] = "pure ε-local privacy of each report, without a curator; not on the axis of central ε"
     settings: ClassVar[frozenset[str]] = _DATA | {"lr"}
 
     select_epsilon: Positive = 1.0

@@ -84,14 +84,14 @@ class Basis:
 def _coefficients(rows: Tensor, columns: Tensor) -> Tensor:
     """A V, a stretch of coordinates at a time: of a basis in bf16 only so much is added up, and kept, in bf16."""
     made = rows.new_zeros(len(rows), columns.shape[1])
-    for part, v in zip(rows.split(_AT_ONCE, dim=1), columns.split(_AT_ONCE), strict=True):
+    for part, v in zip(torch.split(rows, _AT_ONCE, dim=1), torch.split(columns, _AT_ONCE), strict=True):
         made += part.to(v.dtype) @ v if v.dtype == torch.bfloat16 else part @ v.to(rows.dtype)
     return made
 
 
 def _add_combined(rows: Tensor, values: Tensor, columns: Tensor) -> None:
     """Adds W Vᵀ to rows in their place."""
-    for part, v in zip(rows.split(_AT_ONCE, dim=1), columns.split(_AT_ONCE), strict=True):
+    for part, v in zip(torch.split(rows, _AT_ONCE, dim=1), torch.split(columns, _AT_ONCE), strict=True):
         part += values.to(v.dtype) @ v.T if v.dtype == torch.bfloat16 else values @ v.to(rows.dtype).T
 
 

@@ -144,17 +144,21 @@ def claim(dataset: str, method: str, epsilon: int | None) -> float | None:
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
     """All cells of the table, from the runs whose config is the preset's own today, whichever engine computed it."""
-    rows = [row for row in rows if _is_run(row)]
-    return [_cell(key, rows) for key in _keys()]
+    rows = runs_of(rows)
+    return [preset_cell(_preset(*key), rows, key, claim(*key)) for key in _keys()]
+
+
+def runs_of(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs of this package, and not of simulated trials."""
+    return [row for row in rows if _is_run(row)]
 
 
 def _is_run(row: Row) -> bool:
-    """Whether a row is of a run of this package, and not of a simulated trial."""
     return {"name", "score", "config", "accuracy"} <= row.keys()
 
 
-def _cell(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Cell:
-    name = _preset(*key)
+def preset_cell(name: str, rows: Sequence[Row], key: tuple[str, str, int | None], claim: float | None) -> Cell:
+    """What was measured with a preset; `key`: data set, method and ε as the table calls them."""
     settings = settings_of(read_preset(name))
     tested = [row for row in rows if row["name"] == name and row["score"] == "test"]
     kept = [row for row in tested if "source" not in row]  # typed from a printed log: no run that can be looked up
@@ -163,7 +167,7 @@ def _cell(key: tuple[str, str, int | None], rows: Sequence[Row]) -> Cell:
         dataset=key[0],
         method=key[1],
         epsilon=key[2],
-        claim=claim(*key),
+        claim=claim,
         found=tuple(sorted(100 * row["accuracy"] for row in runs)),
         seeds=len({row["seed"] for row in runs}),
         earlier=len(tested) - len(runs),

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
+
+from adadpigu.core.standardising import where_or_zero
 from adadpigu.errors import InputError, unknown
+from adadpigu.features.front import apply_front
 from adadpigu.runs.run import Facts, Metrics, Run
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.preparation import Preparation
 from adadpigu_paper.reproduce.jobs import Row
+
+KEPT_RECORDS = 2000
+"""training records whose gradients are looked at for the share that is kept"""
 
 
 class Look(ABC):
@@ -49,7 +56,21 @@ class TrainingAccuracy(Look):
         return {"training_accuracy": accuracy(p.shown_model(), p.data.train, device=p.device)}
 
 
-LOOKS: dict[str, type[Look]] = {"training-accuracy": TrainingAccuracy}
+class KeptShare(Look):
+    """What share of records DPIS would keep: mean of min(1, ‖g_i‖/C) over the first ones, without augmentation."""
+
+    def look(self, metrics: Metrics) -> Row:
+        p = self.prepared
+        inputs, targets = p.data.train.take(torch.arange(min(KEPT_RECORDS, len(p.data.train))))
+        inputs, targets = inputs.to(p.device), targets.to(p.device)
+        shown = inputs if p.view.front is None else apply_front(p.view.front, inputs)
+        with p.engine.watched(), torch.enable_grad():
+            norms = [rows.detach().double().norm(dim=1) for _, rows in p.engine.row_slices(shown, targets, 1)]
+        share = (torch.cat(norms) / float(str(p.method.options()["clip_norm"]))).clamp(max=1.0)
+        return {"kept": float(where_or_zero(torch.isfinite(share), share).mean())}
+
+
+LOOKS: dict[str, type[Look]] = {"training-accuracy": TrainingAccuracy, "kept-share": KeptShare}
 
 
 def looking(name: str | None, prepared: Preparation) -> tuple[Preparation, Look | None]:

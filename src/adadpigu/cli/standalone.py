@@ -84,9 +84,15 @@ def _json(values: Mapping[str, object]) -> str:
 
 
 def _summary(run: StandaloneRun, settings: RunConfig, folder: Path, seconds: float) -> dict[str, object]:
-    told = {"run": str(folder), "method": settings.method, "dataset": settings.dataset, "test_accuracy": run.accuracy}
-    claimed = {"epsilon": run.epsilon, "private": run.privacy.private, "seconds": round(seconds, 3)}
-    return told | claimed
+    return {
+        "run": str(folder),
+        "method": settings.method,
+        "dataset": settings.dataset,
+        "test_accuracy": run.accuracy,
+        "epsilon": run.epsilon,
+        "private": run.privacy.private,
+        "seconds": round(seconds, 3),
+    }
 
 
 def _print(run: StandaloneRun, folder: Path, seconds: float) -> None:

@@ -55,7 +55,9 @@ class Standalone(Method):
     """of a run, those that it goes by besides its own options"""
 
     def begin(self, context: RunContext) -> NoReturn:
-        raise InputError(f"method={self.name!r} has no steps of training; allowed: `adadpigu train --method {self.name}`")
+        raise InputError(
+            f"method={self.name!r} has no steps of training; allowed: `adadpigu train --method {self.name}`"
+        )
 
     @abstractmethod
     def run(self, config: "RunConfig", *, data: "DataSet | None" = None, ledger: Path | None = None) -> StandaloneRun:
