@@ -41,6 +41,7 @@ class DPIS(Method):
     source: ClassVar[str] = "Wei et al., CCS 2022"
     adds: ClassVar[str] = "records are kept by a private coin, in proportion to the norm of their clipped gradient"
     costs: ClassVar[str] = "one event a step, at the full sampling rate"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C"""
@@ -67,4 +68,4 @@ class _State(MethodState):
         self._batch_size = batch_size
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return batches.release(self._query)["gradient"].map(lambda total: total / self._batch_size)
+        return batches.denoise(batches.release(self._query)["gradient"]).map(lambda total: total / self._batch_size)

@@ -37,6 +37,7 @@ class PerLayer(Method):
     source: ClassVar[str] = "McMahan et al. 2018"
     adds: ClassVar[str] = "a clipping bound for each layer"
     costs: ClassVar[str] = "one event a step, for all layers together"
+    denoises: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5
     """C = √(Σ C_l²), of all layers together"""
@@ -75,4 +76,4 @@ class _State(MethodState):
         self._batch_size = context.batch_size
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
-        return batches.release(self._query)["gradient"].map(lambda total: total / self._batch_size)
+        return batches.denoise(batches.release(self._query)["gradient"]).map(lambda total: total / self._batch_size)

@@ -50,6 +50,7 @@ class ScaleThenPrivatise(Method):
     source: ClassVar[str] = "Ganesh et al. 2025"
     adds: ClassVar[str] = "gradients are scaled by the optimiser's second moment before the clip, and back after it"
     costs: ClassVar[str] = "one event a step"
+    denoises: ClassVar[bool] = True
     needs_second_moment: ClassVar[bool] = True
 
     clip_norm: Positive = 0.5

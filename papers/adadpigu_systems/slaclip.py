@@ -47,6 +47,7 @@ class SlaClip(Method):
     source: ClassVar[str] = "SlaClip, jax_privacy#317 (2026, abstract)"
     adds: ClassVar[str] = "a clipping bound that follows a quantile, told by what records leave of it"
     costs: ClassVar[str] = "one event a step; what moves the bound is in the same release"
+    denoises: ClassVar[bool] = True
 
     clip_norm: float = 0.5
     """C at the start"""
@@ -80,6 +81,7 @@ def with_slack(rows: Tensor, *, clip_norm: float, coordinates: int) -> Tensor:
 class _State(MethodState):
     def __init__(self, options: SlaClip, context: RunContext) -> None:
         self._options, self._size, self._batch_size = options, context.layout.size, context.batch_size
+        self._layer_sizes = context.layout.layer_sizes()
         self.clip_norm = options.clip_norm
 
     def step(self, batches: Batches, stage: Stage, index: int) -> Release:
@@ -88,7 +90,8 @@ class _State(MethodState):
         released = batches.release(MappedSum(name="gradient", of=of, clip_norm=self.clip_norm))["gradient"]
         unit = self._batch_size * self.clip_norm / math.sqrt(count)
         self.follow(released.map(lambda total: total[self._size] / unit))
-        return released.map(lambda total: total[: self._size] / self._batch_size)
+        clearer = batches.denoise(released, [*self._layer_sizes, count])
+        return clearer.map(lambda total: total[: self._size] / self._batch_size)
 
     def follow(self, share: Release) -> None:
         """Moves C by the released share of records within the first bin."""
