@@ -1,8 +1,12 @@
-"""Presets: one for each cell of the table, each able to run as it stands; without fetching any data set."""
+"""Presets of this package: one for each cell of the table, each able to run as it stands.
+
+Those beside methods of other packages are tested there (`tests/papers/systems`).
+"""
 
 from __future__ import annotations
 
 import re
+from importlib import resources
 
 import pytest
 import torch
@@ -16,6 +20,11 @@ from adadpigu.models import all_models
 from adadpigu.runs.loading import front_and_body
 from adadpigu.training.configured import configured
 
+OWN = sorted(
+    file.name.removesuffix(".toml")
+    for file in (resources.files("adadpigu") / "presets").iterdir()
+    if file.name.endswith(".toml")
+)
 CELL = re.compile(r"(mnist|fashion|cifar10)-([a-z-]+)-eps(2|4|8)")
 SETS = ("mnist", "fashion", "cifar10")
 FREEZING = ("parameter-freezing", "parameter-selection")
@@ -34,7 +43,7 @@ def test_every_cell_of_the_table_and_every_yardstick_has_a_preset() -> None:
     assert cells | {f"{s}-sgd" for s in SETS} | {"mnist-quick"} <= all_presets().keys()
 
 
-@pytest.mark.parametrize("name", all_presets())
+@pytest.mark.parametrize("name", OWN)
 def test_a_preset_does_what_its_name_says(name: str) -> None:
     config = merge(read_preset(name))
     cell = CELL.fullmatch(name)
@@ -55,7 +64,7 @@ def method_of(preset: str) -> Method:
     return make_method(config.method, config.method_options)
 
 
-@pytest.mark.parametrize("name", [name for name in all_presets() if "adadpigu" in name and "as-coded" not in name])
+@pytest.mark.parametrize("name", [name for name in OWN if "adadpigu" in name and "as-coded" not in name])
 def test_what_is_called_adadpigu_is_the_whole_method(name: str) -> None:
     """The name stands for stage 1, a mask, unfreezing and moving statistics: parts of it have names of their own."""
     options = method_of(name).options()
@@ -99,7 +108,7 @@ def stand_in(name: str) -> DataSet:
     )
 
 
-@pytest.mark.parametrize("name", all_presets())
+@pytest.mark.parametrize("name", OWN)
 def test_a_presets_model_takes_what_its_front_makes_of_its_records(name: str) -> None:
     config = merge(read_preset(name))
     data = stand_in(config.dataset)

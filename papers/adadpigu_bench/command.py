@@ -9,7 +9,7 @@ import typer
 
 from adadpigu.cli.commands import Json, add
 from adadpigu.console import notes, number, print_json, screen, table
-from adadpigu.errors import InputError, check, unknown
+from adadpigu.errors import InputError, check, require, unknown
 from adadpigu_bench.progress import stage_progress
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ def bench(
     markdown: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
     growth: Annotated[bool, typer.Option("--growth", help="Instead: our step against B, d and T.")] = False,
     ledger: Annotated[bool, typer.Option("--ledger", help="Instead: what the ledger takes of a step.")] = False,
+    projection: Annotated[
+        bool, typer.Option("--projection", help="Instead: the projection family beside DP-SGD, a basis an epoch.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="With --projection: k, directions of the basis. [1000]")] = None,
     counts: Annotated[bool, typer.Option("--counts", help="Instead: operations and bytes of each net's step.")] = False,
     as_json: Json = False,
 ) -> int:
@@ -67,6 +71,9 @@ def bench(
     check("markdown", repr(str(markdown)), there, "its folder is not there; make it first, or name another file")
     if counts:
         return _show_counts(options, as_json)
+    require(rank is None or projection, f"rank={rank} does nothing without --projection")
+    if projection:
+        return _show_projection(options, 1000 if rank is None else rank, as_json)
     if growth:
         return _show_growth(options, as_json)
     if ledger:
@@ -149,6 +156,49 @@ def _show_ledger(options: BenchOptions, as_json: bool) -> int:
         for c in found
     ]
     screen().print(table(columns, rows))
+    return 0
+
+
+def _show_projection(options: BenchOptions, rank: int, as_json: bool) -> int:
+    from adadpigu_bench.contestants import Unavailable
+    from adadpigu_bench.projection_cost import EPOCH, MEMORY, TIMES, measure_projection
+    from adadpigu_bench.report import device_name, versions
+
+    check("rank", rank, rank >= 1, "must be at least 1")
+    device, found = options.place(), []
+    for net, batch in options.tasks():
+        try:
+            with stage_progress(notes(), "starting") as tell:
+                how = {"net": net, "batch": batch, "rank": rank, "rounds": options.rounds}
+                found += measure_projection(**how, device=device, tell=tell)  # type: ignore[arg-type]
+        except Unavailable as refusal:
+            raise InputError(f"projection of net={net!r}: {refusal}") from None
+    if as_json:
+        facts = {"versions": versions(), "device": device_name(device)}
+        print_json({"projection": [cost.to_json() for cost in found], **facts})
+        return 0
+    columns = [
+        "net",
+        "B",
+        "method",
+        "k",
+        "ms a step",
+        "ms a basis",
+        "ms with it",
+        "to DP-SGD",
+        "MiB of steps",
+        "to DP-SGD",
+    ]
+    columns += ["MiB of basis", "MiB to make it", "within"]
+    rows = []
+    for c in found:
+        numbers = (c.ms, c.ms_basis, c.ms_amortised, c.times, c.peak_mib, c.peak_times, c.basis_mib, c.peak_mib_basis)
+        rows.append(
+            [c.net, str(c.batch), c.method, str(c.rank or "–"), *_rounded(*numbers), "yes" if c.within else "no"]
+        )
+    screen().print(table(columns, rows))
+    limits = f"within: at most {TIMES:g} times DP-SGD's step and {MEMORY:g} times its memory, without the stored basis"
+    screen().print(f"\na basis once an epoch of {EPOCH:,} records; {limits}; {device_name(device)}", soft_wrap=True)
     return 0
 
 

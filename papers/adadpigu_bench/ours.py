@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from adadpigu_bench.contestants import (
     refuse_oversize,
     synchronise,
 )
+from adadpigu_bench.nets import CLASSES
 
 _POOL = 4
 """records a batch is drawn from, in batches"""
@@ -72,8 +74,8 @@ def method_of(name: str) -> Method:
     return make_method(method, {"clip_norm": CLIP_NORM, **options})
 
 
-def prepared(task: Task, method: Method, engine: str) -> Preparation:
-    """A training run on random records, as a user would set it up."""
+def prepared(task: Task, method: Method, engine: str, public: str | None = None) -> Preparation:
+    """A training run on random records, as a user would set it up; `public` for a method that learns from such."""
     count = _POOL * task.batch
     options = TrainingOptions(
         batch_size=task.batch,
@@ -84,8 +86,10 @@ def prepared(task: Task, method: Method, engine: str) -> Preparation:
         device=task.device,
         evaluate_every=max(2, task.steps),
         engine=engine,
+        public=public,
     )
     data = declare(task.card.records(count), records=count, name="random records")
+    data = replace(data, classes=CLASSES)
     try:
         return prepare(task.model(), data, method=method, budget=None, delta=1e-5, options=options, seed=0)
     except InputError as error:

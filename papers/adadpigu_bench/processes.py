@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import math
 import multiprocessing
@@ -99,7 +100,7 @@ class _Piped:
         self._meter: Callable[[], Callable[[], float]] | None = None
         self._growth: Callable[[], float] | None = None
         if counted:
-            self._meter = (lambda: _cuda_meter(device)) if device.startswith("cuda") else _resident_meter
+            self._meter = functools.partial(memory_meter, device)
 
     def wanted(self) -> int:
         steps: int = self._pipe.recv()
@@ -148,8 +149,22 @@ def _load_kernels(task: Task) -> None:
     nonprivate(few, Contestant(method="sgd", engine=None, peer=None))(Once())
 
 
+def memory_meter(device: str) -> Callable[[], float]:
+    """Starts watching memory; what is returned tells by how many bytes it grew at its highest."""
+    return _cuda_meter(device) if device.startswith("cuda") else _resident_meter()
+
+
+def forget_peak(device: str) -> None:
+    """What is highest counts from here on, above what a meter has started from."""
+    if device.startswith("cuda"):
+        synchronise(device)
+        torch.cuda.reset_peak_memory_stats(torch.device(device))
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def _cuda_meter(device: str) -> Callable[[], float]:
-    """Starts watching a GPU's memory; what is returned tells by how many bytes it grew at its highest."""
     synchronise(device)
     place = torch.device(device)
     torch.cuda.reset_peak_memory_stats(place)

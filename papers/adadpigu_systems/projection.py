@@ -109,19 +109,19 @@ def leading(rows: Iterator[Tensor], rank: int) -> Basis:
 
 def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed: int) -> Basis:
     """orth(Aᵀ(A Ω)) of each block's columns of the rows A, with Ω Gaussian: one power iteration, one pass."""
-    rng = torch.Generator().manual_seed(seed)
     starts: list[Tensor] = []
     sums: list[Tensor] = []
     for part in rows:
         if not starts:
-            starts = [
-                torch.randn(p.stop - p.start, k, generator=rng).to(part) for p, k in zip(places, ranks, strict=True)
-            ]
+            rng = torch.Generator(part.device).manual_seed(seed)  # drawn where it is used: Ω is as large as V
+            how = {"generator": rng, "device": part.device, "dtype": part.dtype}
+            starts = [torch.randn(p.stop - p.start, k, **how) for p, k in zip(places, ranks, strict=True)]
             sums = [torch.zeros_like(start) for start in starts]
         for place, start, total in zip(places, starts, sums, strict=True):
             own = part[:, place]
             total.addmm_(own.T, own @ start)
-    return Basis(tuple((place, torch.linalg.qr(total)[0]) for place, total in zip(places, sums, strict=True)))
+    del starts
+    return Basis(tuple((place, torch.linalg.qr(sums.pop(0))[0]) for place in places))
 
 
 class _Projection(MethodState):

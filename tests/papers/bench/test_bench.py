@@ -174,3 +174,33 @@ def test_a_jump_is_not_linear_and_a_constant_part_is() -> None:
     assert fitted("B", [(100, 30.0), (200, 40.0), (400, 60.0)]).worst == pytest.approx(0, abs=1e-9)
     assert not fitted("B", [(100, 10.0), (200, 20.0), (400, 140.0)]).linear
     assert not level("T", [(10, 10.0), (20, 14.0), (30, 18.0)]).linear
+
+
+@pytest.mark.slow
+def test_the_projection_family_is_timed_beside_dpsgd_with_its_basis_spread_over_an_epoch(
+    call: Callable[..., Call],
+) -> None:
+    small = ("--net", "mnist-cnn", "--batch", "8", "--rank", "4", "--rounds", "2", "--device", "cpu", "--json")
+    code, out, err = call("bench", "--projection", *small)
+    assert code == 0, err
+    plain, *family = json.loads(out)["projection"]
+    assert [plain["method"], *(row["method"] for row in family)] == ["dpsgd", "projected-dpsgd", "pcdp-sgd", "gep"]
+    assert (plain["times"], plain["ms_basis"], plain["basis_mib"]) == (1, 0, 0)
+    for row in family:
+        assert row["ms_amortised"] == pytest.approx(row["ms"] + row["ms_basis"] * 8 / row["epoch"])
+        assert row["times"] == pytest.approx(row["ms_amortised"] / plain["ms"])
+        assert row["basis_mib"] == pytest.approx(26_010 * 4 * 8 / 2**20)  # float64 on a CPU
+        assert row["within"] == (row["times"] <= 1.5 and row["peak_times"] <= 1.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rank", "5"), "rank=5 does nothing without --projection"),
+        (("--projection", "--rank", "0"), "rank=0: must be at least 1"),
+    ],
+)
+def test_a_rank_that_cannot_be_is_one_line(call: Callable[..., Call], arguments: tuple[str, ...], said: str) -> None:
+    code, out, err = call("bench", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err

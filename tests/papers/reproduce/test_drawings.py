@@ -15,6 +15,7 @@ import test_energy
 import test_gradient_histogram
 import test_pruning
 import test_retention
+import test_systems
 from ablation_rows import tuning_rows
 
 from adadpigu_paper.reproduce import ablation, looks, stand_in
@@ -28,6 +29,7 @@ from adadpigu_paper.reproduce.jobs import Row, run_job
 from adadpigu_paper.reproduce.keeping import write
 from adadpigu_paper.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
 from adadpigu_paper.reproduce.retention import RETENTION
+from adadpigu_paper.reproduce.systems import SYSTEMS_TABLE
 
 
 def of_ablation() -> list[Row]:
@@ -54,6 +56,7 @@ ROWS: list[tuple[Artefact, Callable[[], list[Row]]]] = [
     (PRUNING_CURVES, of_pruning),
     (PRUNING_SWEEP, of_pruning),
     (RETENTION, of_retention),
+    (SYSTEMS_TABLE, lambda: test_systems.made_up({"gep": 1.0})),
 ]
 EXPOSED = {"budget-curve", "energy", "gradient-histogram"}
 

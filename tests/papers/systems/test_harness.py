@@ -24,6 +24,7 @@ from adadpigu.audit.subject import Attach, subject_of
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet
 from adadpigu.methods import all_methods, make_method
+from adadpigu.methods.standalone import Standalone
 from adadpigu.training import Preparation, TrainingOptions, prepare
 from resumptions import STEPS, assert_same, coins_by_step, in_lives, live
 from trials import small_digits, small_net
@@ -42,7 +43,9 @@ SMALL: dict[str, dict[str, object]] = {
 TRAINING: dict[str, dict[str, Any]] = {"scale-then-privatise": {"optimizer": "adam", "lr": 0.01}}
 """what a method asks of the run"""
 NAMES = sorted(
-    name for name, method in all_methods().items() if method.__module__.startswith(adadpigu_systems.__name__)
+    name
+    for name, method in all_methods().items()
+    if method.__module__.startswith(adadpigu_systems.__name__) and not issubclass(method, Standalone)
 )
 
 

@@ -29,8 +29,8 @@ def test_every_row_is_whole(call: Any) -> None:
         assert row["kind"] in ("method", "recipe", "refuted"), name
         assert row["in_paper"] is (name in IN_PAPER)
         assert all(isinstance(row[key], str) and row[key] for key in ("source", "adds", "costs", "guarantee")), name
+        assert (row["preset"] is None) == (row["kind"] == "refuted"), name
         assert row["preset"] is None or row["preset"] in all_presets(), name
-        assert (row["preset"] is None and row["kind"] != "refuted") == ("note" in row), name
 
 
 def test_methods_are_told_by_their_classes(call: Any) -> None:
