@@ -51,7 +51,7 @@ def draw(rows: Sequence[Row]) -> Drawn:
     head = ["data set", "ε", "drawn by DPIS", "kept (first look to last)", "records kept", "drawn by DP-SGD"]
     text = "# What share of the drawn records DPIS keeps\n\nmin(1, ‖g‖/C), mean over the looks of a run at its first "
     text += f"{KEPT_RECORDS:,} training records.\n\n{tabled(head, lines)}\n"
-    return Drawn(markdown=text, rows=told, exposed=True)
+    return Drawn(markdown=text if lines else f"{text}\nNothing is measured.\n", rows=told, exposed=bool(lines))
 
 
 KEPT_SHARE = Artefact(
