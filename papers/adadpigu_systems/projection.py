@@ -98,13 +98,28 @@ def _add_combined(rows: Tensor, values: Tensor, columns: Tensor) -> None:
 def leading(rows: Iterator[Tensor], rank: int) -> Basis:
     """The leading right singular vectors of all rows A: the eigenvectors of their second moment.
 
-    Of AAᵀ, which is small, u = A v/s are eigenvectors, so v is Aᵀu but for its length; QR makes orthonormal what
-    rounding has left, also where A has fewer directions than are asked for.
+    Of AAᵀ, which is small, u = A v/s are eigenvectors, so v is Aᵀu but for its length.
     """
     whole = torch.cat(list(rows)).double()
     _, left = torch.linalg.eigh(whole @ whole.T)
-    columns = torch.linalg.qr(whole.T @ left[:, -rank:].flip(1))[0]
-    return Basis(((slice(0, whole.shape[1]), columns.contiguous()),))
+    columns = (whole.T @ left[:, -rank:].flip(1)).contiguous()
+    return Basis(((slice(0, whole.shape[1]), orthonormal(columns)),))
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Orthonormal columns with the span of the given ones, in their place; zero ones where that has fewer.
+
+    V ← V U S^−½ with VᵀV = U S Uᵀ in float64, twice: the second round mends what rounding has left of the first. It is
+    made a stretch of coordinates at a time, since a QR of a large net's would take as much memory again, or twice.
+    """
+    for _ in range(2):
+        wide = (part.double() for part in torch.split(columns, _AT_ONCE))
+        values, vectors = torch.linalg.eigh(sum((part.T @ part for part in wide), start=torch.zeros(())))
+        there = values > values[-1] * torch.finfo(values.dtype).tiny ** 0.5
+        turn = vectors * torch.where(there, values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt(), 0.0)
+        for part in torch.split(columns, _AT_ONCE):
+            part.copy_(part.double() @ turn)
+    return columns
 
 
 def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed: int) -> Basis:
@@ -121,7 +136,7 @@ def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed
             own = part[:, place]
             total.addmm_(own.T, own @ start)
     del starts
-    return Basis(tuple((place, torch.linalg.qr(sums.pop(0))[0]) for place in places))
+    return Basis(tuple((place, orthonormal(total)) for place, total in zip(places, sums, strict=True)))
 
 
 class _Projection(MethodState):

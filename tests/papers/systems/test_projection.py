@@ -284,3 +284,36 @@ def test_the_noise_of_an_update_has_the_energy_of_k_directions() -> None:
     made: Any = Nobody()
     energy = sum(float(state.step(made, prepared.stages[0], 0).value.double().square().sum()) for _ in range(draws))
     assert energy / draws == pytest.approx(k * (sigma * clip / B) ** 2, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_are_made_orthonormal_in_stretches(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lengths from 1 to 1e-5, as a power iteration leaves them: the span is that of a QR in float64."""
+    monkeypatch.setattr(projection, "_AT_ONCE", 7)
+    rng = torch.Generator().manual_seed(4)
+    columns = (torch.randn(40, 6, dtype=torch.float64, generator=rng) * 10.0 ** -torch.arange(6)).to(dtype)
+    wanted = np.linalg.qr(columns.double().numpy())[0]
+    v = projection.orthonormal(columns).double().numpy()
+    close = 1e-6 if dtype == torch.float32 else 1e-13
+    np.testing.assert_allclose(v.T @ v, np.eye(6), atol=close)
+    np.testing.assert_allclose(v @ v.T, wanted @ wanted.T, atol=1e2 * close)
+
+
+def test_columns_that_span_less_leave_zeros_and_nothing_that_is_no_number() -> None:
+    one = torch.randn(9, 1, generator=torch.Generator().manual_seed(5))
+    v = projection.orthonormal(torch.cat([one, torch.zeros(9, 1), one], dim=1)).double()
+    assert bool(torch.isfinite(v).all())
+    values = torch.linalg.eigvalsh(v.T @ v)
+    assert values.min() > -1e-6
+    assert values.max() < 1 + 1e-6
+
+
+@pytest.mark.parametrize("method", [PCDPSGD(rank=6, basis_precision="bf16"), GEP(rank=6, basis_precision="bf16")])
+def test_a_basis_in_bf16_is_near_the_exact_one_and_keeps_the_bounds(method: Any) -> None:
+    exact = replace(method, basis_precision="float32")
+    one, other = (record(each, steps=1, public=FIXED) for each in (method, exact))
+    difference = np.linalg.norm(one.total(0) - other.total(0)) / np.linalg.norm(other.total(0))
+    assert 1e-6 < difference < 0.02
+    data = small_digits(40)
+    found = replay(partial(prepare_small, method, steps=3, public="processes:20"), data, removed=0)
+    assert not found.breaches
