@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ def by_power(rows: Iterator[Tensor], ranks: list[int], places: list[slice], seed
     for part in rows:
         if not starts:
             rng = torch.Generator(part.device).manual_seed(seed)  # drawn where it is used: Ω is as large as V
-            how = {"generator": rng, "device": part.device, "dtype": part.dtype}
+            how: dict[str, Any] = {"generator": rng, "device": part.device, "dtype": part.dtype}
             starts = [torch.randn(p.stop - p.start, k, **how) for p, k in zip(places, ranks, strict=True)]
             sums = [torch.zeros_like(start) for start in starts]
         for place, start, total in zip(places, starts, sums, strict=True):
