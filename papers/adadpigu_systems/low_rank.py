@@ -227,6 +227,9 @@ class PowerSGD(Method):
     R ← orth(Mᵀ orth(M R)), orthogonal iteration: the span of R converges to M's leading right singular vectors where
     σ_r > σ_{r+1}, at the rate (σ_{r+1}/σ_r)² a pair of steps.
 
+    With `both`, every step makes a whole iteration of its batch: P with half of the event, then, given L = orth(P), Q
+    with the other half. One event at (σ_P⁻² + σ_Q⁻²)^−½ = σ, for L is a function of a release; ∂W = L Q.
+
     No error feedback: M − P Qᵀ of un-noised sums would carry private numbers past the noise into the next update.
     """
 
@@ -242,9 +245,11 @@ class PowerSGD(Method):
     """r; less for a matrix where nm/((n + m)r) would not exceed 2"""
     start_after: Annotated[float, "in [0, 1]"] = 0.05
     """share of the steps that are plain DP-SGD first"""
+    both: bool = False
+    """release both sides of every batch, the second one given the first; else one side a step, in turn"""
 
     def begin(self, context: RunContext) -> MethodState:
-        return _FromReleases(self, context)
+        return _BothSides(self, context) if self.both else _FromReleases(self, context)
 
 
 class _FromReleases(_LowRank):
@@ -266,3 +271,28 @@ class _FromReleases(_LowRank):
         """Keeps the side that was released, for the next step to release the other."""
         _, p, q = carriers.split(require_release(released).value, self._context.layout.size)
         self._bases = {"right": tuple(orth(side.T) for side in q)} if q else {"left": tuple(orth(side) for side in p)}
+
+
+class _BothSides(_FromReleases):
+    """Both halves of an iteration in every step."""
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        if index < self._after * stage.steps:
+            return mean_gradient(batches, self._plain, self._context.batch_size)
+        right = Carriers(matrices=self._matrices, **self._bases)
+        size = self._context.layout.size
+        learned = {f"right {k}": basis for k, basis in enumerate(self._bases["right"])}
+        first = MappedSum(name="right", of=right.of, clip_norm=self._clip_norm, learned=learned, share=0.5)
+        second = MappedSum(
+            name="left", of=lambda p: self._left(right, p).of, clip_norm=self._clip_norm, given="right", share=0.5
+        )
+        made = batches.release(first, second)
+        left = self._left(right, require_release(made["right"]).value)
+        _, _, q = left.split(require_release(made["left"]).value, size)
+        self._bases = {"right": tuple(orth(side.T) for side in q)}
+        return self._rebuilt(batches, left, made["left"])
+
+    def _left(self, right: Carriers, released: Tensor) -> Carriers:
+        """L of the sides that were released."""
+        _, p, _ = right.split(released, self._context.layout.size)
+        return Carriers(matrices=self._matrices, left=tuple(orth(side) for side in p))

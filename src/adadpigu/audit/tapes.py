@@ -100,17 +100,19 @@ class TapedMechanism(GaussianMechanism):
         super().__init__(ledger, randomness, processes)
         self._tape = tape
         self._sums: list[BoundedSum] = []
+        self._releases: dict[str, Release] = {}
 
     def charge(self, queries: Sequence[Query], **given: Any) -> Receipt:
         receipt = super().charge(queries, **given)
+        self._sums, self._releases = [], {}
         self._tape.asked(queries)
         return receipt
 
     def release(self, sums: Sequence[BoundedSum], receipt: Receipt) -> dict[str, Release]:
-        self._sums = []
         releases = super().release(sums, receipt)
-        if self._sums:  # else it released what never came to the noise, and the count of draws will tell
-            self._tape.record(self._sums, releases)
+        self._releases |= releases
+        if self._sums and not receipt.owes:  # none: it released what never came to the noise, the count will tell
+            self._tape.record(self._sums, self._releases)
         return releases
 
     def _noisy(self, total: BoundedSum, noise_multiplier: float) -> Release:

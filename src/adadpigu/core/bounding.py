@@ -11,8 +11,8 @@ so no input, however odd, contributes more than C.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -165,10 +165,15 @@ class MappedSum(_Query):
 
     With `coin` the map is random: it also takes one uniform number in [0, 1) for each record, [b] in float64, which no
     other record and no micro-batch has a part in. It is a record's own and never shown, and counts as no noise.
+
+    With `given`, the name of another release of the same draw, the map goes by that one: `of(value)` makes the map.
+    Bound and share are settled with the others' and paid with them; when that release is there, the batch is looked at
+    once more.
     """
 
-    of: Callable[..., Tensor]
+    of: Callable[..., Any]
     coin: bool = False
+    given: str | None = None
     learned: Mapping[str, Tensor] = field(default_factory=dict)
     stability: float | None = None
     perturbation: float = 0.0
@@ -176,6 +181,15 @@ class MappedSum(_Query):
     losses_at: ClassVar[tuple[Tensor, ...]] = ()
     active: ClassVar[None] = None
     """all entries are released"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.given is not None and self.coin:
+            raise InputError(f"{self.name!r} is given {self.given!r} and takes a coin; allowed: one of them")
+
+    def knowing(self, released: Tensor) -> "MappedSum":
+        """The same with the map that what was released makes."""
+        return replace(self, of=self.of(released.clone()), given=None)
 
     @property
     def tosses(self) -> int:
@@ -185,7 +199,7 @@ class MappedSum(_Query):
     def rows(self, gradients: Tensor, coins: Tensor | None = None) -> Tensor:
         """[b, d] -> [b, k] in float64. On a CPU it is computed in float64 too, so that no row depends on its place."""
         wide = gradients.double() if gradients.device.type == "cpu" else gradients
-        made = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
+        made: Tensor = self.of(wide, _tossed(self, coins)[:, 0]) if self.coin else self.of(wide)
         if made.dim() != 2 or len(made) != len(gradients):
             found = f"{self.name!r} makes {list(made.shape)} of gradients {list(gradients.shape)}"
             raise PrivacyLineError(f"{found}; allowed: [b, k], a row for each")

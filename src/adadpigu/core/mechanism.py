@@ -112,20 +112,26 @@ def _held_by(function: Callable[..., Tensor]) -> list[Release]:
 
 
 class Receipt:
-    """Proof that one draw was charged: what may be released from it, with how much noise, once."""
+    """Proof that one draw was charged: what may be released from it, with how much noise, each once."""
 
     def __init__(self, noise_multipliers: dict[str, float]) -> None:
         self._paid = noise_multipliers
 
     def redeem(self, sums: Sequence[BoundedSum]) -> list[float]:
-        """The noise multipliers of the sums that were paid for; a receipt is worth nothing afterwards."""
+        """The noise multipliers of sums that were paid for, which the receipt pays for no further time."""
         for total in sums:
             unseal(total, BoundedSum)
-        paid, self._paid = self._paid, {}
-        names = [total.query.name for total in sums]
-        if sorted(names) != sorted(paid):
+        paid, names = self._paid, [total.query.name for total in sums]
+        self._paid = {name: multiplier for name, multiplier in paid.items() if name not in names}
+        if not names or len(set(names)) < len(names) or not paid.keys() >= set(names):
+            self._paid = {}
             raise PrivacyLineError(f"paid for the releases {sorted(paid)}, asked for {names}")
         return [paid[name] for name in names]
+
+    @property
+    def owes(self) -> bool:
+        """Whether something that was paid for is still to be released."""
+        return bool(self._paid)
 
 
 def capturing() -> bool:

@@ -88,7 +88,10 @@ class Batches(Protocol):
     """The only way to private records: each call draws a fresh Poisson batch and is charged as one event."""
 
     def release(self, *queries: Query, draw: str = "gradient") -> dict[str, Release]:
-        """Several named releases from one batch share one event; their `share`s add up to at most 1."""
+        """Several named releases from one batch share one event; their `share`s add up to at most 1.
+
+        One that is `given` another (`MappedSum`) stands behind it, and may go by what that one released.
+        """
 
     def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
         """A released sum with less noise, where the run asks for that (`--denoise`); else the release itself.

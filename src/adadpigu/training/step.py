@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from adadpigu.core.bounding import BoundedSum, Query, RecordSum
+from adadpigu.core.bounding import BoundedSum, MappedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import ALONE, Processes
@@ -174,17 +174,25 @@ class Draws:
         return denoised(released, self._denoise, self._layer_sizes if sizes is None else sizes)
 
     def _answer(self, queries: tuple[Query, ...], draw: str) -> dict[str, Release]:
-        """Charge and sample, then gradients and their bounded sums, then noise."""
-        size = self.micro_batches.size(queries)  # a public number, found before a record is looked at
+        """Charge and sample, then gradients and their bounded sums, then noise; then again what goes by a release."""
+        first, later = _parted(queries)
+        size = self.micro_batches.size(first)  # a public number, found before a record is looked at
         paid = self._charge_and_sample(queries, draw) if self._pending is None else self._pending
         self._pending = None
-        sums = self._withholding(partial(self._sums, paid.coins, queries, size))
-        if self._diagnostics is not None:
-            self._diagnostics.end_draw(step=self._step, draw=draw)
-        releases = self._mechanism.release(sums, paid.receipt)
+        releases = self._noisy_sums(paid, first, size, draw)
+        for query in later:
+            known = query.knowing(releases[str(query.given)].value)
+            releases |= self._noisy_sums(paid, (known,), self.micro_batches.size((known,)), draw)
         if self.micro_batches.ran_out:
             self.micro_batches.warn_of_memory()
         return releases
+
+    def _noisy_sums(self, paid: ChargedDraw, queries: tuple[Query, ...], size: int, draw: str) -> dict[str, Release]:
+        """One look at a batch that was charged."""
+        sums = self._withholding(partial(self._sums, paid.coins, queries, size))
+        if self._diagnostics is not None:
+            self._diagnostics.end_draw(step=self._step, draw=draw)
+        return self._mechanism.release(sums, paid.receipt)
 
     def _charge_and_sample(self, queries: tuple[Query, ...], draw: str) -> ChargedDraw:
         """Charges for a draw, then tosses its coins."""
@@ -243,3 +251,15 @@ class Draws:
         if not self._clipping:
             return queries
         return tuple(q if isinstance(q, RecordSum) else replace(q, **self._clipping) for q in queries)
+
+
+def _parted(queries: Sequence[Query]) -> tuple[tuple[Query, ...], tuple[MappedSum, ...]]:
+    """Queries of a first look at a batch, and those that go by what it released; refuses one that goes by no other."""
+    later = tuple(query for query in queries if isinstance(query, MappedSum) and query.given is not None)
+    first = tuple(query for query in queries if not (isinstance(query, MappedSum) and query.given is not None))
+    known = {query.name for query in first}
+    for query in later:
+        if query.given not in known:
+            raise PrivacyLineError(f"{query.name!r} is given {query.given!r}; released before it: {sorted(known)}")
+        known.add(query.name)
+    return first, later

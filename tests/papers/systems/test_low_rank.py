@@ -14,10 +14,20 @@ from torch import Tensor, nn
 from adadpigu.core.layout import Layout
 from adadpigu.core.mechanism import Release
 from adadpigu.core.sensitive import unseal
-from adadpigu.methods import Method
+from adadpigu.methods import DPSGD, Method
 from adadpigu.methods.base import Batches, MethodState, RunContext, Stage
-from adadpigu_systems.low_rank import RGP, Carriers, Matrix, PowerSGD, _FromReleases, _FromWeights, matrices_of, orth
-from float64_world import DATA, LR, B, clipped_sum, gradients, record
+from adadpigu_systems.low_rank import (
+    RGP,
+    Carriers,
+    Matrix,
+    PowerSGD,
+    _BothSides,
+    _FromReleases,
+    _FromWeights,
+    matrices_of,
+    orth,
+)
+from float64_world import DATA, LR, SIGMA, B, Recorded, clipped_sum, gradients, record
 from replays import breaches, neighbours
 from trials import prepare_small, small_net, weights
 
@@ -189,6 +199,52 @@ def test_powersgd_alternates_sides_that_were_released() -> None:
     np.testing.assert_allclose(weights(recorded.run.model).numpy(), theta, atol=1e-9)
 
 
+def by_both(theta: np.ndarray, right: list[np.ndarray], recorded: Recorded, t: int) -> tuple[list[np.ndarray], Any]:
+    """Rows of both queries, and L from what the first released."""
+    rows = gradients(theta, recorded.drawn(t))
+    matrices = [(FIRST, (12, 64)), (LAST, (10, 12))]
+    rest = [np.concatenate([g[768:780], g[900:]]) for g in rows]
+    sides = [
+        [(g[place].reshape(shape) @ r).ravel() for (place, shape), r in zip(matrices, right, strict=True)] for g in rows
+    ]
+    np.testing.assert_allclose(
+        recorded.total(t),
+        clipped_sum([np.concatenate([a, *b]) for a, b in zip(rest, sides, strict=True)], 0.3),
+        atol=1e-9,
+    )
+    released = recorded.released(t, "right")
+    left = [np.linalg.qr(released[22:46].reshape(12, 2))[0], np.linalg.qr(released[46:66].reshape(10, 2))[0]]
+    pieces = [
+        [(basis.T @ g[place].reshape(shape)).ravel() for (place, shape), basis in zip(matrices, left, strict=True)]
+        for g in rows
+    ]
+    return [np.concatenate([a, *b]) for a, b in zip(rest, pieces, strict=True)], left
+
+
+def test_powersgd_of_both_sides_releases_the_second_given_the_first() -> None:
+    recorded, theta = record(PowerSGD(rank=2, clip_norm=0.3, start_after=0.0, both=True), steps=3), START
+    right = [value for _, value in sorted(learned(recorded, 0).items())]
+    for t in range(3):
+        second, left = by_both(theta, right, recorded, t)
+        np.testing.assert_allclose(abs(recorded.total(t, 1)), abs(clipped_sum(second, 0.3)), atol=1e-9)  # QR's signs
+        released, step = recorded.released(t, "left"), np.zeros(len(theta))
+        step[768:780], step[900:] = released[:12], released[12:22]
+        q = [released[22:150].reshape(2, 64), released[150:174].reshape(2, 12)]
+        for place, basis, side, shape in zip((FIRST, LAST), left, q, ((12, 64), (10, 12)), strict=True):
+            step[place] = (basis @ side).reshape(shape).ravel()
+        theta = theta - LR * step / B
+        right = [np.linalg.qr(side.T)[0] for side in q]
+    np.testing.assert_allclose(weights(recorded.run.model).numpy(), theta, atol=1e-9)
+
+
+def test_both_sides_of_a_draw_are_one_event_at_sigma() -> None:
+    recorded, plain = record(PowerSGD(rank=2, start_after=0.0, both=True), steps=2), record(DPSGD(), steps=2)
+    assert recorded.run.epsilon == plain.run.epsilon
+    made = recorded.recorder.released[1]
+    deviations = [made[name].noise_stddev / 0.5 for name in ("right", "left")]  # type: ignore[operator]
+    assert sum(d**-2 for d in deviations) ** -0.5 == pytest.approx(SIGMA, rel=1e-12)
+
+
 def test_weights_that_start_at_zero_get_random_directions() -> None:
     def net() -> nn.Module:
         made = small_net().double()
@@ -252,9 +308,22 @@ class Planted(Method):
 RANKED, POWER = RGP(rank=2), PowerSGD(rank=2, start_after=0.0)
 
 
+class SecondOfPrivate(_BothSides):
+    """L from the un-noised first sum of the draw."""
+
+    def step(self, batches: Batches, stage: Stage, index: int) -> Release:
+        self._batches = batches
+        return super().step(batches, stage, index)
+
+    def _left(self, right: Carriers, released: Tensor) -> Carriers:
+        sums: list[Any] = self._batches._mechanism._sums  # type: ignore[attr-defined]
+        return super()._left(right, unseal(sums[0]).float())
+
+
 @pytest.mark.parametrize(
     ("made", "breach"),
     [
+        (lambda context: SecondOfPrivate(POWER, context), "of the model is another"),
         (lambda context: PrivateCarriers(RANKED, context), r"another learned\['left 0'\]"),
         (lambda context: FedBack(POWER, context), "of the model is another"),
     ],
@@ -265,7 +334,10 @@ def test_replay_catches_a_basis_or_feedback_from_private_gradients(made: Any, br
     assert any(breach.replace("\\", "") in text for texts in found.values() for text in texts)
 
 
-@pytest.mark.parametrize("method", [RANKED, POWER, replace(RANKED, left_only=True, renew_every=3, history_from=0.3)])
+@pytest.mark.parametrize(
+    "method",
+    [RANKED, POWER, replace(POWER, both=True), replace(RANKED, left_only=True, renew_every=3, history_from=0.3)],
+)
 def test_no_record_moves_honest_carriers_beyond_their_bound(method: Method) -> None:
     found = neighbours(method)
     assert breaches(found) == {}
