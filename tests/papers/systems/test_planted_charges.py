@@ -82,7 +82,7 @@ def k_without_noise(batches: Batches, context: RunContext) -> Release:
     ids=["two releases charged as none", "shares over 1", "K un-noised"],
 )
 def test_a_planted_fault_is_refused(method: Any, said: str, charged: int, tmp_path: Any) -> None:
-    public = {"public": "processes:20"} if method.needs_public else {}
+    public: dict[str, Any] = {"public": "processes:20"} if method.needs_public else {}
     prepared = prepare_small(method, steps=3, reserve=1, **public)
     with pytest.raises(AdaDPIGUError, match=said):
         train_prepared(prepared, out=tmp_path / "run")
