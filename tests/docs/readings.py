@@ -213,8 +213,16 @@ READINGS: dict[str, Reading] = {
             "adadpigu bench --growth": MINUTES,
             "adadpigu bench  ": MINUTES,
             "adadpigu bench --ledger": MINUTES,
+            "adadpigu bench --projection": MINUTES,
         }
     ),
+    "systems": Reading(names=results, not_run={"adadpigu train --preset mnist-gep-eps4": PUBLISHED}),
     "theory": Reading(names=results),
-    "tuning": Reading(not_run={"python experiments/tune.py": HOURS}),
+    "tuning": Reading(
+        not_run={
+            "python experiments/tune.py": HOURS,
+            "python experiments/choose_presets.py": "writes into the package's source",
+            "adadpigu reproduce systems --device": HOURS,
+        }
+    ),
 }

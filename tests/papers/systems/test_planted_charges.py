@@ -65,7 +65,8 @@ def shares_over_one(batches: Batches, context: RunContext) -> Release:
 def norms_summed_up(rows: Tensor) -> Tensor:
     """DPIS as published, with K = Σ ‖g‖ as it is: each record's weight tells of all others."""
     norms = rows.norm(dim=1, keepdim=True)
-    return rows * norms / norms.sum().clamp(min=1e-12)
+    weighted: Tensor = rows * norms / norms.sum().clamp(min=1e-12)
+    return weighted
 
 
 def k_without_noise(batches: Batches, context: RunContext) -> Release:
