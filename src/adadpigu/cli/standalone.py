@@ -49,7 +49,7 @@ def run_standalone(settings: RunConfig, folder: Path, *, as_json: bool) -> int:
     check_free(folder)
     data, start, method = load_data(settings), time.monotonic(), _method_of(settings)
     named = replace(settings, model=settings.model or "linear", method_options=method.options())
-    if not as_json:
+    if console.can_redraw(console.notes()):
         console.notes().print(f"{method.name}: no steps, so nothing moves here until its end", style="dim")
     new = not folder.exists()
     with writing(folder):
