@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from adadpigu.cli.training import train
+from adadpigu.cli.training import PlannedRun, train
 from adadpigu.cli.training_settings import configure, default_preset, method_options, read_flags
 from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_preset
 from adadpigu.errors import InputError
@@ -22,6 +24,26 @@ NOTHING: dict[str, object] = {field.name: None for field in dataclasses.fields(R
 def flagged(preset: str, *words: str, **flags: str) -> RunConfig:
     given = {**read_flags(NOTHING | flags), "method_options": method_options([], words, {})}
     return configure(given, preset=preset, config=None)
+
+
+@pytest.fixture
+def planned(call: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PlannedRun]:
+    """The run that a command line plans: its flags take their whole way, no data are loaded and nothing is trained."""
+
+    def plan(*words: str) -> PlannedRun:
+        found: list[PlannedRun] = []
+
+        def ended(run: PlannedRun, *_: object, **__: object) -> None:
+            found.append(run)
+            raise InputError("planned")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("adadpigu.cli.training._prepare", lambda settings: SimpleNamespace(data=None))
+            patch.setattr("adadpigu.cli.training._run_training", ended)
+            assert call("train", *words, "--out", "run") == (2, "", "adadpigu: error: planned\n")
+        return found[0]
+
+    return plan
 
 
 @pytest.mark.slow
@@ -66,10 +88,11 @@ def test_every_option_of_every_method_is_a_flag_and_none_is_a_flag_of_the_run() 
     assert settings - {"method_options"} <= declared
 
 
-def test_the_word_off_switches_a_part_of_the_method_off() -> None:
+def test_the_word_off_switches_a_part_of_the_method_off(planned: Callable[..., PlannedRun]) -> None:
     parts = ("retention", "top_k", "mean_decay", "variance_decay", "offset", "noise_floor", "blocks", "debias")
     words = [word for part in parts for word in (f"--{part.replace('_', '-')}", "off")]
-    made = make_method("adadpigu", flagged("mnist-adadpigu-as-written-eps4", *words).method_options)
+    settings = planned("--preset", "mnist-adadpigu-as-written-eps4", *words).settings
+    made = make_method(settings.method, settings.method_options)
     assert [getattr(made, part) for part in parts] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, False]
 
 
@@ -95,6 +118,9 @@ def test_options_of_a_presets_method_do_not_leak_into_another() -> None:
         (["--copies", "1.5"], "copies='1.5': must be of type int or off"),
         (["--lr", "off"], "'off'"),
         (["--engine", "off"], "engine='off': must be of type str"),
+        (["--retention", "nan"], "retention=nan is not in (0, 1]"),
+        (["--clip-norm", "nan"], "clip_norm=nan is not a finite number above 0"),
+        (["--clip-norm", "off"], "option clip_norm='off' of method adadpigu is not allowed; allowed: a number"),
         (["stray"], "'stray' belongs to no flag"),
     ],
 )

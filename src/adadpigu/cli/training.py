@@ -103,8 +103,12 @@ def train(
     trust_model_code: Annotated[
         bool, _run("--trust-model-code", help="With --resume: the run's model may be code of your own.")
     ] = False,
-    clip_norm: Annotated[float | None, _privacy(help="C, the bound on a record's contribution.")] = None,
-    retention: Annotated[float | None, _method(help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")] = None,
+    clip_norm: Annotated[
+        str | None, _privacy(metavar="<float>", help="C, the bound on a record's contribution.")
+    ] = None,
+    retention: Annotated[
+        str | None, _method(metavar="<float>|off", help="r, the share of coordinates that AdaDPIGU keeps. [0.6]")
+    ] = None,
     option: Annotated[
         list[str] | None, _method("--set", help="NAME=VALUE, an option of the method, as --NAME VALUE is.")
     ] = None,
