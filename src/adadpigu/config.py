@@ -108,7 +108,7 @@ class RunConfig(CommonOptions):
     dataset: str = option("digits", _RUN, "By name (`adadpigu data list`), or your own .csv, .parquet, .npz or folder.")
     method: str = option("adadpigu", _RUN, "See `adadpigu methods`. [adadpigu]")
     model: str | None = option(None, _RUN, "See `adadpigu models`, or package.module:function.")
-    epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]", text="float")
+    epsilon: float | None = option(None, _PRIVACY, "ε, the budget. [4, or what --noise-multiplier costs]")
     delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
     ledger: str | None = option(None, _PRIVACY, "Shared by runs on one data set; see `adadpigu ledger`.", text="FILE")
     randomness: str | None = option(
@@ -159,6 +159,8 @@ _RIVALS = (
     {"physical_batch_size", "memory_limit"},
 )
 """keys of which a later layer's choice replaces an earlier layer's other one"""
+_OF_A_GUARANTEE = {"epsilon", "noise_multiplier", "clipping", "perturbation"}
+"""keys of earlier layers that go where a later one chooses a method without a guarantee"""
 OFF = "off"
 _NEUTRAL = {f.name: f.metadata["off"] for f in SETTINGS if f.metadata["off"] is not None}
 
@@ -263,15 +265,21 @@ def _line(text: str, key: str) -> int:
 
 
 def merge(*layers: Mapping[str, object]) -> RunConfig:
-    """One config from several, later ones winning; another method drops the options of the one before."""
+    """One config from several, later ones winning; another method drops the options of the one before.
+
+    A method without a guarantee drops the budget of earlier layers.
+    """
     values: dict[str, Any] = {}
     options: dict[str, object] = {}
     for layer in layers:
         values = {key: value for key, value in values.items() if layer.get(key) != OFF}
         given = {key: value for key, value in layer.items() if value is not None and value != OFF}
         chosen = given.pop("method_options", {})
-        if given.get("method", values.get("method")) != values.get("method", given.get("method")):
+        method = given.get("method", values.get("method"))
+        if method != values.get("method", method):
             options = {}
+        if method != values.get("method") and method in all_methods() and not all_methods()[str(method)].private:
+            values = {key: value for key, value in values.items() if key not in _OF_A_GUARANTEE}
         for rivals in _RIVALS:
             if rivals & given.keys():
                 values = {key: value for key, value in values.items() if key not in rivals}

@@ -17,6 +17,7 @@ from adadpigu.cli.training_settings import configure, default_preset, method_opt
 from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_preset
 from adadpigu.errors import InputError
 from adadpigu.methods import all_methods, make_method
+from adadpigu.training.configured import configured
 
 NOTHING: dict[str, object] = {field.name: None for field in dataclasses.fields(RunConfig)}
 
@@ -51,7 +52,7 @@ def test_off_undoes_whatever_any_preset_switches_on() -> None:
     defaults, neutral = vars(RunConfig()), vars(RunConfig(momentum=0.0))
     for name in all_presets():
         on = {key for key, value in vars(merge(read_preset(name))).items() if value != defaults[key]}
-        for key in on - {"dataset", "method", "method_options", "epsilon", "lr", "clipping", "clip_stability", "flip"}:
+        for key in on - {"dataset", "method", "method_options", "lr", "clipping", "clip_stability", "flip"}:
             assert getattr(flagged(name, **{key: "off"}), key) == neutral[key], (name, key)
 
 
@@ -94,6 +95,23 @@ def test_the_word_off_switches_a_part_of_the_method_off(planned: Callable[..., P
     settings = planned("--preset", "mnist-adadpigu-as-written-eps4", *words).settings
     made = make_method(settings.method, settings.method_options)
     assert [getattr(made, part) for part in parts] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0, False]
+
+
+@pytest.mark.parametrize("words", [["--method", "sgd"], ["--method", "sgd", "--epsilon", "off"]])
+def test_a_method_without_a_guarantee_leaves_the_budget_of_a_preset(
+    planned: Callable[..., PlannedRun], words: list[str]
+) -> None:
+    settings = planned("--preset", "digits-dpsgd", *words).settings
+    assert (settings.epsilon, settings.method) == (None, "sgd")
+    assert settings.batch_size == merge(read_preset("digits-dpsgd")).batch_size
+
+
+def test_a_budget_beside_a_method_without_a_guarantee_is_refused_where_it_was_asked_for() -> None:
+    for layers in (({"epsilon": 4.0}, {"method": "sgd", "epsilon": 3.0}), ({"method": "sgd", "epsilon": 3.0},)):
+        settings = merge(*layers)
+        with pytest.raises(InputError, match=r"epsilon=3\.0: method 'sgd' gives no guarantee; leave epsilon out"):
+            configured(settings)
+    assert merge({"epsilon": 4.0, "method": "dpsgd"}, {"method": "masked"}).epsilon == 4.0
 
 
 def test_options_of_a_presets_method_do_not_leak_into_another() -> None:
