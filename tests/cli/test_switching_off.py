@@ -41,7 +41,8 @@ def planned(call: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Planned
         with monkeypatch.context() as patch:
             patch.setattr("adadpigu.cli.training._prepare", lambda settings: SimpleNamespace(data=None))
             patch.setattr("adadpigu.cli.training._run_training", ended)
-            assert call("train", *words, "--out", "run") == (2, "", "adadpigu: error: planned\n")
+            code, out, err = call("train", *words, "--out", "run")
+        assert (code, out, err.splitlines()[-1]) == (2, "", "adadpigu: error: planned")
         return found[0]
 
     return plan
@@ -130,6 +131,21 @@ def test_options_of_a_presets_method_do_not_leak_into_another() -> None:
         (["--clip-rate", "0.3"], "clip_rate=0.3 does nothing with clip_quantile=None"),
         (["--top-k", "0"], "top_k=0"),
         (["--clip-quantile", "1"], "clip_quantile=1"),
+        (["--schedule", "constant", "--unfreeze-by", "0.5"], "unfreeze_by=0.5 does nothing with schedule='constant'"),
+        (["--stairs", "3"], "stairs=3 does nothing with schedule='linear'; allowed with 'steps'"),
+        (["--retention", "1", "--schedule", "cosine"], "schedule=cosine does nothing with retention=1.0; allowed with"),
+        (["--retention", "off", "--score", "signed"], "score=signed does nothing with retention=1.0"),
+        (["--retention", "off", "--restrict", "worthwhile"], "restrict=worthwhile does nothing with retention=1.0"),
+        (["--retention", "off", "--mode", "prune"], "mode=prune does nothing with retention=1.0"),
+        (["--method", "layers", "--unfreeze-by", "0.5"], "unfreeze_by=0.5 does nothing with retention=1.0"),
+        (["--debias", "--variance-decay", "1"], "debias=true does nothing with variance_decay=1.0; allowed with one"),
+        (["--method", "masked", "--noise-floor", "1"], "noise_floor=1 does nothing with variance_decay=1.0"),
+        (["--beta", "0.5", "--variance-start", "noise"], "beta=0.5 does nothing with variance_start='noise'"),
+        (["--variance-from", "optimiser", "--variance-decay", "0.9"], "does nothing with variance_from='optimiser'"),
+        (["--ema", "off", "--ema", "0.9"], "--ema is given 2 times; give it once"),
+        (["--clip-norm", "0.5", "--steps", "3", "--clip-norm=5"], "--clip-norm is given 2 times"),
+        (["--preset", "mnist-sgd", "--preset", "none"], "--preset is given 2 times"),
+        (["--flip", "--no-flip"], "--flip is given 2 times"),
         (["--mean-dekay", "0.8"], "did you mean '--mean-decay'"),
         (["--ema", "0.9", "--tail", "0.1"], "ema=0.9"),
         (["--ema", "no"], "ema='no': must be of type float or off"),
@@ -150,6 +166,40 @@ def test_flags_that_contradict_or_mean_nothing_are_one_line(
     assert told in err
     assert len(err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("adadpigu", "--schedule steps --stairs 3 --unfreeze-by 0.5 --score signed --mode prune --restrict worthwhile"),
+        ("adadpigu", "--retention off --schedule off --restrict off --debias off --variance-decay off --noise-floor 0"),
+        ("adadpigu", "--variance-from optimiser --debias --noise-floor 1 --beta 0.5"),
+        ("adadpigu", "--clip-quantile 0.5 --clip-rate 0.3 --count-noise 20 --top-k 0.5 --top-k-of all"),
+        ("layers", "--variance-decay 0.9 --offset 1e-6 --debias --per-layer"),
+        ("quantile", "--clip-rate 0.3"),
+    ],
+)
+def test_flags_that_something_looks_at_or_that_switch_off_are_taken(
+    planned: Callable[..., PlannedRun], method: str, words: str
+) -> None:
+    settings = planned("--method", method, "--preset", "none", *words.split()).settings
+    assert len(settings.method_options) == words.count("--")
+
+
+def test_what_a_preset_chose_and_a_flag_makes_idle_is_told(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(_: RunConfig) -> None:
+        raise InputError("settled")
+
+    monkeypatch.setattr("adadpigu.cli.training._prepare", ended)
+    preset = ["train", "--preset", "mnist-adadpigu-as-written-eps4"]
+    _, _, err = call(*preset, "--retention", "off", "--top-k", "off")
+    assert err.splitlines() == [
+        "of the preset or config: mode=prune does nothing with retention=1.0; allowed with one below 1",
+        "of the preset or config: top_k_of=all does nothing with top_k=1.0; allowed with another top_k",
+        "adadpigu: error: settled",
+    ]
+    for name in all_presets():
+        assert call("train", "--preset", name)[2] == "adadpigu: error: settled\n"
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """How a command is added to the program: one line for the list of commands, options in groups, an example to type."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import Field
 from typing import Annotated, Any, TypeVar
@@ -10,6 +11,7 @@ from typer.core import TyperCommand
 
 from adadpigu.config import GROUPS, SETTINGS, all_presets, flag_type
 from adadpigu.data import all_datasets
+from adadpigu.errors import require
 from adadpigu.methods import all_methods
 from adadpigu.models import all_models
 
@@ -41,6 +43,14 @@ def example(*lines: str) -> str:
 
 class GroupedCommand(TyperCommand):
     """A command whose help lists each option under its `rich_help_panel`, in plain text that a pipe can take."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses a flag that takes one value and is given twice: the parser would drop the first."""
+        _, _, found = self.make_parser(ctx).parse_args(args=list(args))
+        for flag, times in Counter(found).items():
+            once = times == 1 or getattr(flag, "multiple", False) or flag.param_type_name == "argument"
+            require(once, f"{flag.opts[0]} is given {times} times; give it once")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments, then each group in the order of its first option, then options without a group."""

@@ -63,6 +63,8 @@ def plan_run(
     if resume is None:
         settings = choosing.configure(flags, preset=preset, config=config)
         choosing.refuse_idle(flags, settings)
+        for told in choosing.made_idle(flags, settings):
+            console.notes().print(f"of the preset or config: {told}", style="dim", soft_wrap=True)
         taken = choosing.default_preset(merge(flags)) if preset is None and config is None else None
         return PlannedRun(settings, _prepare(settings), out, preset=taken)
 

@@ -3,6 +3,7 @@
 Flags that nothing would look at are refused: someone expects an effect. Settings are public; no record is read here.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -63,10 +64,21 @@ def _method_flags(words: list[str]) -> list[tuple[str, str]]:
 
 def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
     """Refuses each flag that does nothing with these settings. Presets may hold such."""
-    given = {**flags, **cast("Mapping[str, object]", flags["method_options"] or {})}
-    chosen = {**vars(settings), **vars(make_method(settings.method, settings.method_options))}
-    for told in idle_options(given, chosen):
+    method = make_method(settings.method, settings.method_options)
+    of_method = cast("Mapping[str, object]", flags["method_options"] or {})
+    for told in itertools.chain(idle_options(flags, vars(settings)), method.idle(of_method)):
         raise InputError(told)
+
+
+def made_idle(flags: dict[str, object], settings: RunConfig) -> list[str]:
+    """Says of options that a preset or a file chose that they do nothing beside the flags of the method."""
+    given = cast("Mapping[str, object]", flags["method_options"] or {})
+    if not given:
+        return []
+    method = make_method(settings.method, settings.method_options)
+    usual = type(method)()
+    held = {key: value for key, value in settings.method_options.items() if key not in given}
+    return list(method.idle({key: value for key, value in held.items() if getattr(method, key) != getattr(usual, key)}))
 
 
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:

@@ -21,7 +21,7 @@ from adadpigu.core.side_stream import side_stream
 from adadpigu.core.standardising import entries_kept
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.errors import InputError, require
-from adadpigu.methods.base import Batches, Method, MethodState, Positive, RunContext, Share, Stage, register
+from adadpigu.methods.base import Batches, Method, MethodState, Need, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
 from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
 from adadpigu.methods.quantile import CountNoise, FollowedBound, Rate, check_start
@@ -31,6 +31,9 @@ Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
 Restrict = Literal["always", "worthwhile"]
 VarianceStart = Literal["constant", "stage-1", "noise"]
+_OF_A_MASK = ("score", "restrict", "schedule", "unfreeze_by", "stairs", "mode")
+_OF_A_FOLLOWED_BOUND = ("clip_rate", "count_noise")
+_OF_A_MOVING_VARIANCE = ("debias", "noise_floor", "per_layer")
 
 
 @register
@@ -48,8 +51,18 @@ class AdaDPIGU(Method):
     denoises: ClassVar[bool] = True
     off: ClassVar[Mapping[str, object]] = {
         **dict.fromkeys(("retention", "top_k", "mean_decay", "variance_decay"), 1.0),
-        **{"offset": 0.0, "noise_floor": 0.0, "blocks": 0},
+        **{"offset": 0.0, "noise_floor": 0.0, "blocks": 0, "schedule": "constant", "restrict": "always"},
     }
+    needs: ClassVar[tuple[Need, ...]] = (
+        (_OF_A_MASK, "retention", lambda options: options.retention < 1, "one below 1"),
+        (("unfreeze_by",), "schedule", lambda options: options.schedule != "constant", "another schedule"),
+        (("stairs",), "schedule", lambda options: options.schedule == "steps", "'steps'"),
+        (("top_k_of",), "top_k", lambda options: options.top_k < 1, "another top_k"),
+        (_OF_A_FOLLOWED_BOUND, "clip_quantile", lambda options: options.clip_quantile, "another clip_quantile"),
+        (("beta",), "variance_start", lambda options: options.variance_start == "constant", "'constant'"),
+        (("variance_decay",), "variance_from", lambda options: options.variance_from == "releases", "'releases'"),
+        (_OF_A_MOVING_VARIANCE, "variance_decay", lambda options: options.moves_variance, "one below 1"),
+    )
 
     retention: float = 0.6
     """r, the share of coordinates that stage 2 starts with"""
@@ -121,6 +134,11 @@ class AdaDPIGU(Method):
         if self._public and context.public_scores is None:
             raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
         return _State(self, context)
+
+    @property
+    def moves_variance(self) -> bool:
+        """Whether β leaves where it starts."""
+        return self._statistics_options().moves_variance
 
     @property
     def _public(self) -> bool:

@@ -200,6 +200,10 @@ def _learns(value: object) -> bool:
     return isinstance(value, Tensor) or (hasattr(value, "state") and hasattr(value, "load"))
 
 
+Need = tuple[tuple[str, ...], str, Callable[[Any], bool], str]
+"""options that need another: which one, whether the method looks at them, and with what values of that one"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """Options of a method. Subclasses are frozen dataclasses whose fields are its options, all with defaults."""
@@ -217,6 +221,8 @@ class Method(ABC):
     """whether it goes by the mean square of its directions that the run's optimiser keeps"""
     off: ClassVar[Mapping[str, object]] = {}
     """what the word `off` stands for, by option"""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """which options do nothing without another"""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -232,6 +238,15 @@ class Method(ABC):
     def declared(self) -> tuple[str, ...]:
         """Facts that these options declare public, for the statement."""
         return ()
+
+    def idle(self, given: Mapping[str, object]) -> Iterator[str]:
+        """Says of each option that was given, and not to switch something off, that it does nothing with the others."""
+        for keys, needed, used, wanted in self.needs:
+            for key in keys:
+                value = self.option(key, given[key]) if key in given else None
+                if value not in (None, False, self.off.get(key)) and not used(self):
+                    found = getattr(self, needed)
+                    yield f"{key}={given[key]} does nothing with {needed}={found!r}; allowed with {wanted}"
 
     @classmethod
     def from_options(cls, options: Mapping[str, object]) -> Self:

@@ -131,8 +131,6 @@ _NEEDED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool], str], ...] = (
     (("lr", "weight_decay", "momentum"), "optimizer", lambda made: isinstance(made, str | type), "a name or a class"),
     (("momentum",), "optimizer", lambda made: str(made).lower() not in _WITHOUT_MOMENTUM, "'sgd' or 'rmsprop'"),
     (("activation",), "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
-    (("top_k_of",), "top_k", lambda share: share != 1.0, "another top_k"),
-    (("clip_rate", "count_noise"), "clip_quantile", lambda share: share is not None, "another clip_quantile"),
     (("evaluate_every",), "test", lambda test: test is not None, "test records"),
     (("diagnostics", "checkpoint_every"), "out", lambda out: out is not None, "a run folder"),
 )
