@@ -29,7 +29,7 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     assert err.startswith("per-record gradients: layer rules")
     needed = {"run", "method", "dataset", "test_accuracy", "epsilon", "epsilon_rdp", "delta", "noise_multiplier"}
     assert needed | {"steps", "seconds"} <= told.keys()
-    assert told["method"] == "adadpigu"
+    assert (told["method"], told["preset"]) == ("adadpigu", "digits-adadpigu")
     assert 3.99 < told["epsilon"] <= 4 < told["epsilon_rdp"]
     files = {p.relative_to(tmp_path / "run").as_posix() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.log", "model.safetensors"} <= files
@@ -49,7 +49,10 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     again = json.loads(out)
     assert again["steps"] == told["steps"] == 6
     assert again["noise_multiplier"] == told["noise_multiplier"]
-    assert (tmp_path / "again" / "config.toml").read_text() == (tmp_path / "run" / "config.toml").read_text()
+    begins, _, settings = (tmp_path / "run" / "config.toml").read_text().partition("\n\n")
+    assert begins == "# settings of the preset digits-adadpigu, where neither file nor flag said otherwise"
+    assert (again["preset"], (tmp_path / "again" / "config.toml").read_text()) == (None, settings)
+    assert begins in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_train_for_people_shows_progress_a_table_and_where_to_look(call: Any) -> None:

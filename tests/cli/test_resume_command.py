@@ -23,9 +23,9 @@ from adadpigu.training.checkpoints import Checkpoints
 STEPS = 12
 TRAIN = (
     *("train", "--model", "linear", "--batch-size", "64", "--noise-multiplier", "1.5", "--device", "cpu"),
-    *("--evaluate-every", str(STEPS), "--seed", "1", "--json"),
+    *("--seed", "1", "--json"),
 )
-SHORT = (*TRAIN, "--steps", str(STEPS), "--reserve", "1")
+SHORT = (*TRAIN, "--steps", str(STEPS), "--evaluate-every", str(STEPS), "--reserve", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +88,7 @@ def test_a_stopped_run_goes_on_and_says_so(call: Any, stopped: Callable[..., Pat
     run = stopped("run", "--method", "dpsgd")
     code, out, err = call("train", "--resume", str(run), "--json")
     assert code == 0, err
+    assert json.loads(out)["preset"] == "digits-dpsgd"
     found = json.loads(out)
     assert (found["steps_done"], found["steps"], found["interrupted"]) == (STEPS, STEPS, False)
     assert call("ledger", "verify", str(run), "--json")[0] == 0

@@ -13,8 +13,15 @@ from typing import Any
 import pytest
 
 from adadpigu.cli.training import PlannedRun, train
-from adadpigu.cli.training_settings import configure, default_preset, method_options, read_flags
-from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_preset
+from adadpigu.cli.training_settings import (
+    configure,
+    default_preset,
+    method_options,
+    preset_line,
+    preset_of,
+    read_flags,
+)
+from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_config, read_preset
 from adadpigu.errors import InputError
 from adadpigu.methods import all_methods, make_method
 from adadpigu.training.configured import configured
@@ -200,6 +207,25 @@ def test_what_a_preset_chose_and_a_flag_makes_idle_is_told(call: Any, monkeypatc
     ]
     for name in all_presets():
         assert call("train", "--preset", name)[2] == "adadpigu: error: settled\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "preset"),
+    [
+        ([], "digits-adadpigu"),
+        (["--method", "dpsgd"], "digits-dpsgd"),
+        (["--preset", "digits-dpsgd", "--method", "masked"], "digits-dpsgd"),
+        (["--preset", "none"], None),
+        (["--method", "quantile"], None),
+    ],
+)
+def test_a_run_knows_the_preset_whose_settings_it_has(
+    planned: Callable[..., PlannedRun], tmp_path: Path, words: list[str], preset: str | None
+) -> None:
+    assert planned(*words).preset == preset
+    (tmp_path / "config.toml").write_text(preset_line(preset) + RunConfig().to_toml())
+    assert preset_of(tmp_path) == preset
+    assert merge(read_config(tmp_path / "config.toml")) == RunConfig()
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ class PlannedRun:
     prepared: Preparation
     folder: Path | None  # None: a new one, named after the run
     resuming: bool = False
-    preset: str | None = None  # the one that was taken without being asked for
+    preset: str | None = None  # whose settings it has where neither file nor flag says otherwise
 
 
 def plan_run(
@@ -65,18 +65,18 @@ def plan_run(
         choosing.refuse_idle(flags, settings)
         for told in choosing.made_idle(flags, settings):
             console.notes().print(f"of the preset or config: {told}", style="dim", soft_wrap=True)
-        taken = choosing.default_preset(merge(flags)) if preset is None and config is None else None
-        return PlannedRun(settings, _prepare(settings), out, preset=taken)
+        taken = choosing.default_preset(merge(flags)) if preset is None and config is None else preset
+        return PlannedRun(settings, _prepare(settings), out, preset=None if taken == "none" else taken)
 
-    def resumed() -> RunConfig:
+    def resumed() -> tuple[RunConfig, str | None]:
         settings = choosing.resumed_config(resume, flags, out=out, preset=preset, config=config)
         if not trusted:
             refuse_code(settings, resume)
-        return settings
+        return settings, choosing.preset_of(resume)
 
     # the first process alone looks at the ledger, which has one reader at a time that may become its writer
-    settings = processes.broadcast_object(processes.first(resumed))
-    return PlannedRun(settings, _prepare(settings), resume, resuming=True)
+    settings, begun_with = processes.broadcast_object(processes.first(resumed))
+    return PlannedRun(settings, _prepare(settings), resume, resuming=True, preset=begun_with)
 
 
 def _prepare(settings: RunConfig) -> Preparation:
@@ -141,7 +141,7 @@ def train(
         folder = planned.folder or processes.broadcast_object(_new_folder(*named))
         run = _run_training(planned, folder, log or [], silent=as_json and not sys.stderr.isatty())
         if as_json:
-            console.print_json(run.summary())
+            console.print_json({**run.summary(), "preset": planned.preset})
         else:
             print_summary(run)
         return Interrupted(130) if run.interrupted else 0
@@ -172,7 +172,7 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
     run = train_prepared(
         prepared,
         out=folder,
-        config=resolved(settings, prepared).to_toml(),
+        config=choosing.preset_line(planned.preset) + resolved(settings, prepared).to_toml(),
         files=files,
         observers=[*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))],
         randomness=_chosen_randomness(settings),

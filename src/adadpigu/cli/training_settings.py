@@ -13,6 +13,7 @@ from adadpigu.accounting.wording import rounded_up
 from adadpigu.config import OFF, SETTINGS, RunConfig, all_presets, merge, read_config, read_flag, read_preset
 from adadpigu.data import is_named
 from adadpigu.data.own import is_own
+from adadpigu.durable import read_text
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
 from adadpigu.training.options import idle_options
@@ -105,6 +106,20 @@ def default_preset(asked: RunConfig) -> str | None:
     budgets = [int(tail) for head, _, tail in (known.rpartition("-eps") for known in all_presets()) if head == name]
     near = min(sorted(budgets), key=lambda budget: abs(budget - (asked.epsilon or 4.0)), default=None)
     return None if near is None else f"{name}-eps{near}"
+
+
+_FROM_PRESET = "# settings of the preset {}, where neither file nor flag said otherwise"
+
+
+def preset_line(preset: str | None) -> str:
+    """How a run folder's `config.toml` begins: with the preset, a remark for people, which no digest covers."""
+    return "" if preset is None else _FROM_PRESET.format(preset) + "\n\n"
+
+
+def preset_of(run: Path) -> str | None:
+    """The preset that a run folder's config names."""
+    first = read_text(run / "config.toml", f"run={str(run)!r}").partition("\n")[0]
+    return next((name for name in all_presets() if first == _FROM_PRESET.format(name)), None)
 
 
 def resumed_config(run: Path, flags: dict[str, object], **others: object) -> RunConfig:
