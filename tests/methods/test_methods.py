@@ -367,7 +367,7 @@ def test_public_scores_of_what_is_no_image_are_refused_before_the_run() -> None:
     data = small_digits()
     assert isinstance(data.train, TensorRecords)
     flat = replace(data, train=TensorRecords(data.train.inputs.flatten(1), data.train.targets), test=None, shape=(64,))
-    with pytest.raises(InputError, match=r"^score='public' for records that are no images of 1 or 3 channels"):
+    with pytest.raises(InputError, match=r"^score='public' for records that are no such images"):
         prepare_small(AdaDPIGU(score="public"), flat)
 
 

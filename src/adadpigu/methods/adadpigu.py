@@ -20,7 +20,7 @@ from adadpigu.core.mechanism import Release
 from adadpigu.core.side_stream import side_stream
 from adadpigu.core.standardising import entries_kept
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
-from adadpigu.errors import InputError, require
+from adadpigu.errors import InputError, first_line, require
 from adadpigu.methods.base import Batches, Method, MethodState, Need, Positive, RunContext, Share, Stage, register
 from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, Score, chosen
 from adadpigu.methods.mask import GrowingMask, MaskSchedule, Schedule
@@ -131,8 +131,8 @@ class AdaDPIGU(Method):
         if self.variance_from == "optimiser" and context.second_moment is None:
             allowed = "allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad"
             raise InputError(f"variance_from='optimiser' with an optimizer that keeps no second moment; {allowed}")
-        if self._public and context.public_scores is None:
-            raise InputError("score='public' for records that are no images of 1 or 3 channels; take another score")
+        if self._public:
+            _try_public(context)
         return _State(self, context)
 
     @property
@@ -167,6 +167,17 @@ class AdaDPIGU(Method):
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})
+
+
+def _try_public(context: RunContext) -> None:
+    """Refuses scores from public images before anything is charged where they could not be computed."""
+    allowed = "allowed: images of 1 or 3 channels with loss(outputs, targets), or another score"
+    if context.public_scores is None:
+        raise InputError(f"score='public' for records that are no such images, or with losses=; {allowed}")
+    try:
+        context.public_scores(count=2)
+    except Exception as error:  # whatever a loss of the user's own says of labels at random
+        raise InputError(f"score='public': labels at random do not fit: {first_line(error)}; {allowed}") from error
 
 
 @register

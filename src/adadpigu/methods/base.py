@@ -74,8 +74,8 @@ class RunContext:
     device: torch.device
     second_moment: Callable[[], Tensor] | None = None
     """v of the run's optimiser, [d], bias corrected: a function of releases; None where it keeps none"""
-    public_scores: Callable[[], Tensor] | None = None
-    """mean |∇ℓ| over public images at the weights of now, [d]; None where the model does not take images"""
+    public_scores: Callable[..., Tensor] | None = None
+    """mean |∇ℓ| over public images at the weights of now, [d]; `count=2` tries two. None where there are no images"""
     public: PublicRows | None = None
     """of a method that `needs_public`"""
 

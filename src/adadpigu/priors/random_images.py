@@ -164,21 +164,39 @@ def takes_images(record: Tensor) -> bool:
     return record.ndim == 4 and record.shape[1] in (1, 3)
 
 
-def process_scores(model: nn.Module, front: nn.Module | None, record: Tensor, loss: Loss, seed: int) -> Tensor:
-    """s at the model's weights of now, [d] in float64; images and labels follow from the run's public seed."""
+def process_scores(
+    model: nn.Module,
+    front: nn.Module | None,
+    record: Tensor,
+    target: Tensor,
+    loss: Loss,
+    seed: int,
+    *,
+    count: int = _IMAGES,
+) -> Tensor:
+    """s at the model's weights of now, [d] in float64; images and labels follow from the run's public seed.
+
+    They have the shape and type of the synthetic `record` and `target`, [1, ...].
+    """
     model = copy.deepcopy(model).eval()  # hooks and modes of the one in training stay as they are
     rng = torch.Generator().manual_seed(seed % 2**63)
-    images = images_like(record, _IMAGES, rng)
+    images = images_like(record, count, rng)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64, device=record.device)
     with torch.enable_grad():
         for image in torch.split(images, 1):
             outputs = model(image if front is None else front(image))
-            label = torch.randint(outputs.shape[1], (1,), generator=rng).to(record.device)
+            label = _labels_like(target, outputs, rng)
             found = torch.autograd.grad(loss(outputs, label), parameters, allow_unused=True)
             flat = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
             total += torch.cat([g.reshape(-1) for g in flat]).abs() / len(images)
     return total
+
+
+def _labels_like(target: Tensor, outputs: Tensor, rng: torch.Generator) -> Tensor:
+    """Labels at random: classes where outputs are scores of them, at each place where they are; else 0 or 1."""
+    scores = not target.is_floating_point() and outputs.ndim == target.ndim + 1
+    return torch.randint(outputs.shape[1] if scores else 2, target.shape, generator=rng).to(target)
 
 
 def images_like(record: Tensor, count: int, rng: torch.Generator) -> Tensor:

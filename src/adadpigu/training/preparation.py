@@ -66,7 +66,7 @@ class Preparation:
     seed: int
     epsilons: dict[str, float]  # ε of the whole plan, by accountant
     warnings: tuple[str, ...]
-    record: Tree  # a synthetic record, [1, ...], as it comes to the front
+    example: tuple[Tree, Tree]  # a synthetic record and its target, [1, ...], as they come to the front and the loss
     loss: Loss | None  # of outputs and targets; None where `losses(model, batch)` was given
     given_loss: object  # either, as the user gave it
     public: PublicRecords | None = None  # what the method learns from besides releases
@@ -86,8 +86,9 @@ class Preparation:
             public = PublicGradients(
                 engine=self.engine, front=self.front, records=self.public, classes=self.data.classes, seed=self.seed
             )
-        if self.loss is not None and isinstance(self.record, Tensor) and takes_images(self.record):
-            scores = partial(process_scores, self.model, self.front, self.record, self.loss, self.seed)
+        record, target = self.example
+        if self.loss is not None and isinstance(record, Tensor) and takes_images(record):
+            scores = partial(process_scores, self.model, self.front, record, target, self.loss, self.seed)
         return RunContext(
             layout=layout,
             batch_size=self.options.batch_size,
@@ -210,7 +211,7 @@ def prepare(
         public=public,
         caveats=(*caveats, *task.declared()),
         warnings=(*warned, *trained_before(model)),
-        record=select(task.example[0], slice(1)),
+        example=select(task.example, slice(1)),
         loss=task.loss,
         given_loss=task.given,
         threads=threads,
