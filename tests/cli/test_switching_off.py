@@ -91,9 +91,9 @@ def test_every_option_of_every_method_is_a_flag_and_none_is_a_flag_of_the_run() 
     for name, method in all_methods().items():
         for field in dataclasses.fields(method):
             assert field.name not in settings
-            word = "off" if field.default is None else str(field.default).lower()
+            word = str(field.default).lower()
             found = method_options([], [f"--{field.name.replace('_', '-')}", word], {})
-            assert getattr(make_method(name, found), field.name) == field.default
+            assert getattr(make_method(name, found), field.name) == getattr(method(), field.name)
     assert settings - {"method_options"} <= declared
 
 

@@ -242,6 +242,22 @@ def test_beta_starts_from_the_noise_of_all_records_of_an_owner_beside_a_count(pe
     compare({**_following(SIGMA), "variance_start": "noise"}, per_owner=per_owner)
 
 
+@pytest.mark.parametrize("option", [{"variance_start": "noise"}, {"variance_from": "optimiser"}])
+def test_beta_in_units_of_its_own_works_without_another_option(option: dict[str, Any]) -> None:
+    found = compare(option, sigma=0.01)
+    assert np.log(found.scale[found.mask]).mean() == pytest.approx(0, abs=1e-9)  # C is in units of the gradient
+    assert found.o["floor"] < found.beta.min() < 1e-6  # and β below what is the floor elsewhere
+
+
+def test_only_beta_in_units_of_its_own_changes_what_floor_and_normalise_are() -> None:
+    for method, usual in ((AdaDPIGU, 1e-6), (Masked, 0.0), (Layers, 0.0)):
+        assert (method().floor, method().normalise) == (usual, False)
+        assert method(variance_start="noise").normalise
+    plain = AdaDPIGU.from_options({"variance_start": "noise", "normalise": "off", "floor": "off"})
+    assert (plain.floor, plain.normalise) == (0.0, False)
+    assert AdaDPIGU.from_options(plain.options()) == plain
+
+
 @pytest.mark.parametrize(
     ("sigma", "per_owner", "follows"),
     [(0.12, 1, False), (0.14, 1, False), (0.08, 1, True), (0.1, 1, True), (0.06, 2, False), (0.066, 2, False)],

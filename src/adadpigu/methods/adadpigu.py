@@ -51,7 +51,8 @@ class AdaDPIGU(Method):
     denoises: ClassVar[bool] = True
     off: ClassVar[Mapping[str, object]] = {
         **dict.fromkeys(("retention", "top_k", "mean_decay", "variance_decay"), 1.0),
-        **{"offset": 0.0, "noise_floor": 0.0, "blocks": 0, "schedule": "constant", "restrict": "always"},
+        **{"offset": 0.0, "floor": 0.0, "noise_floor": 0.0, "blocks": 0, "normalise": False},
+        **{"schedule": "constant", "restrict": "always"},
     }
     needs: ClassVar[tuple[Need, ...]] = (
         (_OF_A_MASK, "retention", lambda options: options.retention < 1, "one below 1"),
@@ -91,9 +92,10 @@ class AdaDPIGU(Method):
     """what ρ is a share of: the active coordinates, or all d, of which no more than the active ones can be kept"""
     variance_start: VarianceStart = "constant"
     beta: Positive = 1.0
-    """β at the start, for variance_start constant; `noise` starts it at the noise variance (σC/B)² of a release"""
+    """β at the start, for variance_start constant; `noise` starts it at the noise variance (σC/B)² of a release, and
+    then its shape alone matters (`normalise`)"""
     variance_from: VarianceFrom = "releases"
-    """what β follows: releases, or the second moment that the run's optimiser keeps of them"""
+    """what β follows: releases, or the second moment that the run's optimiser keeps of them (its shape: `normalise`)"""
     mean_decay: float = 0.9
     """γ1; 1 holds α at 0"""
     variance_decay: float = 0.999
@@ -102,8 +104,8 @@ class AdaDPIGU(Method):
     """μ"""
     debias: bool = False
     """subtract the known noise variance before β learns from (ĝ − α)²"""
-    floor: float = 1e-6
-    """h1, the least β and (ĝ − α)²"""
+    floor: float | None = None
+    """h1, the least β and (ĝ − α)²; unset: 1e-6, or 1e-12 where β is in units of the noise or of the optimiser's"""
     ceiling: float = 1e6
     """h2, the largest"""
     noise_floor: float = 0.0
@@ -112,10 +114,14 @@ class AdaDPIGU(Method):
     """share β (not α) among the coordinates of a layer"""
     blocks: int = 0
     """share β among so many blocks of coordinates of equal released power; 0: there are none"""
-    normalise: bool = False
-    """divide √β + μ by its geometric mean, so that C stays in units of the gradient"""
+    normalise: bool | None = None
+    """divide √β + μ by its geometric mean, so that C stays in units of the gradient; unset: where β has other units"""
 
     def __post_init__(self) -> None:
+        own_units = self.variance_start == "noise" or self.variance_from == "optimiser"
+        for name, value in (("floor", 1e-12 if own_units else 1e-6), ("normalise", own_units)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         super().__post_init__()
         if self.clip_quantile is not None:
             check_start(self.clip_norm)
@@ -192,7 +198,7 @@ class Masked(AdaDPIGU):
     mean_decay: float = 1.0
     variance_decay: float = 1.0
     offset: float = 0.0
-    floor: float = 0.0
+    floor: float | None = 0.0
     ceiling: float = math.inf
 
 
