@@ -7,7 +7,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,19 @@ main(sys.argv[1:])
 """
 
 
+def overridden(usual: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Usual flags without those that are given, then these."""
+    kept, flag = [], ""
+    for word in usual:
+        flag = word if word.startswith("--") else flag
+        if flag not in flags:
+            kept.append(word)
+    return [*kept, *flags]
+
+
 def trained(folder: Path, *flags: str) -> Path:
     """A run of twelve steps on the embedded digits."""
-    assert command(["train", *SHORT, *flags, "--out", str(folder)]) == 0
+    assert command(["train", *overridden(SHORT, flags), "--out", str(folder)]) == 0
     return folder
 
 
