@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from adadpigu_paper.reproduce import paper
 from adadpigu_paper.reproduce.artefact import Artefact, Drawn
@@ -34,6 +34,8 @@ from adadpigu_paper.reproduce.pruning_runs import (
     sweep,
 )
 from adadpigu_paper.reproduce.stand_in import told
+
+Rate = TypeVar("Rate", float, float | None)
 
 
 def draw_curves(rows: Sequence[Row]) -> Drawn:
@@ -90,7 +92,7 @@ def draw_sweep(rows: Sequence[Row]) -> Drawn:
 
 def _sweep_table(found: Sequence[Row]) -> str:
     head = [
-        *("pruning rate", "accuracy", "paper", "minus DP-SGD", "95 % interval"),
+        *("pruning rate", "accuracy", "paper", "minus DP-SGD, shared seeds", "95 % interval"),
         *("p (Holm)", "shown from", "against DP-SGD"),
     ]
     body = [
@@ -131,16 +133,28 @@ def _listed(rates: Sequence[float]) -> str:
 def _ranking(runs: Runs) -> str:
     """Ours of the rates that the paper ranks, and which of its steps a paired test bears out or could have."""
     means = {rate: late_means(runs[rate]) for rate in RANKING if rate in runs}
-    overall = {rate: statistics.fmean(values.values()) for rate, values in means.items()}
+    fair, seeds = _on_shared_seeds(means)
+    overall = {rate: statistics.fmean(values.values()) for rate, values in fair.items()}
     ours = sorted(overall, key=lambda rate: -overall[rate])
     told = f"Paper: {' > '.join(f'{rate:g}' for rate in RANKING)}. Measured, by the mean of the last quarter: "
     if len(ours) < 2:
-        return f"{told}{_listed(ours)} alone, so no order."
+        alone = "share no seed" if len(means) > 1 else "alone"
+        return f"{told}{_listed(list(means))} {alone}, so no order."
     apart = max(overall.values()) - min(overall.values())
     return (
-        f"{told}{' > '.join(f'{rate:g}' for rate in ours)}, all within {apart:.2f} points. "
-        f"{_ties(means, ours[0])} {_steps(means)}"
+        f"{told}{' > '.join(f'{rate:g}' for rate in ours)}, all within {apart:.2f} points{seeds}. "
+        f"{_ties(fair, ours[0])} {_steps(means)}"
     )
+
+
+def _on_shared_seeds(means: Mapping[Rate, Mapping[int, float]]) -> tuple[dict[Rate, dict[int, float]], str]:
+    """Values of the seeds that all rates have, since a ranking of others would rank seeds; and which, if not all."""
+    shared = set.intersection(*map(set, means.values())) if means else set()
+    fair = {rate: {seed: values[seed] for seed in shared} for rate, values in means.items() if shared}
+    one = f"seed {min(shared)}" if len(shared) == 1 else f"{len(shared)} seeds"
+    return fair, "" if all(
+        len(values) == len(shared) for values in means.values()
+    ) else f" on {one}, all that they share"
 
 
 def _steps(means: Mapping[float, Mapping[int, float]]) -> str:
@@ -178,11 +192,13 @@ def _ties(values: Mapping[Any, Mapping[int, float]], chosen: float | None) -> st
 
 
 def _steadiest(runs: Runs) -> str:
-    moves = {rate: late_fluctuations(found) for rate, found in runs.items()}
+    moves, seeds = _on_shared_seeds({rate: late_fluctuations(found) for rate, found in runs.items()})
+    if not moves:
+        return "No rate is the steadiest: they share no seed."
     overall = {rate: statistics.fmean(values.values()) for rate, values in moves.items()}
     least, most = min(overall, key=lambda rate: overall[rate]), max(overall, key=lambda rate: overall[rate])
     return (
-        f"Paper: {paper.BEST_PRUNING_RATE:g} fluctuates least in the late epochs. Measured, in the mean: "
+        f"Paper: {paper.BEST_PRUNING_RATE:g} fluctuates least in the late epochs. Measured, in the mean{seeds}: "
         f"{rate_name(least)} least ({overall[least]:.3f} points), {rate_name(most)} most ({overall[most]:.3f}). "
         f"{_ties(moves, least)}"
     )
@@ -203,7 +219,7 @@ def _baseline(found: Sequence[Row]) -> list[str]:
     unpruned = next((row for row in found if row["pruning_rate"] == 0), None)
     if unpruned is not None and unpruned["difference"] is not None:
         lines.append(
-            "Pruning rate 0 has no mask: its difference from DP-SGD, "
+            "Pruning rate 0 has no mask: its difference from DP-SGD on shared seeds, "
             f"{unpruned['difference']:+.2f} points, is what stage 1 and moving α and β do, and chance."
         )
     return lines
@@ -217,13 +233,13 @@ def _against_baseline(found: Sequence[Row]) -> list[str]:
     if not pruned:
         return []
     if not tested:
-        return [f"Above DP-SGD in the mean: {_listed(ahead)}; whether beyond seed noise takes at least two seeds."]
+        return [f"Above DP-SGD on shared seeds: {_listed(ahead)}; whether beyond seed noise takes at least two seeds."]
     shown = {word: [row["pruning_rate"] for row in tested if row["verdict"] == word] for word in ("better", "worse")}
     alone = [f"{row['pruning_rate']:g} ({row['difference']:+.2f})" for row in tested if row["excludes_zero"]]
     return [
-        f"Above DP-SGD in the mean: {_listed(ahead)}; shown by the corrected test: {_listed(shown['better'])}. Shown "
-        f"to be below it: {_listed(shown['worse'])}. Paper: 0.1 to 0.4 above it, up to 0.6 on a par, beyond 0.6 a "
-        "fall.",
+        f"Above DP-SGD on shared seeds: {_listed(ahead)}; shown by the corrected test: {_listed(shown['better'])}. "
+        f"Shown to be below it: {_listed(shown['worse'])}. Paper: 0.1 to 0.4 above it, up to 0.6 on a par, beyond 0.6 "
+        "a fall.",
         _power(tested),
         f"Intervals that exclude 0, each by itself and not corrected: {', '.join(alone) or 'none'}. If no rate made a "
         f"difference, {(1 - 0.95) * len(tested):.2g} of {len(tested)} would on average.",
@@ -244,13 +260,14 @@ def _power(tested: Sequence[Row]) -> str:
 
 
 def _best(runs: Runs) -> str:
-    means = {rate: late_means(found) for rate, found in runs.items() if rate}
+    every = {rate: late_means(found) for rate, found in runs.items() if rate}
+    means, seeds = _on_shared_seeds(every)
     overall = {rate: statistics.fmean(values.values()) for rate, values in means.items()}
     if not overall:
-        return "No pruning rate above 0 was measured."
+        return f"No best rate: {'rates share no seed' if every else 'none above 0 was measured'}."
     ranked = sorted(overall, key=lambda rate: -overall[rate])
     best, last, claimed = ranked[0], max(ranked), paper.BEST_PRUNING_RATE
-    told = f"Best rate above 0: paper {claimed:g}, measured {best:g} in the mean"
+    told = f"Best rate above 0: paper {claimed:g}, measured {best:g} in the mean{seeds}"
     if len(ranked) > 1:
         told += f", {overall[best] - overall[ranked[1]]:.2f} points ahead of {ranked[1]:g}"
     if claimed in overall and claimed not in ranked[:2]:
