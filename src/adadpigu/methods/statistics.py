@@ -122,11 +122,11 @@ class Statistics(TensorState):
         return spread
 
     def init_returned(self, returned: Tensor, active: Tensor) -> None:
-        """Coordinates that return from the frozen set start with α = 0 and the lower median β of the active ones.
+        """Coordinates that return from the frozen set start with the lower median β of the active ones, and α = 0.
 
-        Both are masks. A shared β is the group's; one that is held, or is the optimiser's, stays.
+        Both are masks; α is 0 where nothing was learned. A shared β is the group's; one that is held, or is the
+        optimiser's, stays.
         """
-        self.mean.masked_fill_(returned, 0.0)
         if self.variance_held or self._options.variance_from == "optimiser":
             return
         ordered = self.variance.masked_fill(~active, math.inf).sort().values  # no device waits for how many are active
