@@ -67,7 +67,7 @@ def refuse_idle(flags: dict[str, object], settings: RunConfig) -> None:
     """Refuses each flag that does nothing with these settings. Presets may hold such."""
     method = make_method(settings.method, settings.method_options)
     of_method = cast("Mapping[str, object]", flags["method_options"] or {})
-    for told in itertools.chain(idle_options(flags, vars(settings)), method.idle(of_method)):
+    for told in itertools.chain(idle_options(flags, vars(settings)), method.contradictions(of_method)):
         raise InputError(told)
 
 
@@ -79,7 +79,11 @@ def made_idle(flags: dict[str, object], settings: RunConfig) -> list[str]:
     method = make_method(settings.method, settings.method_options)
     usual = type(method)()
     held = {key: value for key, value in settings.method_options.items() if key not in given}
-    return list(method.idle({key: value for key, value in held.items() if getattr(method, key) != getattr(usual, key)}))
+    return list(
+        method.contradictions(
+            {key: value for key, value in held.items() if getattr(method, key) != getattr(usual, key)}
+        )
+    )
 
 
 def configure(flags: dict[str, object], *, preset: str | None, config: Path | None) -> RunConfig:

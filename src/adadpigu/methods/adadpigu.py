@@ -52,7 +52,7 @@ class AdaDPIGU(Method):
     off: ClassVar[Mapping[str, object]] = {
         **dict.fromkeys(("retention", "top_k", "mean_decay", "variance_decay"), 1.0),
         **{"offset": 0.0, "floor": 0.0, "noise_floor": 0.0, "blocks": 0, "normalise": False},
-        **{"schedule": "constant", "restrict": "always"},
+        **{"schedule": "constant", "restrict": "always", "importance_steps": 0},
     }
     needs: ClassVar[tuple[Need, ...]] = (
         (_OF_A_MASK, "retention", lambda options: options.retention < 1, "one below 1"),
@@ -194,6 +194,9 @@ class Masked(AdaDPIGU):
     name: ClassVar[str] = "masked"
     source: ClassVar[str] = "a part of adadpigu"
     adds: ClassVar[str] = "a mask by importance and progressive unfreezing"
+    fixed: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("mean_decay", "variance_decay", "variance_from", "variance_start", "beta"), "adadpigu"
+    )
 
     mean_decay: float = 1.0
     variance_decay: float = 1.0
@@ -210,6 +213,7 @@ class Layers(Masked):
     name: ClassVar[str] = "layers"
     source: ClassVar[str] = "a relative of adadpigu"
     adds: ClassVar[str] = "a clipping scale for each layer, from stage 1"
+    fixed: ClassVar[Mapping[str, str]] = {**Masked.fixed, "retention": "adadpigu"}
 
     retention: float = 1.0
     variance_start: VarianceStart = "stage-1"

@@ -223,6 +223,8 @@ class Method(ABC):
     """what the word `off` stands for, by option"""
     needs: ClassVar[tuple[Need, ...]] = ()
     """which options do nothing without another"""
+    fixed: ClassVar[Mapping[str, str]] = {}
+    """options whose defaults the name stands for, with the method that takes other values"""
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -239,8 +241,16 @@ class Method(ABC):
         """Facts that these options declare public, for the statement."""
         return ()
 
-    def idle(self, given: Mapping[str, object]) -> Iterator[str]:
-        """Says of each option that was given, and not to switch something off, that it does nothing with the others."""
+    def contradictions(self, given: Mapping[str, object]) -> Iterator[str]:
+        """Says of options that were given that they contradict the method's name, or do nothing with the others.
+
+        One that switches something off does what it says.
+        """
+        for key, other in self.fixed.items():
+            usual = getattr(type(self)(), key)
+            if key in given and getattr(self, key) != usual:
+                told = f"{key}={given[key]}: method {self.name!r} stands for {key}={usual}"
+                yield f"{told}; allowed with --method {other}"
         for keys, needed, used, wanted in self.needs:
             for key in keys:
                 value = self.option(key, given[key]) if key in given else None
