@@ -115,7 +115,7 @@ def _check_same_run(prepared: Preparation, ledger: Ledger, checkpoint: Checkpoin
         require(within, f"{where}: the checkpoint is of step {checkpoint.step}, which the run does not have")
     before, now = dict(cast(Mapping[str, object], facts["settings"])), ledger_settings(prepared)
     options = {field.name: field.default for field in fields(prepared.options)}
-    options |= {f"method.{field.name}": field.default for field in fields(prepared.method)}
+    options |= {f"method.{key}": value for key, value in vars(type(prepared.method)()).items()}
     for key in now.keys() & options.keys():  # one that did not exist then has its default
         before.setdefault(key, None if options[key] is MISSING else _plain(options[key]))
     for key in [*before, *now]:
