@@ -50,9 +50,12 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     assert again["steps"] == told["steps"] == 6
     assert again["noise_multiplier"] == told["noise_multiplier"]
     begins, _, settings = (tmp_path / "run" / "config.toml").read_text().partition("\n\n")
-    assert begins == "# settings of the preset digits-adadpigu, where neither file nor flag said otherwise"
-    assert (again["preset"], (tmp_path / "again" / "config.toml").read_text()) == (None, settings)
-    assert begins in (tmp_path / "run" / "report.html").read_text()
+    told = "# settings of the preset digits-adadpigu, where neither file nor flag said otherwise"
+    stages = "# steps of its stages: importance 1, training 5"
+    assert begins == f"{told}\n{stages}"
+    assert again["preset"] is None
+    assert (tmp_path / "again" / "config.toml").read_text() == f"{stages}\n\n{settings}"
+    assert told in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_train_for_people_shows_progress_a_table_and_where_to_look(call: Any) -> None:

@@ -17,13 +17,13 @@ from adadpigu.cli.training_settings import (
     configure,
     default_preset,
     method_options,
-    preset_line,
     preset_of,
     read_flags,
+    remarks,
 )
 from adadpigu.config import OFF, RunConfig, all_presets, merge, parse, read_config, read_preset
 from adadpigu.errors import InputError
-from adadpigu.methods import all_methods, make_method
+from adadpigu.methods import AdaDPIGU, all_methods, make_method
 from adadpigu.training.configured import configured
 
 NOTHING: dict[str, object] = {field.name: None for field in dataclasses.fields(RunConfig)}
@@ -235,8 +235,9 @@ def test_a_run_knows_the_preset_whose_settings_it_has(
     planned: Callable[..., PlannedRun], tmp_path: Path, words: list[str], preset: str | None
 ) -> None:
     assert planned(*words).preset == preset
-    (tmp_path / "config.toml").write_text(preset_line(preset) + RunConfig().to_toml())
+    (tmp_path / "config.toml").write_text(remarks(preset, AdaDPIGU().stages(200)) + RunConfig().to_toml())
     assert preset_of(tmp_path) == preset
+    assert "# steps of its stages: importance 15, training 185\n\n" in (tmp_path / "config.toml").read_text()
     assert merge(read_config(tmp_path / "config.toml")) == RunConfig()
 
 
@@ -263,6 +264,9 @@ def test_presets_are_told_in_a_line_each_and_as_json_with_every_default(call: An
     for row in rows:
         config = merge(read_preset(row["name"]))
         method = make_method(config.method, config.method_options)
+        stages = row.pop("stages")
         assert row.keys() - {"name"} == {field.name for field in dataclasses.fields(RunConfig)}
         assert type(method).from_options(row["method_options"]) == method
         assert RunConfig(**{key: value for key, value in row.items() if key != "name"}).lr == config.lr
+        if row["name"] == "mnist-adadpigu-as-written-eps4":  # 15 of 200 epochs of 60 steps
+            assert stages == {"importance": 900, "training": 11_100}

@@ -9,9 +9,11 @@ from typing import get_args, get_type_hints
 from adadpigu.cli.commands import Json
 from adadpigu.config import all_presets, merge, read_preset
 from adadpigu.console import print_json, print_line, screen, table
+from adadpigu.data import declared_records
 from adadpigu.methods import Method, all_methods, make_method
 from adadpigu.methods.base import system_lists
 from adadpigu.models import all_models
+from adadpigu.training.configured import training_options
 
 RECIPES = (
     {
@@ -114,7 +116,13 @@ def presets(as_json: Json = False) -> None:
 
 
 def _settings(preset: str) -> dict[str, object]:
-    """Every setting of a preset, the defaults of the run and of its method among them; null is what is unset."""
+    """Every setting of a preset, the defaults of the run and of its method among them; null is what is unset.
+
+    `stages` has the steps of each: of `importance`, that is T_pre.
+    """
     config = merge(read_preset(preset))
-    options = asdict(make_method(config.method, config.method_options))
-    return {**vars(config), "method_options": {key: _plain(value) for key, value in options.items()}}
+    records = declared_records(config.dataset)
+    method = make_method(config.method, config.method_options)
+    stages = method.stages(training_options(config, records).step_count(records))
+    options = {key: _plain(value) for key, value in asdict(method).items()}
+    return {**vars(config), "method_options": options, "stages": {stage.name: stage.steps for stage in stages}}

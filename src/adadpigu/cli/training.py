@@ -172,7 +172,7 @@ def _run_training(planned: PlannedRun, folder: Path, log: Sequence[str], *, sile
     run = train_prepared(
         prepared,
         out=folder,
-        config=choosing.preset_line(planned.preset) + resolved(settings, prepared).to_toml(),
+        config=choosing.remarks(planned.preset, prepared.stages) + resolved(settings, prepared).to_toml(),
         files=files,
         observers=[*shown, *(make_logger(name, folder) for name in dict.fromkeys(log))],
         randomness=_chosen_randomness(settings),

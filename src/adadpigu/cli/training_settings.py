@@ -16,6 +16,7 @@ from adadpigu.data.own import is_own
 from adadpigu.durable import read_text
 from adadpigu.errors import InputError, require, unknown
 from adadpigu.methods import all_methods, make_method
+from adadpigu.methods.base import Stage
 from adadpigu.training.options import idle_options
 from adadpigu.training.resuming import CHANGEABLE_ON_RESUME, noise_of, refuse_unfit, spent_by
 
@@ -115,9 +116,13 @@ def default_preset(asked: RunConfig) -> str | None:
 _FROM_PRESET = "# settings of the preset {}, where neither file nor flag said otherwise"
 
 
-def preset_line(preset: str | None) -> str:
-    """How a run folder's `config.toml` begins: with the preset, a remark for people, which no digest covers."""
-    return "" if preset is None else _FROM_PRESET.format(preset) + "\n\n"
+def remarks(preset: str | None, stages: Iterable[Stage]) -> str:
+    """How a run folder's `config.toml` begins, for people: with the preset and the steps of each stage, T_pre first.
+
+    No digest covers these lines.
+    """
+    steps = ", ".join(f"{stage.name} {stage.steps}" for stage in stages)
+    return ("" if preset is None else _FROM_PRESET.format(preset) + "\n") + f"# steps of its stages: {steps}\n\n"
 
 
 def preset_of(run: Path) -> str | None:
