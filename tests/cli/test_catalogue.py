@@ -43,3 +43,23 @@ def test_json_tells_what_is_unset_from_what_is_infinite(call: Any) -> None:
         for field in dataclasses.fields(method):
             given = told[name][field.name]
             assert method.option(field.name, given) == field.default, (name, field.name)
+
+
+def test_a_method_tells_what_each_of_its_options_does(call: Any) -> None:
+    code, out, _ = call("methods", "layers", "--json")
+    told = {option["name"]: option for option in json.loads(out)["options"]}
+    assert code == 0
+    assert told["retention"] == {
+        "name": "retention",
+        "default": 1.0,
+        "about": "r, the share of coordinates that stage 2 starts with",
+    }
+    for name, method in all_methods().items():
+        told = {option["name"]: option for option in json.loads(call("methods", name, "--json")[1])["options"]}
+        assert [
+            told[field.name]["about"] for field in dataclasses.fields(method) if not told[field.name]["about"]
+        ] == [], name
+    text = " ".join(call("methods", "adadpigu")[1].split())
+    assert "--mean-decay 0.9 γ1; 1 holds α at 0" in text
+    code, _, err = call("methods", "adadpig")
+    assert (code, "did you mean 'adadpigu'" in err) == (2, True)

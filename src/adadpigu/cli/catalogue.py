@@ -1,15 +1,23 @@
 """`adadpigu methods`, `models` and `presets`: what there is, one line each."""
 
+import ast
+import contextlib
+import inspect
+import itertools
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, fields
-from typing import get_args, get_type_hints
+from dataclasses import asdict, fields, is_dataclass
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
-from adadpigu.cli.commands import Json
+import typer
+
+from adadpigu.cli.commands import COMPLETED, Json
 from adadpigu.config import all_presets, merge, read_preset
 from adadpigu.console import print_json, print_line, screen, table
 from adadpigu.data import declared_records
+from adadpigu.errors import check_known
 from adadpigu.methods import Method, all_methods, make_method
 from adadpigu.methods.base import system_lists
 from adadpigu.models import all_models
@@ -32,8 +40,17 @@ RECIPES = (
 """Published rows that are models trained by DP-SGD: presets rather than methods."""
 
 
-def methods(as_json: Json = False) -> None:
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="Of this method: what each option does.", autocompletion=COMPLETED["method"])
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Lists the training methods and their options. Tells where each is from, what it adds and what it costs."""
+    if name is not None:
+        check_known("method", name, all_methods())
+        _explain(all_methods()[name], as_json)
+        return
     found = all_methods().values()
     if as_json:
         told = ("name", "source", "adds", "costs", "private")
@@ -46,8 +63,46 @@ def methods(as_json: Json = False) -> None:
     screen().print("\nRecipes that are models rather than optimisers (presets mnist-ts-eps4, mnist-hf-eps4, …):")
     recipes = [[r["name"], f"{r['adds']} ({r['source']})", r["costs"]] for r in RECIPES]
     screen().print(table(["recipe", "adds", "costs"], recipes))
-    screen().print("\nOptions, as flags of `adadpigu train`; a method's own default stands behind its name:")
+    screen().print(
+        "\nOptions, as flags of `adadpigu train`; a method's own default stands behind its name. "
+        "`adadpigu methods NAME` tells what each does:"
+    )
     screen().print(table(["option", "default", "methods"], _options(found)))
+
+
+def _explain(method: type[Method], as_json: bool) -> None:
+    """Each option of a method with its default and what it does."""
+    about, hints = _docstrings(method), get_type_hints(method)
+    if as_json:
+        told = [{"name": f.name, "default": _plain(f.default), "about": about.get(f.name)} for f in fields(method)]
+        print_json({"method": method.name, "about": inspect.getdoc(method), "options": told})
+        return
+    screen().print(inspect.getdoc(method))
+    rows = [
+        ["--" + f.name.replace("_", "-"), _word(f.default) + _choices(hints[f.name]), about.get(f.name, "")]
+        for f in fields(method)
+    ]
+    screen().print(table(["option", "default", "what it does"], rows))
+
+
+def _docstrings(method: type) -> dict[str, str]:
+    """The docstrings of fields, of bases too: no class keeps them, but its source has them, where that is there."""
+    found: dict[str, str] = {}
+    for owner in reversed([each for each in method.mro() if is_dataclass(each)]):
+        with contextlib.suppress(OSError, SyntaxError):
+            body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
+            for field, told in itertools.pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(told, ast.Expr):
+                    value = told.value.value if isinstance(told.value, ast.Constant) else ""
+                    found[ast.unparse(field.target)] = inspect.cleandoc(str(value)).replace("\n", " ")
+    return found
+
+
+def _choices(hint: Any) -> str:
+    """The words that an option may be, where it is one of some."""
+    choices = get_args(hint)
+    only_words = choices and all(isinstance(choice, str) for choice in choices)
+    return f" ({' | '.join(choices)})" if only_words else ""
 
 
 def _options(methods: Iterable[type[Method]]) -> list[list[str]]:
@@ -58,9 +113,7 @@ def _options(methods: Iterable[type[Method]]) -> list[list[str]]:
         hints = get_type_hints(m)
         for field in fields(m):
             defaults.setdefault(field.name, {})[m.name] = _word(field.default)
-            choices = get_args(hints[field.name])
-            only_words = choices and all(isinstance(choice, str) for choice in choices)
-            words[field.name] = f" ({' | '.join(choices)})" if only_words else ""
+            words[field.name] = _choices(hints[field.name])
     rows = []
     for name, by_method in defaults.items():
         usual, _ = Counter(by_method.values()).most_common(1)[0]
