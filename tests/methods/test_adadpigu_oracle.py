@@ -20,7 +20,7 @@ from adadpigu.core.bounding import GradientSum
 from adadpigu.core.standardising import Standardiser
 from adadpigu.errors import InputError
 from adadpigu.methods import AdaDPIGU, Layers, Masked
-from adadpigu.methods.adadpigu import _State
+from adadpigu.methods.adadpigu_state import AdaDPIGUState
 from adadpigu.methods.importance import Importance, rank
 from adadpigu.methods.mask import MaskSchedule
 from adadpigu.methods.statistics import Statistics, StatisticsOptions
@@ -318,8 +318,8 @@ def _top_k_after_the_clip(plant: pytest.MonkeyPatch) -> None:
 
 
 def _top_k_of_all(plant: pytest.MonkeyPatch) -> None:
-    keep = _State._keep_entries
-    plant.setattr(_State, "_keep_entries", lambda self, count: keep(self, self._mask.size))
+    keep = AdaDPIGUState._keep_entries
+    plant.setattr(AdaDPIGUState, "_keep_entries", lambda self, count: keep(self, self._mask.size))
 
 
 PLANTS = [
