@@ -12,7 +12,7 @@ from adadpigu.accounting.wording import rounded_up
 from adadpigu.config import SETTINGS, RunConfig
 from adadpigu.core.processes import Processes
 from adadpigu.durable import write_text, writing
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, check_known
 from adadpigu.methods import all_methods, make_method
 from adadpigu.methods.standalone import Standalone, StandaloneRun
 from adadpigu.runs.loading import load_data
@@ -22,6 +22,7 @@ from adadpigu.tensors import write_tensors
 
 def is_standalone(settings: RunConfig) -> bool:
     """Whether the method that a config names runs by itself."""
+    check_known("method", settings.method, all_methods())
     return issubclass(all_methods()[settings.method], Standalone)
 
 
