@@ -175,7 +175,7 @@ BAD: dict[str, tuple[list[str], str]] = {
     "option form": (["train", "--set", "clip_norm"], "NAME=VALUE"),
     "command": (["trian"], "did you mean 'train'"),
     "flag": (["train", "--epsilonn", "3"], "--epsilonn"),
-    "flag of train": (["train", "--epsillon", "3"], "did you mean '--epsilon'? ("),
+    "flag of train": (["train", "--epsillon", "3"], "did you mean '--epsilon' or '--value-epsilon'? ("),
     "flag of another": (["calibrate", "--epsillon", "3"], "did you mean '--epsilon'? ("),
     "flag of other libraries": (["train", "--learning-rate", "3"], "did you mean '--lr'? ("),
     "short flag": (["calibrate", "--eps", "3"], "did you mean '--epsilon'? ("),
