@@ -53,6 +53,14 @@ class GhostEngine(RuleEngine):
             slot = self.slots_of[call.module].get("weight")
             if slot is not None and slot.name in wanted.chosen.names and uses[slot.name] == 1:
                 w, alpha = [v if v is None else v[slot.start : slot.stop].view(slot.shape) for v in (weight, center)]
+                if (
+                    type(call.module) is nn.Linear
+                    and dy.dim() == 2
+                    and copies == 1
+                    and not (dy.is_cuda or kernels.INTERPRETED)
+                ):
+                    found.append(OuterLayer(slot, dy, call.x, w, alpha))  # most layers of small nets: no more is asked
+                    continue
                 layer = _outer_layer(call.module, call.x, dy, copies, slot, w, alpha)
                 found += [layer] if layer is not None else []
         return found
@@ -72,7 +80,7 @@ def _outer_layer(
         return EmbeddingLayer(slot, ids, rows, w, alpha)
     if type(module) not in FACTORS:
         return None
-    left, right = FACTORS[type(module)](x, dy)
+    left, right = (dy, x) if type(module) is nn.Linear else FACTORS[type(module)](x, dy)
     if dy.dim() > 2:
         if size < _WIDE or not _taken(x, dy):
             return None

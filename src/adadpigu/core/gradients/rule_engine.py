@@ -176,10 +176,6 @@ class RuleEngine(GradientEngine):
     def owns(self, module: nn.Module, names: frozenset[str]) -> bool:
         return not names.isdisjoint([slot.name for slot in self.slots_of[module].values()])
 
-    def owns_weight(self, module: nn.Module, names: frozenset[str]) -> bool:
-        slot = self.slots_of[module].get("weight")
-        return slot is not None and slot.name in names
-
     def replay_memory(self) -> object:
         return self._last
 
@@ -206,10 +202,11 @@ class RuleEngine(GradientEngine):
             elsewhere = [layer.squares() for layer in outer]
         row = sum(chosen.sizes) * (4 if built.standardised.selects else 8)
         names = chosen.names
-        at_work = [
-            copies * bytes_at_work(call.module, call.x, dy, whole=self.owns_weight(call.module, names))
-            for call, dy in used
-        ]
+        at_work = []
+        for call, dy in used:
+            weight = self.slots_of[call.module].get("weight")
+            if weight is None or weight.name in names:  # a bias alone takes next to nothing
+                at_work.append(copies * bytes_at_work(call.module, call.x, dy))
         size = slice_size(records, max([row, *at_work]), built.device)
         factors: list[Tensor] = []
         added: Tensor | None = None
@@ -266,7 +263,10 @@ class RuleEngine(GradientEngine):
         inputs = slice(part.start * copies, part.stop * copies)
         for call, dy in pairs:
             into = Destination(flat, self.slots_of[call.module], copies, align=self.align)
-            call.rule(call.module, _long(call.x[inputs]), _long(dy[inputs]), into)
+            x, dy = call.x[inputs], dy[inputs]
+            if self.precision != "float32":
+                x, dy = _long(x), _long(dy)
+            call.rule(call.module, x, dy, into)
         flat.finish()
         return buffer
 

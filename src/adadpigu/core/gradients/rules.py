@@ -298,12 +298,10 @@ def _grouped(module: Convolution, patch: Tensor, dy: Tensor) -> Tensor:
     return torch.bmm(left, right.mT).reshape(records, *module.weight.shape)
 
 
-def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor, *, whole: bool = True) -> int:
-    """About how much a rule builds for each row besides its gradient: the patches of a convolution above all.
-
-    Unless `whole`, only the bias is wanted."""
+def bytes_at_work(module: nn.Module, x: Tensor, dy: Tensor) -> int:
+    """About how much a rule builds for each row besides its gradient: the patches of a convolution above all."""
     numbers = math.prod(x.shape[1:]) + math.prod(dy.shape[1:])
-    if whole and isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         numbers += math.prod(module.kernel_size) * module.in_channels * math.prod(dy.shape[2:])
     return numbers * dy.element_size()
 
