@@ -77,9 +77,9 @@ def print_prose(text: str, console: Console | None = None, *, indent: str = "", 
     to.print(wrapped.replace("\0", " "), markup=False, emoji=False, soft_wrap=True, style=style)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, header: bool = True) -> Table:
     """A plain table; brackets in its cells stay brackets."""
-    made = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    made = Table(box=None, pad_edge=False, show_edge=False, header_style="bold", show_header=header)
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:

@@ -195,7 +195,10 @@ READINGS: dict[str, Reading] = {
     "published-leaks": Reading(not_run={"python tests/audit/published_leaks.py": MINUTES}),
     "reproducing": Reading(
         names=results,
-        not_run={"adadpigu reproduce all --quick": MINUTES, "adadpigu reproduce pruning-sweep": HOURS},
+        not_run={
+            "adadpigu reproduce all --quick": MINUTES,
+            "adadpigu reproduce retention energy": HOURS,
+        },
     ),
     "several-processes": Reading(
         names=digits,

@@ -15,7 +15,7 @@ import typer
 
 from adadpigu.cli.commands import COMPLETED, Json
 from adadpigu.config import all_presets, merge, read_preset
-from adadpigu.console import print_json, print_line, screen, table
+from adadpigu.console import print_json, screen, table
 from adadpigu.data import declared_records
 from adadpigu.errors import check_known
 from adadpigu.methods import Method, all_methods, make_method
@@ -162,8 +162,7 @@ def presets(as_json: Json = False) -> None:
     width = max(map(len, found))
     for dataset, rows in groups.items():
         screen().print(f"{dataset}, {len(rows)} presets", style="bold")
-        for name, about in rows:
-            print_line(f"{name:<{width}}  {about}")
+        screen().print(table(["", ""], [[f"{name:<{width}}", about] for name, about in rows], header=False))
         screen().print()
     screen().print("`adadpigu train --preset NAME` runs one; flags win over its settings.")
 
