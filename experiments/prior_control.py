@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from adadpigu.features.prior import Parts, Prior
-from adadpigu.priors.encoder import Weights, packaged_weights
+from adadpigu.priors.encoder import Weights
+from adadpigu.priors.named import named_weights
 from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
 from adadpigu_paper.probe import BUDGETS, Features, probe, split_of
 from adadpigu_paper.reproduce.keeping import tabled
@@ -43,11 +44,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.manual_seed(0)
     split = split_of("cifar10", given.records)
-    trained = Prior(packaged_weights(), SHAPE)
+    trained = Prior(named_weights("prior"), SHAPE)
     scattering = trained.parts
     kinds: dict[str, Features] = {
         "ScatterNet, no projection": lambda x: F.avg_pool2d(scattering.orders(scattering.scattering(x)), 2),
-        "ScatterNet beside the same encoder *untrained*, projected": untrained(packaged_weights()),
+        "ScatterNet beside the same encoder *untrained*, projected": untrained(named_weights("prior")),
         "ScatterNet beside the trained encoder, projected": trained,
     }
     rows = []

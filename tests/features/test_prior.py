@@ -13,7 +13,8 @@ import adadpigu as ad
 from adadpigu.errors import InputError
 from adadpigu.features.front import Front, make_front
 from adadpigu.features.prior import Parts, Prior
-from adadpigu.priors.encoder import EncoderShape, Weights, packaged_weights
+from adadpigu.priors.encoder import EncoderShape, Weights
+from adadpigu.priors.named import named_weights
 from adadpigu_paper.encoder import Encoder, encoder_constants, projection
 
 SHAPE = (3, 16, 16)
@@ -166,6 +167,6 @@ def test_the_statement_of_a_run_names_the_prior_as_public(prior: Prior) -> None:
 
 
 def test_the_packaged_prior_says_where_it_comes_from() -> None:
-    told = Prior(packaged_weights(), SHAPE).declared()
+    told = Prior(named_weights("prior"), SHAPE).declared()
     assert "no photograph and no record" in told
     assert "projection was chosen by scores on training records of CIFAR-10" in told

@@ -11,7 +11,8 @@ from adadpigu.core.gradients import choose_engine
 from adadpigu.errors import InputError
 from adadpigu.models import StandardisedConv2d, all_models, make_model
 from adadpigu.models.cards import TemperedSigmoid, parse_activation
-from adadpigu.priors.encoder import EncoderMaps, packaged_weights
+from adadpigu.priors.encoder import EncoderMaps
+from adadpigu.priors.named import named_weights
 
 PARAMETERS = {
     "mnist-cnn": 26_010,
@@ -130,7 +131,7 @@ def test_xavier_initialisation_of_convolutions_counts_the_whole_kernel() -> None
 
 
 def test_the_priors_last_stage_starts_as_the_encoder_and_leaves_its_earlier_stages_alone() -> None:
-    weights = packaged_weights()
+    weights = named_weights("prior")
     model = make_model("prior-last-stage", seed=0)
     assert isinstance(model, nn.Sequential)
     images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -62,7 +62,7 @@ def test_a_file_that_is_no_prior_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_trained_on() -> None:
-    found = packaged_weights()
+    found = named_weights("prior")
     assert found.fingerprint() == SHA256
     assert "no photograph, no record" in found.metadata["trained on"]
     assert "seed=0" in found.metadata["settings"]
@@ -80,4 +80,4 @@ def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.
     save(SMALL, tmp_path / "other.safetensors")
     monkeypatch.setattr(subject, "PACKAGED", tmp_path / "other.safetensors")
     with pytest.raises(InputError, match="is not " + SHA256):
-        packaged_weights()
+        named_weights("prior")

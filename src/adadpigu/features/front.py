@@ -17,11 +17,12 @@ from adadpigu.core.trees import Tree, call
 from adadpigu.errors import InputError, check_known, check_range, first_line, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
-from adadpigu.models import from_code
-from adadpigu.priors.encoder import Weights, packaged_weights, read_weights
+from adadpigu.own_code import from_code
+from adadpigu.priors.encoder import Weights, read_weights
+from adadpigu.priors.named import NAMED, named_weights
 from adadpigu.tensors import digest
 
-FEATURES = ("none", "scattering", "prior", "FILE.safetensors (of a prior)", "package.module:function")
+FEATURES = ("none", "scattering", *NAMED, "FILE.safetensors (of a prior)", "package.module:function")
 _LEAST_CLIP = 1e-9  # of released normalisation: its square must be far from zero, and its inverse's from infinity
 NORMALISATIONS = ("none", "record", "orders", "group:GROUPS", "constants:MEANS/STDS", "released")
 
@@ -205,7 +206,7 @@ def _prior_weights(features: str) -> Weights:
     if path.endswith(SAVED):
         return read_weights(Path(path), sha256 or None)
     check_known("features", features, FEATURES)
-    return packaged_weights()
+    return named_weights(features)
 
 
 def _of_code(features: str, shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]:

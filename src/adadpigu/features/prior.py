@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from adadpigu.errors import require
 from adadpigu.features.scattering import OrderNorm, Scattering, check_inputs
-from adadpigu.priors.encoder import SHA256, EncoderMaps, EncoderShape, Weights
+from adadpigu.priors.encoder import EncoderMaps, EncoderShape, Weights
+from adadpigu.priors.named import known_by
 from adadpigu.tensors import digest
 
 STEP = 8  # pixels an output position
@@ -31,8 +32,14 @@ class Parts(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        normal = [F.layer_norm(stage, stage.shape[1:]) for stage in self.encoder(x).split(self.encoder.plan.widths, 1)]
-        return torch.cat([*normal, self.orders(self.scattering(x))], 1)
+        return self.beside(self.encoder(x).split(self.encoder.plan.widths, 1), x)
+
+    def beside(self, stages: Sequence[Tensor], x: Tensor) -> Tensor:
+        """The maps of the stages, normalised, and the orders of the images."""
+        normal = [F.layer_norm(stage, stage.shape[1:]) for stage in stages]
+        with torch.no_grad():
+            orders = self.orders(self.scattering(x))
+        return torch.cat([*normal, orders], 1)
 
 
 class Prior(nn.Module):
@@ -65,17 +72,24 @@ class Prior(nn.Module):
         unchanged = digest(self.named_buffers()) == self._as_read
         require(unchanged, "prior: its constants were changed after it was made; allowed: as they were read")
         named = f"(weights of SHA-256 {self.sha256[:16]}…)"
-        if self.sha256 != SHA256:
+        known = known_by(self.sha256)
+        if known is None:
             return f"a feature extractor {named}: only its maker can say that it has seen no private record"
-        return (
-            f"a feature extractor trained on images of random processes alone, no photograph and no record {named}; "
-            "its projection was chosen by scores on training records of CIFAR-10"
-        )
+        told = "a feature extractor trained on images of random processes alone, no photograph and no record"
+        return f"{told} {named}; {known.chosen}"
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         check_inputs("prior", x, self.shape)
         if not len(x):
             return self.direction.new_empty(0, *self.features)
-        x = F.pad(x.to(self.direction.dtype), self.margins, mode="reflect").expand(-1, 3, -1, -1)
-        return F.avg_pool2d(F.conv2d(self.parts(x), self.direction, self.origin), 2)
+        x = self.whole(x)
+        return self.projected(self.parts(x))
+
+    def whole(self, x: Tensor) -> Tensor:
+        """Images in three colours, with sides that are multiples of 8."""
+        return F.pad(x.to(self.direction.dtype), self.margins, mode="reflect").expand(-1, 3, -1, -1)
+
+    def projected(self, parts: Tensor) -> Tensor:
+        """φ of what `Parts` makes of images."""
+        return F.avg_pool2d(F.conv2d(parts, self.direction, self.origin), 2)

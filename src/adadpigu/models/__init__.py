@@ -4,19 +4,17 @@ All are public, and so is their initialisation. Tanh unless a card says otherwis
 per-sample gradients small; every net can be built with another activation.
 """
 
-import importlib
-import sys
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from adadpigu.errors import InputError, check_known, require
+from adadpigu.errors import check_known, require
 from adadpigu.models import nets, prior_nets, wide_resnet
 from adadpigu.models.cards import ModelCard, parse_activation
 from adadpigu.models.standardised import StandardisedConv2d as StandardisedConv2d
+from adadpigu.own_code import from_code
 
 _CARDS = {card.name: card for card in (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)}
 INITIALISATIONS = ("default", "xavier")
@@ -82,27 +80,3 @@ def _named(name: str, shape: tuple[int, ...] | None, classes: int, activation: s
     known = shape or card.shape
     require(known, f"model={name!r} needs the shape of a record")
     return lambda: card.build(known or (), classes, activation)
-
-
-def from_code(what: str, name: str) -> Callable[[], nn.Module]:
-    """A function of the user's own that returns a module; `what` names the setting in errors."""
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"{what}={name!r} cannot be imported: {error}; allowed: package.module:function") from None
-
-    def build() -> nn.Module:
-        try:
-            made = found() if callable(found) else found
-        except Exception as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise InputError(f"{what}={name!r} raised {told}") from error
-        if not isinstance(made, nn.Module):
-            fault = f"{what}={name!r} gives a {type(made).__name__}"
-            raise InputError(f"{fault}; allowed: a function that returns an nn.Module")
-        return made
-
-    return build

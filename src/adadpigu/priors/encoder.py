@@ -1,7 +1,8 @@
 """A pre-trained encoder: a residual net of convolutions without norms, its feature maps, and the file of its constants.
 
 h_k(x) → (pool(h_k(x)) − m_k) / s_k for every stage k, side by side, at every fourth pixel. All constants come from
-images of random processes: public, fixed, each record alone. The packaged file has to be the one that was measured.
+images of random processes: public, fixed, each record alone. Priors by name have to be those that were measured
+(`named`).
 """
 
 import json
@@ -30,9 +31,9 @@ class EncoderShape:
     blocks: tuple[int, ...] = (1, 2, 2)
 
     def __post_init__(self) -> None:
-        fits = len(self.widths) == len(self.blocks) > 0 and min(*self.widths, *self.blocks) >= 1
+        fits = 0 < len(self.widths) == len(self.blocks) <= 4 and min(*self.widths, *self.blocks) >= 1
         given = f"widths={self.widths}, blocks={self.blocks}"
-        require(fits, f"{given}; allowed: as many of one as of the other, each 1 at least")
+        require(fits, f"{given}; allowed: as many of one as of the other, 4 at most, each 1 at least")
 
     def units(self) -> tuple[tuple[str, int, int, int, int], ...]:
         """Every convolution: name, channels in and out, kernel, stride."""
@@ -55,16 +56,16 @@ def centred(images: Tensor) -> Tensor:
     return (images - 0.5) / 0.25
 
 
-def staged(plan: EncoderShape, convolve: Convolve, x: Tensor) -> list[Tensor]:
+def staged(plan: EncoderShape, convolve: Convolve, x: Tensor, act: Callable[[Tensor], Tensor] = F.relu) -> list[Tensor]:
     """The maps of every stage; `convolve` applies a convolution by name."""
-    x = F.relu(convolve("stem", x))
+    x = act(convolve("stem", x))
     maps = []
     names = {name for name, *_ in plan.units()}
     for stage, blocks in enumerate(plan.blocks):
         for block in range(blocks):
             name = f"stage{stage}.block{block}"
             kept = convolve(f"{name}.shortcut", x) if f"{name}.shortcut" in names else x
-            x = F.relu(kept + convolve(f"{name}.second", F.relu(convolve(f"{name}.first", x))))
+            x = act(kept + convolve(f"{name}.second", act(convolve(f"{name}.first", x))))
         maps.append(x)
     return maps
 
@@ -72,11 +73,22 @@ def staged(plan: EncoderShape, convolve: Convolve, x: Tensor) -> list[Tensor]:
 STEP = 4  # pixels an output position
 
 
+def at_step(made: Tensor, stage: int) -> Tensor:
+    """Maps of a stage, at every 2^stage-th pixel, at every fourth one."""
+    factor = STEP / 2**stage
+    if factor < 1:
+        return F.interpolate(made, scale_factor=1 / factor)
+    return made if factor == 1 else F.avg_pool2d(made, int(factor))
+
+
+_AT_ONCE = 32  # images on a CPU, whose caches hold their maps: of 500 at once it computes a third as many a second
+
+
 class EncoderMaps(nn.Module):
     """The maps of all stages [b, Σ widths, h/4, w/4] of colour images [b, 3, h, w] with values from 0 to 1.
 
-    No gradient flows to the images. `constants` holds the weight and bias of every convolution of the plan, and the
-    mean and std of every stage, by name.
+    Finer maps are averaged, coarser ones repeated. No gradient flows to the images. `constants` holds the weight and
+    bias of every convolution of the plan, and the mean and std of every stage, by name.
     """
 
     def __init__(self, plan: EncoderShape, constants: Mapping[str, Tensor]) -> None:
@@ -91,13 +103,18 @@ class EncoderMaps(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        maps = []
-        for stage, made in enumerate(self.stages(x)):
-            factor = made.shape[2] // (x.shape[2] // STEP)
-            pooled = made if factor == 1 else F.avg_pool2d(made, factor)
-            mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
-            maps.append((pooled - mean) / std)
-        return torch.cat(maps, 1)
+        if x.device.type != "cpu" or torch.compiler.is_exporting():
+            return self._maps(x)
+        x = x.contiguous(memory_format=torch.channels_last)  # a CPU convolves faster so
+        return torch.cat([self._maps(part) for part in torch.split(x, _AT_ONCE)]).contiguous()
+
+    def _maps(self, x: Tensor) -> Tensor:
+        return torch.cat([self.standard(stage, made) for stage, made in enumerate(self.stages(x))], 1)
+
+    def standard(self, stage: int, made: Tensor) -> Tensor:
+        """A stage's maps at every fourth pixel, less each channel's mean, over its deviation."""
+        mean, std = (self._constant(f"stage{stage}.{part}")[:, None, None] for part in ("mean", "std"))
+        return (at_step(made, stage) - mean) / std
 
     def stages(self, x: Tensor) -> list[Tensor]:
         """The maps of every stage as the encoder computes them, [b, widths[k], h/2^k, w/2^k]."""
@@ -115,10 +132,6 @@ def _key(name: str) -> str:
     return name.replace(".", "_")  # names of buffers have no dots
 
 
-PACKAGED = Path(__file__).with_name("processes.safetensors")
-SHA256 = "48419f83ee828520ce8b740397a98fcadec2892efd098c598346c23e77d2310f"  # of the packaged weights, by `fingerprint`
-
-
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """What a prior consists of: constants by name, and the metadata of the file."""
@@ -133,7 +146,7 @@ class Weights:
         return digest(sorted(self.tensors.items()), start)
 
 
-def read_weights(path: Path, sha256: str | None = None) -> Weights:
+def read_weights(path: Path, sha256: str | None = None, *, advice: str = "") -> Weights:
     """The constants of a file, which must be what was written, and have this fingerprint if one is given."""
     tensors, metadata = read_file(path, "prior")
     try:
@@ -147,10 +160,5 @@ def read_weights(path: Path, sha256: str | None = None) -> Weights:
         ) from None
     found = Weights(plan=plan, tensors=tensors, metadata=metadata)
     made, expected = found.fingerprint(), sha256 or written
-    advice = "; install anew" if path == PACKAGED else ""
     require(made == written == expected, f"prior={str(path)!r}: SHA-256 {made} is not {expected}{advice}")
     return found
-
-
-def packaged_weights() -> Weights:
-    return read_weights(PACKAGED, SHA256)
