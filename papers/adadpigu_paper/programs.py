@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from adadpigu.errors import require
-from adadpigu.priors.random_images import RandomImages, mixed, standardised, uniform
+from adadpigu.priors.random_images import RandomImages, mixed, shuffled, standardised, uniform
 
 Field = Callable[[Tensor, Tensor], Tensor]
 """the values [n, side, side] of n images at coordinates x and y, which a program may displace"""
@@ -44,7 +44,7 @@ class ProgramImages(RandomImages):
         """Coloured noise, images of untrained nets and of random programs, a third each; in random order."""
         drawn = count // 3
         made = torch.cat([super().textures(count - drawn, rng), program_images(drawn, self.side, self.deepest, rng)])
-        return made[torch.randperm(count, generator=rng, device=rng.device)]
+        return shuffled(made, rng)
 
 
 def program_images(count: int, side: int, deepest: int, rng: torch.Generator) -> Tensor:
@@ -53,8 +53,8 @@ def program_images(count: int, side: int, deepest: int, rng: torch.Generator) ->
     parts = []
     for start in range(0, count, _SHARED):
         own = min(_SHARED, count - start)
-        # the structure is chosen on the host: one number from the device seeds it
-        choice = random.Random(int(torch.randint(2**62, (1,), generator=rng, device=rng.device)))  # noqa: S311
+        # The structure is chosen on the host, by where the generator stands: its state needs no wait for a GPU.
+        choice = random.Random(rng.get_state().numpy().tobytes())  # noqa: S311
         draw = _Draw(choice=choice, rng=rng, count=own)
         x, y = where.expand(own, side, side), where[:, None].expand(own, side, side)
         planes = torch.stack([draw.program(choice.randint(1, deepest))(x, y) for _ in range(3)], 1)

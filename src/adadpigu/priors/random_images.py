@@ -54,6 +54,10 @@ def normal(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=rng, device=rng.device)
 
 
+def shuffled(images: Tensor, rng: torch.Generator) -> Tensor:
+    return images[torch.randperm(len(images), generator=rng, device=rng.device)]
+
+
 def coloured_noise(count: int, side: int, rng: torch.Generator) -> Tensor:
     """Noise of spectrum |f|^−a with a from 0.8 to 2, stretched along one direction, in mixed colours."""
     across = torch.fft.rfftfreq(side, device=rng.device)
@@ -96,10 +100,11 @@ def dead_leaves(textures: Tensor, leaves: int, rng: torch.Generator) -> Tensor:
     """Leaves painted one over the other onto the textures, each with a colour, a shade and another image's texture."""
     count, _, side, _ = textures.shape
     smallest = uniform(count, rng, math.log(0.06), math.log(0.35)).exp()  # few large shapes, or many small ones
-    image = textures
+    image, place = textures, torch.arange(count, device=rng.device)
     for _ in range(leaves):
         cover = _leaf(count, side, smallest, rng)
-        texture = textures.roll(int(torch.randint(count, (1,), generator=rng, device=rng.device)), 0).flip(-1)
+        turn = torch.randint(count, (1,), generator=rng, device=rng.device)  # stays there: a GPU need not be waited for
+        texture = textures[(place - turn) % count].flip(-1)
         contrast = (1.2 * uniform(count, rng, -0.3, 1)).clamp_(min=0)[:, None, None, None]
         shade = _slope(count, side, rng)[:, None] * uniform(count, rng, 0, 0.8)[:, None, None, None]
         colour = normal((count, 3), rng)
