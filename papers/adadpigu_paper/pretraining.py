@@ -1,16 +1,18 @@
 """Pre-training: an encoder learns to tell images of random processes apart, whatever view of them it sees.
 
-θ ← AdamW of ∇ℓ(two views of fresh images), ℓ of `contrast`; what is kept is a running average of θ. No record and no
+θ ← AdamW of ∇ℓ(two views of fresh images), ℓ of `contrast`; what is used is a running average of θ. No record and no
 photograph has any part in it; it stands before the privacy line, and what it makes is a public file.
 
-A long training is made in parts: each starts from the averaged weights of the one before (`prior_files`). AdamW's
-moments start anew in each, so the rate rises over the first steps of a part.
+A long training is made in parts. The learning rate rises, then stays, so that any part can be followed by another. A
+part whose result is used ends with a fall of the rate to zero. The fall is a branch: the next part goes on from the
+state before it, which `prior_files` stores.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +28,10 @@ from adadpigu_paper.contrast import contrastive_loss
 from adadpigu_paper.encoder import Encoder
 from adadpigu_paper.views import Views
 
-_WARM_UP = 0.03
-"""share of the steps over which the learning rate rises"""
 _RISE = 100
-"""steps over which it rises again in a part that goes on"""
+"""steps over which the learning rate rises, in every part"""
+_TOLD_EVERY = 50
+"""steps between losses that are told"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Pretraining:
     processes: RandomImages = field(default_factory=RandomImages)
     views: Views = field(default_factory=Views)
     steps: int
+    """of all parts together"""
     images: int = 1024
     """in a step, of which two views each are seen"""
     store: int = 16
@@ -49,11 +52,13 @@ class Pretraining:
     lr: float = 2e-3
     weight_decay: float = 0.02
     temperature: float = 0.2
-    decay: float = 1.0
-    """share of the steps, the last ones, over which the learning rate falls; with 1.0 it falls from the top on"""
+    fall: float = 0.3
+    """share of a part, its last, over which the learning rate falls; 0: it stays"""
     average: float = 0.998
     """decay of the running average of the weights; 0: the last weights"""
     seed: int = 0
+    compiled: bool = False
+    """by torch.compile, which takes a minute and fuses what stands between convolutions"""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("images", 2), ("store", 1), ("uses", 1), ("seed", 0)):
@@ -62,21 +67,50 @@ class Pretraining:
         for name in ("lr", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name}={getattr(self, name)} is not a finite number above 0")
-        check_range("decay", self.decay, "in (0, 1]")
+        check_range("fall", self.fall, "in [0, 1]")
         check_range("average", self.average, "in [0, 1)")
+
+
+class Learner(nn.Module):
+    """The encoder, and the projector that the loss sees: it may forget what the features should keep."""
+
+    def __init__(self, plan: EncoderShape) -> None:
+        super().__init__()
+        self.encoder = Encoder(plan)
+        self.projector = nn.Sequential(
+            nn.Linear(plan.widths[-1], 512, bias=False),
+            nn.BatchNorm1d(512),
+            nn.ReLU(),
+            nn.Linear(512, 128, bias=False),
+        )
+
+    def forward(self, views: Tensor) -> Tensor:
+        made: Tensor = self.projector(self.encoder(views)[-1].mean((2, 3)))
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """What a part leaves: the averaged encoder, the projector of the loss, and how many steps were made in all."""
+    """What a part leaves: the weights of now, their running average, AdamW's mean squares, and how many steps made it.
 
-    encoder: Encoder
-    projector: nn.Module
+    `squares` are v of each parameter of `now`, in their order.
+    """
+
+    now: Learner
+    averaged: Learner
+    squares: list[Tensor]
     step: int
+
+    @property
+    def encoder(self) -> Encoder:
+        """What is used."""
+        return self.averaged.encoder
 
 
 Progress = Callable[[int, float], None]
-"""hears of a step and its loss, now and then"""
+"""is told after how many steps what the loss was, now and then"""
+Keep = Callable[[Pretrained], None]
+"""is handed the state that the next part goes on from, which changes after it returns"""
 
 
 def pretrain(
@@ -86,63 +120,90 @@ def pretrain(
     *,
     start: Pretrained | None = None,
     seconds: float = math.inf,
+    keep: Keep | None = None,
 ) -> Pretrained:
-    """Trains up to the planned steps, from where `start` left off, or until so many seconds are over."""
-    end = time.monotonic() + seconds
-    first = 0 if start is None else start.step
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(told.seed)
-        encoder, projector = Encoder(told.plan), make_projector(told.plan.widths[-1])
-    if start is not None:
-        encoder.load_state_dict(start.encoder.state_dict())
-        projector.load_state_dict(start.projector.state_dict())
-    encoder.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    projector.to(device)
-    models = nn.ModuleList([encoder, projector])
-    averaged = copy.deepcopy(models)
+    """Trains up to the planned steps, from where `start` left off, or until so many seconds are over.
+
+    `keep` gets the state before the fall of the learning rate, the returned one is that after it.
+    """
+    began = time.monotonic()
+    step = first = 0 if start is None else start.step
+    made, optimiser = _begin(told, device, start)
+    learner = torch.compile(made.now) if told.compiled else made.now
     chance = torch.Generator(device=device).manual_seed(told.seed + first)
-    optimiser = torch.optim.AdamW(models.parameters(), lr=told.lr, weight_decay=told.weight_decay)
-    store = Store(told, chance)
-    step = first
-    while step < told.steps and (step == first or time.monotonic() < end):
-        rise = 1.0 if start is None else min(1.0, (step - first + 1) / _RISE)
+    store, kept = Store(told, chance), False
+    while step == first or (step < told.steps and time.monotonic() < began + seconds):
+        done = max((step - first) / (told.steps - first), (time.monotonic() - began) / seconds)
+        if told.fall and done > 1 - told.fall and keep is not None and not kept:
+            keep(dataclasses.replace(made, step=step))
+            kept = True
         for group in optimiser.param_groups:
-            group["lr"] = rise * told.lr * pace(step, told.steps, told.decay)
+            group["lr"] = told.lr * min(1.0, (step - first + 1) / _RISE) * pace(done, told.fall)
         # oneDNN's backward of the encoder, as torch 2.13 has it, ends the process on some CPUs without AVX-512.
         with torch.backends.mkldnn.flags(enabled=device.type != "cpu"):  # type: ignore[no-untyped-call, unused-ignore]
-            loss = _loss(told, encoder, projector, store(), chance)
+            loss = _loss(told, learner, store(), chance)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        _average(averaged, models, min(told.average, (step - first + 1) / (step - first + 10)))
-        if progress is not None and (step % 50 == 0 or step + 1 == told.steps):
-            progress(step, loss.item())
+        _average(made, min(told.average, (step + 1) / (step + 10)))
         step += 1
-    kept, of_loss = averaged if told.average else models
-    assert isinstance(kept, Encoder)
-    return Pretrained(encoder=kept, projector=of_loss, step=step)
+        if progress is not None and (step - 1) % _TOLD_EVERY == 0:
+            progress(step, loss.item())
+    if progress is not None and (step - 1) % _TOLD_EVERY:
+        progress(step, loss.item())
+    made = dataclasses.replace(made, step=step)
+    if keep is not None and not kept:
+        keep(made)
+    return made
 
 
-def pace(step: int, steps: int, decay: float = 1.0) -> float:
-    """The share of the learning rate at a step: up in a line, level, then down as a half cosine over the last `decay`.
+def pace(done: float, fall: float) -> float:
+    """The share of the learning rate once a share of a part is done: level, then half a cosine over the last `fall`.
 
-    >>> pace(0, 100) < pace(2, 100) == 1.0 and pace(99, 100) < 0.01
-    True
-    >>> pace(79, 100, 0.2) == 1.0 > pace(81, 100, 0.2)
-    True
+    >>> [round(pace(done, 0.5), 2) for done in (0, 0.5, 0.75, 1)]
+    [1.0, 1.0, 0.5, 0.0]
+    >>> pace(0.9, 0)
+    1.0
     """
-    rise = max(1, round(_WARM_UP * steps))
-    if step < rise:
-        return (step + 1) / rise
-    fall = max(rise, steps - round(decay * steps))
-    return 0.5 + 0.5 * math.cos(math.pi * max(0, step + 1 - fall) / (steps + 1 - fall))
+    fallen = max(0.0, done - (1 - fall)) / fall if fall else 0.0
+    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, fallen))
+
+
+def _begin(
+    told: Pretraining, device: torch.device, start: Pretrained | None
+) -> tuple[Pretrained, torch.optim.Optimizer]:
+    """Learner, average and optimiser on the device: fresh, or as a part before left them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(told.seed)
+        now = Learner(told.plan)
+    if start is not None:
+        now.load_state_dict(start.now.state_dict())
+    averaged = copy.deepcopy(now)
+    if start is not None:
+        averaged.load_state_dict(start.averaged.state_dict())
+    for learner in (now, averaged):
+        learner.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    on_gpu = device.type == "cuda"
+    optimiser = torch.optim.AdamW(now.parameters(), lr=told.lr, weight_decay=told.weight_decay, fused=on_gpu)
+    squares = []
+    for number, parameter in enumerate(now.parameters()):
+        square = torch.zeros_like(parameter)
+        if start is not None:
+            square.copy_(start.squares[number])
+        steps = torch.tensor(0.0 if start is None else float(start.step), device=device if on_gpu else None)
+        optimiser.state[parameter] = {"step": steps, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": square}
+        squares.append(square)
+    return Pretrained(now=now, averaged=averaged if told.average else now, squares=squares, step=0), optimiser
 
 
 @torch.no_grad()
-def _average(averaged: nn.Module, models: nn.Module, decay: float) -> None:
+def _average(made: Pretrained, decay: float) -> None:
     """Weights, and the statistics of batch norms, a step of the running average nearer to those of now."""
-    for held, now in zip(averaged.state_dict().values(), models.state_dict().values(), strict=True):
-        held.lerp_(now, 1 - decay) if held.is_floating_point() else held.copy_(now)
+    if made.averaged is made.now:
+        return
+    pairs = zip(made.averaged.state_dict().values(), made.now.state_dict().values(), strict=True)
+    held, now = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
+    torch._foreach_lerp_(held, now, 1 - decay)
 
 
 class Store:
@@ -165,20 +226,13 @@ class Store:
         return self._kept.flatten(0, 1)[which]
 
 
-def _loss(told: Pretraining, encoder: Encoder, projector: nn.Module, images: Tensor, chance: torch.Generator) -> Tensor:
+def _loss(told: Pretraining, learner: Callable[..., Tensor], images: Tensor, chance: torch.Generator) -> Tensor:
     with torch.no_grad():
         views = torch.cat([told.views(images, chance), told.views(images, chance)])
         views = views.contiguous(memory_format=torch.channels_last)
     with _half_precision(views.device):
-        first, second = projector(encoder(views)[-1].mean((2, 3))).chunk(2)
+        first, second = learner(views).chunk(2)
     return contrastive_loss(first, second, told.temperature)
-
-
-def make_projector(width: int) -> nn.Module:
-    """What the loss sees instead of the features: it may forget what the features should keep."""
-    return nn.Sequential(
-        nn.Linear(width, 512, bias=False), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 128, bias=False)
-    )
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,18 +20,30 @@ if TYPE_CHECKING:
 
     from adadpigu.priors.random_images import RandomImages
     from adadpigu_paper.pretraining import Pretraining
+    from adadpigu_paper.probe import Split
 
+Found = dict[str, object]
 app = typer.Typer(
     help="Train encoders on images of random processes, and look at such images.",
     short_help="Encoders of images of random processes.",
     epilog=example("adadpigu prior show --count 16"),
     rich_markup_mode=None,
 )
-KINDS = ("leaves", "programs")
+KINDS = ("leaves", "programs", "mixed")
 Processes = Annotated[
-    str, typer.Option(help="leaves (shapes, noise, untrained nets), or programs (these and random programs).")
+    str,
+    typer.Option(
+        help="leaves (shapes, noise, untrained nets), programs (random programs too), mixed (mixtures, drawings too)."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, …")]
+Statistics = Annotated[int, typer.Option(help="Images for means and directions.")]
+Keep = Annotated[int, typer.Option(help="Directions of the projection.")]
+Power = Annotated[float, typer.Option(help="0: directions as they vary, 1: all alike.")]
+Probe = Annotated[
+    str | None, typer.Option(help="Score linear heads on held-out training records of these data sets, with commas.")
+]
+Records = Annotated[int, typer.Option(help="Training records of a probe.")]
 
 
 def train(
@@ -40,40 +53,38 @@ def train(
     images: Annotated[int, typer.Option(help="Images in a step, of two views each.")] = 1024,
     widths: Annotated[str, typer.Option(help="Channels of each stage.")] = "64,128,256",
     blocks: Annotated[str, typer.Option(help="Residual blocks of each stage.")] = "1,2,2",
-    processes: Processes = "programs",
+    processes: Processes = "mixed",
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
-    decay: Annotated[float, typer.Option(help="Share of the steps over which it falls, at the end.")] = 0.3,
+    fall: Annotated[float, typer.Option(help="Share of this part over which it falls, at the end; 0: it stays.")] = 0.3,
     average: Annotated[float, typer.Option(help="Running average of the weights; 0: the last ones.")] = 0.998,
     temperature: Annotated[float, typer.Option(help="Of the contrastive loss.")] = 0.2,
+    store: Annotated[int, typer.Option(help="Steps' worth of images to draw from.")] = 16,
+    uses: Annotated[int, typer.Option(help="A step's worth of them is renewed every so many steps.")] = 4,
+    compiled: Annotated[bool, typer.Option("--compile", help="Fuse operations by torch.compile.")] = False,
     seed: Annotated[int, typer.Option(help="Of images, views and first weights.")] = 0,
-    statistics: Annotated[int, typer.Option(help="Images for means and directions.")] = 4096,
-    keep: Annotated[int, typer.Option(help="Directions of the projection.")] = 483,
-    power: Annotated[float, typer.Option(help="0: directions as they vary, 1: all alike.")] = 0.75,
-    probe: Annotated[
-        str | None, typer.Option(help="Score a linear head on held-out training records of this data set.")
-    ] = None,
-    records: Annotated[int, typer.Option(help="Training records of the probe.")] = 10_000,
+    statistics: Statistics = 4096,
+    keep: Keep = 483,
+    power: Power = 0.75,
+    probe: Probe = None,
+    records: Records = 10_000,
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
     """Trains an encoder, in parts if need be. Goes on from the latest checkpoint in the folder.
 
     Writes checkpoint-STEP-PIECE.safetensors, prior.safetensors (for `--features`) and rows.jsonl: loss, seconds, probe.
-    With more steps than before, a finished training is extended.
+    The checkpoint is from before the fall of the learning rate, so that more steps or seconds extend a training.
     """
-    from adadpigu.features.prior import Prior
-    from adadpigu.priors.encoder import read_weights
     from adadpigu.training.options import TrainingOptions
-    from adadpigu_paper.pretraining import pretrain
-    from adadpigu_paper.prior_files import projected, read_checkpoint, save_checkpoint, save_prior, weights_of
-    from adadpigu_paper.probe import probe as scores
-    from adadpigu_paper.probe import split_of
+    from adadpigu_paper.pretraining import Pretrained, pretrain
+    from adadpigu_paper.prior_files import clear, projected, read_checkpoint, save_checkpoint, save_prior, weights_of
 
-    options = {"steps": steps, "images": images, "lr": lr, "decay": decay, "average": average}
-    told = _pretraining((widths, blocks), processes, **options, temperature=temperature, seed=seed)
+    options = {"steps": steps, "images": images, "lr": lr, "fall": fall, "average": average, "seed": seed}
+    options |= {"temperature": temperature, "store": store, "uses": uses, "compiled": compiled}
+    told = _pretraining((widths, blocks), processes, **options)
     check_range("seconds", seconds, "a finite number above 0")
     where = TrainingOptions(steps=1, device=device).torch_device()
-    split = None if probe is None else split_of(probe, records)
+    splits = _splits(probe, records)
     out.mkdir(parents=True, exist_ok=True)
     start = read_checkpoint(out) if any(out.glob("checkpoint-*.safetensors")) else None
     if start is not None and start.encoder.plan != told.plan:
@@ -83,34 +94,88 @@ def train(
     with count_progress(notes(), "pre-training") as progress:
 
         def heard(step: int, loss: float) -> None:
-            progress(step + 1 - first, steps - first)
-            _append(out, {"step": step + 1, "loss": loss, "seconds": round(time.perf_counter() - began, 1)})
+            progress(step - first, steps - first)
+            _append(out, {"step": step, "loss": loss, "seconds": round(time.perf_counter() - began, 1)})
 
-        made = pretrain(told, where, heard, start=start, seconds=seconds or math.inf)
-    save_checkpoint(made, out)
-    facts = {"torch": _torch_version(), "device": _name(where), "seconds": f"{time.perf_counter() - began:.0f}"}
+        def keep_state(made: Pretrained) -> None:
+            clear(out, but=save_checkpoint(made, out))
+
+        made = pretrain(told, where, heard, start=start, seconds=seconds or math.inf, keep=keep_state)
+    spent = time.perf_counter() - began
+    facts = {"torch": _torch_version(), "device": _name(where), "seconds": f"{spent:.0f}"}
     weights = weights_of(made, told, facts, statistics=statistics)
     weights = projected(weights, where, seed=seed + 7, statistics=statistics, keep=keep, power=power)
     path = out / "prior.safetensors"
     save_prior(weights, path)
-    found: dict[str, object] = {"prior": str(path), "step": made.step, "of": steps}
-    if split is not None:
-        found |= {"probe": probe, "records": records}
-        found |= scores(Prior(read_weights(path), split.shape).to(where), split, where)
-        _append(out, found)
-    if as_json:
-        print_json(found)
-    else:
-        for name, value in found.items():
-            screen().print(f"{name:10} {value}", soft_wrap=True, markup=False)
+    found: Found = {"prior": str(path), "step": made.step, "of": steps, "fallen": fall > 0}
+    found |= {"images_per_second": round(images * (made.step - first) / spent)}
+    _tell(found, _probed(path, splits, where), as_json, out)
     return 0
+
+
+def project(
+    prior: Annotated[Path, typer.Argument(metavar="FILE", help="A prior.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    keep: Keep = 483,
+    power: Power = 0.75,
+    statistics: Statistics = 4096,
+    seed: Annotated[int, typer.Option(help="Of the images that directions come from.")] = 7,
+    probe: Probe = None,
+    records: Records = 10_000,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> int:
+    """Gives a prior another projection: more or fewer directions, weighed in another way."""
+    from adadpigu.priors.encoder import read_weights
+    from adadpigu.training.options import TrainingOptions
+    from adadpigu_paper.prior_files import projected, save_prior
+
+    where = TrainingOptions(steps=1, device=device).torch_device()
+    weights, splits = read_weights(prior), _splits(probe, records)
+    made = projected(weights, where, seed=seed, statistics=statistics, keep=keep, power=power)
+    save_prior(made, out)
+    _tell({"prior": str(out), "keep": keep, "power": power}, _probed(out, splits, where), as_json)
+    return 0
+
+
+def _splits(names: str | None, records: int) -> dict[str, Split]:
+    from adadpigu_paper.probe import split_of
+
+    return {} if names is None else {name: split_of(name, records) for name in names.split(",")}
+
+
+def _probed(path: Path, splits: Mapping[str, Split], where: torch.device) -> Iterator[Found]:
+    """A row for each data set: how good a prior's features are for linear heads."""
+    from adadpigu.features.prior import Prior
+    from adadpigu.priors.encoder import read_weights
+    from adadpigu_paper.probe import probe
+
+    weights = read_weights(path)
+    for name, split in splits.items():
+        scores = probe(Prior(weights, split.shape).to(where), split, where)
+        yield {"probe": name, "records": len(split.inputs), **scores}
+
+
+def _tell(found: Found, probed: Iterable[Found], as_json: bool, out: Path | None = None) -> None:
+    """Shows what was made and how it scores; appends the scores to the rows of a folder."""
+    rows = []
+    for row in probed:
+        rows.append(row)
+        if out is not None:
+            _append(out, {"step": found["step"], "fallen": found["fallen"], **row})
+    if as_json:
+        print_json({**found, "probes": rows})
+        return
+    for row in (found, *rows):
+        for name, value in row.items():
+            screen().print(f"{name:18} {value}", soft_wrap=True, markup=False)
 
 
 def show(
     out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("process-images.png"),
     count: Annotated[int, typer.Option(help="Images.")] = 80,
     side: Annotated[int, typer.Option(help="Pixels a side, a multiple of 16.")] = 48,
-    processes: Processes = "programs",
+    processes: Processes = "mixed",
     seed: Annotated[int, typer.Option(help="Of the images.")] = 0,
     as_json: Json = False,
 ) -> int:
@@ -119,13 +184,18 @@ def show(
     from PIL import Image
 
     check("count", count, 1 <= count <= 10_000, "must be from 1 to 10000")
+    began = time.perf_counter()
     made = _processes(processes, side)(count, torch.Generator().manual_seed(seed))
+    rate = round(count / (time.perf_counter() - began))
     columns = min(count, 16)
     empty = -count % columns
     tiles = torch.cat([made, torch.ones(empty, *made.shape[1:])]).reshape(-1, columns, 3, side, side)
     sheet = tiles.permute(0, 3, 1, 4, 2).reshape(len(tiles) * side, columns * side, 3)
     Image.fromarray((255 * sheet).byte().numpy()).save(out)
-    print_json({"file": str(out), "images": count}) if as_json else screen().print(f"written: {out}", soft_wrap=True)
+    if as_json:
+        print_json({"file": str(out), "images": count, "images_per_second": rate})
+    else:
+        screen().print(f"written: {out}, {rate} images a second", soft_wrap=True)
     return 0
 
 
@@ -143,10 +213,12 @@ def _pretraining(shape: tuple[str, str], processes: str, **options: Any) -> Pret
 
 def _processes(kind: str, side: int) -> RandomImages:
     from adadpigu.priors.random_images import RandomImages
+    from adadpigu_paper.drawings import MixedImages
     from adadpigu_paper.programs import ProgramImages
 
     check_known("processes", kind, KINDS)
-    return ProgramImages(side=side) if kind == "programs" else RandomImages(side=side)
+    made = {"leaves": RandomImages, "programs": ProgramImages, "mixed": MixedImages}[kind]
+    return made(side=side)
 
 
 def _append(out: Path, row: dict[str, object]) -> None:
@@ -167,6 +239,7 @@ def _name(device: torch.device) -> str:
 
 
 add(app, train, "adadpigu prior train --steps 3 --images 8 --statistics 64 --out tiny")
+add(app, project, "adadpigu prior project tiny/prior.safetensors --keep 320 --statistics 64 --out other.safetensors")
 add(app, show, "adadpigu prior show --count 16 --out process-images.png")
 
 

@@ -1,41 +1,43 @@
 """Files of pre-training: checkpoints in pieces that travel, and the prior that runs use. Public throughout.
 
-A checkpoint holds averaged weights in half precision, in pieces of at most 15 MB, and how far it is. A prior is an
-encoder without batch norms, with the statistics and the projection that process images give.
+A checkpoint holds what a part of the training leaves to the next, in four bytes a weight and in pieces of at most
+15 MB. A prior is an encoder without batch norms, with the statistics and the projection that process images give.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from adadpigu.errors import InputError, require
 from adadpigu.features.prior import Parts
 from adadpigu.priors.encoder import EncoderShape, Weights
 from adadpigu.tensors import digest, read_file, write_tensors
-from adadpigu_paper.encoder import Encoder, encoder_constants, process_images, projection
-from adadpigu_paper.pretraining import Pretrained, Pretraining, make_projector
+from adadpigu_paper.encoder import encoder_constants, process_images, projection
+from adadpigu_paper.pretraining import Learner, Pretrained, Pretraining
 
-ORIGIN = "images of random processes (adadpigu.priors.random_images, adadpigu_paper.programs); no photograph, no record"
+ORIGIN = "images of random processes (adadpigu.priors.random_images, adadpigu_paper); no photograph, no record"
 SHAPE = (3, 32, 32)
 PIECE = 15 * 2**20
 """bytes of a piece, but for a tensor that is larger by itself"""
+_BYTE = torch.float8_e4m3fn
+_LEAST, _STEPS = -60.0, 4.0
+"""log2 of the least v that is kept, and steps of a byte in a factor of 2: v is right to 9 %, a step of AdamW to 5 %"""
 
 
 def save_checkpoint(made: Pretrained, folder: Path) -> list[Path]:
     """Writes the pieces of a checkpoint, named by step and number; returns them."""
-    whole = nn.ModuleDict({"encoder": made.encoder, "projector": made.projector}).state_dict()
-    held = {name: value.cpu() if value.dtype == torch.long else value.half().cpu() for name, value in whole.items()}
+    held = {name: value.cpu().contiguous() for name, value in _packed(made).items()}
     pieces: list[dict[str, Tensor]] = [{}]
     for name, value in held.items():
         if pieces[-1] and sum(t.nbytes for t in pieces[-1].values()) + value.nbytes > PIECE:
             pieces.append({})
-        pieces[-1][name] = value.contiguous()
+        pieces[-1][name] = value
     plan = made.encoder.plan
     facts = {"plan": json.dumps({"widths": plan.widths, "blocks": plan.blocks}), "step": str(made.step)}
     facts |= {"pieces": str(len(pieces)), "sha256": digest(sorted(held.items()), facts["plan"])}
@@ -43,6 +45,36 @@ def save_checkpoint(made: Pretrained, folder: Path) -> list[Path]:
     for path, piece in zip(paths, pieces, strict=True):
         write_tensors(path, piece, facts)
     return paths
+
+
+@torch.no_grad()
+def _packed(made: Pretrained) -> dict[str, Tensor]:
+    """Four bytes a weight: its average as a half, how far it is from that in a byte, and v in another."""
+    held: dict[str, Tensor] = {}
+    now, averaged = made.now.state_dict(), made.averaged.state_dict()
+    for name, value in averaged.items():
+        if not value.is_floating_point():
+            continue  # batches that batch norms have counted: nothing depends on them
+        held[f"averaged.{name}"] = half = value.half()
+        apart = now[name].float() - half.float()
+        scale = apart.abs().max().clamp(min=1e-30) / torch.finfo(_BYTE).max
+        held[f"scale.{name}"], held[f"apart.{name}"] = scale, (apart / scale).to(_BYTE)
+    for (name, _), square in zip(made.now.named_parameters(), made.squares, strict=True):
+        held[f"square.{name}"] = (_STEPS * (square.float().log2() - _LEAST)).round().clamp(0, 255).to(torch.uint8)
+    return held
+
+
+@torch.no_grad()
+def _unpacked(held: Mapping[str, Tensor], plan: EncoderShape, step: int) -> Pretrained:
+    now, averaged = Learner(plan), Learner(plan)
+    found, mean = now.state_dict(), averaged.state_dict()
+    for name, value in mean.items():
+        if value.is_floating_point():
+            value.copy_(held[f"averaged.{name}"])
+            found[name].copy_(value + held[f"apart.{name}"].float() * held[f"scale.{name}"])
+    coded = [held[f"square.{name}"].float() for name, _ in now.named_parameters()]
+    squares = [torch.where(code > 0, torch.exp2(code / _STEPS + _LEAST), 0.0) for code in coded]
+    return Pretrained(now=now, averaged=averaged, squares=squares, step=step)
 
 
 def read_checkpoint(folder: Path) -> Pretrained:
@@ -55,17 +87,22 @@ def read_checkpoint(folder: Path) -> Pretrained:
     for path in sorted(path for path, (step, _) in found.items() if step == latest):
         part, facts = read_file(path, "checkpoint")
         tensors |= part
+    told = f"checkpoint={str(folder)!r}: step {latest} lacks a piece or was altered"
+    told += f"; allowed: all {facts.get('pieces', 'its')} pieces, as they were written"
     try:
         shape = json.loads(facts["plan"])
         plan = EncoderShape(widths=tuple(shape["widths"]), blocks=tuple(shape["blocks"]))
-        encoder, projector = Encoder(plan), make_projector(plan.widths[-1])
-        whole = digest(sorted(tensors.items()), facts["plan"]) == facts["sha256"]
-        nn.ModuleDict({"encoder": encoder, "projector": projector}).load_state_dict(tensors)
-    except (KeyError, TypeError, ValueError, RuntimeError):
-        whole = False
-    told = f"checkpoint={str(folder)!r}: step {latest} lacks a piece or was altered"
-    require(whole, f"{told}; allowed: all {facts.get('pieces', 'its')} pieces, as they were written")
-    return Pretrained(encoder=encoder, projector=projector, step=latest)
+        require(digest(sorted(tensors.items()), facts["plan"]) == facts["sha256"], told)
+        return _unpacked(tensors, plan, latest)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(told) from error
+
+
+def clear(folder: Path, *, but: Collection[Path]) -> None:
+    """Removes the pieces of other checkpoints than this one."""
+    for path in folder.glob("checkpoint-*-*.safetensors"):
+        if path not in but:
+            path.unlink()
 
 
 def _place(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Modules from code of the user's own, by name: `package.module:function`. It runs in their process, with their rights."""
+"""Modules from code of the user's own, by name: `package.module:function`. It runs with the user's rights."""
 
 import importlib
 import sys

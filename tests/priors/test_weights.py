@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from adadpigu.errors import InputError
-from adadpigu.priors import encoder as subject
-from adadpigu.priors.encoder import PACKAGED, SHA256, EncoderShape, Weights, packaged_weights, read_weights
+from adadpigu.priors import named as subject
+from adadpigu.priors.encoder import EncoderShape, Weights, read_weights
+from adadpigu.priors.named import NAMED, NamedPrior, known_by, named_weights
 from adadpigu_paper.prior_files import save_prior as save
 
 SMALL = Weights(
@@ -61,12 +63,13 @@ def test_a_file_that_is_no_prior_is_refused(tmp_path: Path) -> None:
         read_weights(path)
 
 
-def test_the_packaged_weights_are_the_measured_ones_and_say_what_they_were_trained_on() -> None:
-    found = named_weights("prior")
-    assert found.fingerprint() == SHA256
+@pytest.mark.parametrize("name", NAMED)
+def test_weights_by_name_are_the_measured_ones_and_say_what_they_were_trained_on(name: str) -> None:
+    found = named_weights(name)
+    assert known_by(found.fingerprint()) is NAMED[name]
     assert "no photograph, no record" in found.metadata["trained on"]
     assert "seed=0" in found.metadata["settings"]
-    assert PACKAGED.stat().st_size < 6.5e6
+    assert NAMED[name].path.stat().st_size < (6.5e6 if NAMED[name].packaged else 45e6)
 
 
 def test_another_plan_or_other_words_are_another_fingerprint() -> None:
@@ -76,8 +79,27 @@ def test_another_plan_or_other_words_are_another_fingerprint() -> None:
     assert Weights(plan=SMALL.plan, tensors=SMALL.tensors, metadata=other).fingerprint() != SMALL.fingerprint()
 
 
-def test_other_packaged_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(SMALL, tmp_path / "other.safetensors")
-    monkeypatch.setattr(subject, "PACKAGED", tmp_path / "other.safetensors")
-    with pytest.raises(InputError, match="is not " + SHA256):
-        named_weights("prior")
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the source repository has its priors; `small` is known, and not there yet."""
+    monkeypatch.setattr(subject, "_REPOSITORY", tmp_path)
+    made = replace(SMALL, tensors={name: value.half() for name, value in SMALL.tensors.items()})
+    known = NamedPrior(file="small.safetensors", sha256=made.fingerprint(), chosen="nothing", packaged=False)
+    monkeypatch.setitem(NAMED, "small", known)
+    return tmp_path
+
+
+def test_a_prior_of_the_repository_is_read_by_name_or_its_place_is_told(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"prior='small' is not in an installed.*priors/small\.safetensors") as refusal:
+        named_weights("small")
+    assert "\n" not in str(refusal.value)
+    save(SMALL, folder / "small.safetensors")
+    assert named_weights("small").plan == SMALL.plan
+
+
+def test_other_weights_than_the_named_ones_are_refused(folder: Path) -> None:
+    save(replace(SMALL, metadata={"trained on": "photographs"}), folder / "small.safetensors")
+    with pytest.raises(InputError, match=f"is not {NAMED['small'].sha256}; install anew"):
+        named_weights("small")
+    with pytest.raises(InputError, match="small"):
+        named_weights("smal")

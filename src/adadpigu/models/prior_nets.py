@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from adadpigu.models.cards import Activation, ModelCard
 from adadpigu.features.prior import Prior
+from adadpigu.models.cards import Activation, ModelCard
 from adadpigu.priors.encoder import EncoderMaps, EncoderShape, Weights, centred, staged
 from adadpigu.priors.named import named_weights
 
