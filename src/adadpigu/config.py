@@ -85,6 +85,12 @@ class CommonOptions:
     shift: int = option(0, _AUGMENT, "Shift images by up to so many pixels. [0]", off=0)
     shift_step: int = option(1, _AUGMENT, "Shifts are multiples of this. [1]")
     flip: bool = option(False, _AUGMENT, "Mirror half of the images.", off=False)
+    views: str = option(
+        "none",
+        _AUGMENT,
+        "Average outputs over views of an image: none, mirror, shift:PIXELS, mirror+shift:PIXELS. [none]",
+        off="none",
+    )
     device: str = option("auto", _MEMORY, "cpu, cuda, cuda:1, …, or auto. [auto: a GPU if any]")
     physical_batch_size: int | str | None = option(
         None, _MEMORY, "Records processed at once, auto: as many as fit; changes memory only.", text="N|auto"

@@ -51,6 +51,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "shift": {"shift": 3},
     "shift_step": {"shift_step": 2, "shift": 2},
     "flip": {"flip": True},
+    "views": {"views": "shift:2"},
     "noise_multiplier": {"noise_multiplier": 2.5},
     "physical_batch_size": {"physical_batch_size": 7},
     "memory_limit": {"memory_limit": "2GiB", "physical_batch_size": "auto"},

@@ -185,14 +185,16 @@ def test_variants_are_held_where_four_bytes_each_of_the_declared_records_fit_thr
 def test_progress_on_published_records_is_a_share_that_ends_at_one(augmentation: Augmentation) -> None:
     told: list[float | None] = []
     settled(data(train=True, test=True), augmentation, told)
-    assert told == [500 / TRAIN, 1.0, 1.0]  # chunks of 500 training records, then the test records
+    parts = augmentation.variants
+    training = [(part + share) / parts for part in range(parts) for share in (500 / TRAIN, 1.0)]  # chunks of 500
+    assert told == [*training, 1.0]  # then the test records
 
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), MIRRORED], ids=["plain", "augmented"])
 def test_progress_on_private_records_tells_no_share(augmentation: Augmentation) -> None:
     told: list[float | None] = []
     settled(data(), augmentation, told)
-    assert told == [None] * 3
+    assert told == [None] * (2 * augmentation.variants + 1)
 
 
 def test_records_without_a_transform_are_left_as_they_are(transformed: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from adadpigu.core.gradients.state import refuse_changes, untouched
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.trees import Tree, call
+from adadpigu.data.augmentation import Augmentation
 from adadpigu.errors import InputError, check_known, check_range, first_line, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
@@ -138,16 +139,42 @@ class Front(nn.Module):
 
 
 class Fronted(nn.Module):
-    """A whole model: fixed front, trained body. This is what is kept, saved and used."""
+    """A whole model: fixed front, trained body. This is what is kept, saved and used.
 
-    def __init__(self, front: nn.Module, body: nn.Module) -> None:
+    Of images it gives the mean of its outputs over `views`: after training, and of each record alone.
+    """
+
+    def __init__(self, front: nn.Module, body: nn.Module, views: Augmentation | None = None) -> None:
         super().__init__()
         self.front = front
         self.body = body
+        self.views = views or Augmentation()
 
     def forward(self, x: Any = None, *inputs: Any, **named: Any) -> Any:
         """`x` has a name of its own, since an exported model has one input."""
-        return call(self.body, self.front(*(() if x is None else (x, *inputs)), **named))
+        if not self.views:
+            return call(self.body, self.front(*(() if x is None else (x, *inputs)), **named))
+        seen = [self.body(self.front(self.views.show_one(x, view))) for view in range(self.views.variants)]
+        return torch.stack(seen).mean(0)
+
+
+class OfViews(nn.Module):
+    """The mean of a model's outputs over what was made of each view before, [b, views, ...]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.model(x.flatten(0, 1))
+        return made.reshape(*x.shape[:2], *made.shape[1:]).mean(1)
+
+
+def whole(front: nn.Module | None, body: nn.Module, views: Augmentation) -> nn.Module:
+    """The model as it takes the user's records, with what comes before it and the views that it averages over."""
+    if front is None and not views:
+        return body
+    return Fronted(Front(None, None) if front is None else front, body, views)
 
 
 def apply_front(front: nn.Module, batch: Tree) -> Tree:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from adadpigu.config import RunConfig, merge, parse
 from adadpigu.data import DataSet, is_named, load_dataset
+from adadpigu.data.augmentation import parse_views
 from adadpigu.data.description import DESCRIPTION, ArrayFacts, Description, read_description
 from adadpigu.data.own import find_description
 from adadpigu.errors import InputError, first_line, require
-from adadpigu.features.front import Front, Fronted, is_own, make_front
+from adadpigu.features.front import Front, Fronted, is_own, make_front, whole
 from adadpigu.models import make_model
 from adadpigu.runs.digests import text_digest
-from adadpigu.runs.reading import CONFIG, DataFacts, file_of, read_data_facts, text_of
+from adadpigu.runs.reading import CONFIG, DataFacts, config_of, file_of, read_data_facts, text_of
 from adadpigu.runs.run import MODEL, stored_tensors
 from adadpigu.runs.verifying import verify
 from adadpigu.tensors import read_tensors
@@ -76,7 +77,8 @@ def load_into(folder: Path | str, model: nn.Module, *, front: nn.Module | None =
     The run may be one of the Hugging Face trainer. Warns where the weights are not those that its ledger names.
     """
     folder = Path(folder)
-    model = model if front is None else Fronted(Front.of(front), model)
+    views = config_of(folder)[1].get("views", "none") if (folder / CONFIG).exists() else "none"
+    model = whole(None if front is None else Front.of(front), model, parse_views(str(views)))
     stored, own = read_tensors(file_of(folder, MODEL), "model"), stored_tensors(model)
     alone = own.keys() <= {name.removeprefix("body.") for name in stored} - stored.keys()
     require(not alone, f"run={str(folder)!r} had a front before such a model; allowed: front=, the module before it")
@@ -135,7 +137,8 @@ def _description(folder: Path, facts: DataFacts) -> Description | None:
 
 def _check_outline(config: RunConfig, facts: DataFacts, stored: Mapping[str, Tensor], folder: Path) -> None:
     """Refuses a model that is not the stored one before memory is taken for it: here it has shapes alone."""
-    fronted = facts.shape is not None and (config.features, config.normalisation) != ("none", "none")
+    plain = (config.features, config.normalisation, config.views) == ("none", "none", "none")
+    fronted = facts.shape is not None and not plain
     with torch.device("meta"):
         outline = _built(replace(config, normalisation="none"), facts, folder)
     own = stored_tensors(outline.body if isinstance(outline, Fronted) else outline)
@@ -148,7 +151,7 @@ def _built(config: RunConfig, facts: DataFacts, folder: Path) -> nn.Module:
     except (ValueError, TypeError, ArithmeticError, IndexError, RuntimeError, MemoryError) as error:
         why = error if isinstance(error, InputError) else f"its model cannot be built: {first_line(error)}"
         raise InputError(f"run={str(folder)!r}: {why}") from None
-    return body if front is None else Fronted(front, body)
+    return whole(front, body, parse_views(config.views))
 
 
 def _check_fit(own: Mapping[str, Tensor], stored: Mapping[str, Tensor], folder: Path) -> None:

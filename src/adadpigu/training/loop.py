@@ -293,7 +293,7 @@ class Session:
 
     def _accuracy(self) -> float | None:
         test = self._p.data.test
-        return None if test is None else accuracy(self._p.shown_model(), test, device=self._p.device)
+        return None if test is None else accuracy(self._p.tested_model(), test, device=self._p.device)
 
     def _look(self) -> float | None:
         """Test accuracy of the weights that would be kept now."""

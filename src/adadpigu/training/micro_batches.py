@@ -46,6 +46,10 @@ class View:
     device: torch.device
     variants: Tensor | None = None
     """features of every variant of every record, [n, v, ...], computed before; drawn inputs are positions in them"""
+    test_front: nn.Module | None = None
+    """what is left to do for a test record"""
+    test_views: bool = False
+    """whether test inputs are what was made of each of their views, [n, views, ...]"""
 
     def __call__(self, records: Records) -> Records:
         inputs, targets = unseal(records)

@@ -10,7 +10,7 @@ import torch
 
 from adadpigu.config import OFF, Clipping, CommonOptions, Denoise, Execution, LearningRateSchedule
 from adadpigu.core.gradients import ENGINES, Precision
-from adadpigu.data.augmentation import Augmentation
+from adadpigu.data.augmentation import Augmentation, parse_views
 from adadpigu.data.public import PublicRecords
 from adadpigu.errors import SYNONYMS, InputError, check_known, check_range, require, unknown
 from adadpigu.methods.base import Method, registered
@@ -70,6 +70,7 @@ class TrainingOptions(CommonOptions):
         fits = self.public is None or isinstance(self.public, str | PublicRecords)
         require(fits, f"public is a {type(self.public).__name__}; allowed: {allowed}")
         self.augmentation()
+        parse_views(self.views)
         self.factory()
 
     def _settle_memory(self) -> None:

@@ -5,7 +5,7 @@ Features are as sensitive as the records they are made of: they are kept on disk
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -26,6 +26,8 @@ from adadpigu.training.micro_batches import View, front_rows_alike
 
 _SHARE_OF_MEMORY = 0.6  # of a device's free memory that records and features may take
 
+_MOST_ON_DISK = 4  # variants of records whose features are kept there: the image and its mirror image, not all shifts
+
 _READ_TWICE = 32  # records that are read twice, to see whether they change
 
 Progress = Callable[[float | None], None]
@@ -38,33 +40,44 @@ def settle(
     device: torch.device,
     *,
     augmentation: Augmentation,
+    views: Augmentation | None = None,
     progress: Progress | None = None,
 ) -> tuple[DataSet, View]:
     """Computes features beforehand where that is possible, and moves records to the device where they fit.
 
     Returns the data set as it is drawn from, and what is left to do for each drawn record. An augmented record has
-    features of each of its variants; where these do not all fit, they are computed for each drawn copy.
+    features of each of its variants; where these do not all fit, they are computed for each drawn copy. A test record
+    has features of each of the `views` that outputs are averaged over.
     """
     tell: Progress = progress or (lambda _: None)
-    features, records = None if front is None else front.features, data.train
+    features, records, views = None if front is None else front.features, data.train, views or Augmentation()
     left: nn.Module | None = front
+    tested: nn.Module | None = front
     variants: Tensor | None = None
     if front is None or features is None:
         pass
     elif not front.is_known or not isinstance(records, TensorRecords):
-        kept = None if augmentation else _kept_in_memory(data, features, device, tell)
-        data, left = (data, front) if kept is None else (kept, front.normaliser)
-    elif not augmentation:
-        data, left = _featurised(data, features, device, tell), front.normaliser
+        kept = None if augmentation or views else _kept_in_memory(data, features, device, tell)
+        if kept is not None:
+            data, left, tested = kept, front.normaliser, front.normaliser
     else:
-        every, told = _EveryVariant(features, augmentation), _told(records, tell)
-        size = 4 * data.records * math.prod(every(records.inputs[:0].to(device)).shape[1:])
-        if size <= _SHARE_OF_MEMORY * free_memory(device):
-            variants = computed(records.inputs, every, device=device, progress=told, kept_on=device)
-            left = front.normaliser
-            positions = TensorRecords(torch.arange(len(records)), records.targets)
-            data = _featurised(replace(data, train=positions), features, device, tell, parts=("test",))
-    return _on_device(data, device), View(augmentation=augmentation, front=left, device=device, variants=variants)
+        make = _Maker(features, device, tell)
+        if not augmentation:
+            data, left = replace(data, train=make.records(records, data.name)), front.normaliser
+        elif make.bytes_of(records, augmentation, data.records) <= _SHARE_OF_MEMORY * free_memory(device):
+            variants, left = make.variants(records, augmentation, kept_on=device), front.normaliser
+            data = replace(data, train=TensorRecords(torch.arange(len(records)), records.targets))
+        if isinstance(data.test, TensorRecords) and left is not front:
+            data, tested = replace(data, test=make.records(data.test, data.name, views)), front.normaliser
+    view = View(
+        augmentation=augmentation,
+        front=left,
+        device=device,
+        variants=variants,
+        test_front=tested,
+        test_views=bool(views) and tested is not front,
+    )
+    return _on_device(data, device), view
 
 
 def _kept_in_memory(data: DataSet, features: nn.Module, device: torch.device, progress: Progress) -> DataSet | None:
@@ -125,39 +138,57 @@ def _reads_alike(records: Population) -> bool:
     return all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
-def _featurised(
-    data: DataSet,
-    features: nn.Module,
-    device: torch.device,
-    progress: Progress,
-    parts: tuple[str, ...] = ("train", "test"),
-) -> DataSet:
-    made: dict[str, Population] = {}
-    for name in parts:
-        records = getattr(data, name)
-        if isinstance(records, TensorRecords):
-            kept = partial(cached, folder=cache_folder() / "features") if records.published else computed
-            values = kept(records.inputs, features, device=device, progress=_told(records, progress))
-            made[name] = TensorRecords(values, records.targets, name=data.name)
-    return replace(data, **made)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class _Maker:
+    """Makes features of records, or of each variant of them; those of published ones are kept on disk."""
+
+    features: nn.Module
+    device: torch.device
+    progress: Progress
+
+    def records(self, records: TensorRecords, name: str, views: Augmentation | None = None) -> TensorRecords:
+        """The features [n, ...], or [n, views, ...], with the targets."""
+        made = self.variants(records, views) if views else self._plain(records, self.features, 0, 1)
+        return TensorRecords(made, records.targets, name=name)
+
+    def variants(self, records: TensorRecords, looks: Augmentation, kept_on: torch.device | None = None) -> Tensor:
+        """The features of every variant of each record, [n, v, ...], in main memory or on a device."""
+        made = torch.empty(len(records), looks.variants, *self._shape(records), device=kept_on)
+        for variant in range(looks.variants):
+            own = self.features if variant == looks.plain else _OneVariant(self.features, looks, variant)
+            made[:, variant] = self._plain(records, own, variant, looks.variants)
+        return made
+
+    def bytes_of(self, records: TensorRecords, looks: Augmentation, declared: int) -> int:
+        """What the features of every variant of so many records take."""
+        return 4 * declared * looks.variants * math.prod(self._shape(records))
+
+    def _shape(self, records: TensorRecords) -> tuple[int, ...]:
+        with torch.no_grad():
+            return tuple(self.features(records.inputs[:0].to(self.device)).shape[1:])
+
+    def _plain(self, records: TensorRecords, features: nn.Module, part: int, parts: int) -> Tensor:
+        keep = records.published and parts <= _MOST_ON_DISK
+        make = partial(cached, folder=cache_folder() / "features") if keep else computed
+
+        def told(done: int, total: int) -> None:
+            """Passes on how far it is: of private records only that it goes on."""
+            self.progress((part + done / total) / parts if records.published else None)
+
+        return make(records.inputs, features, device=self.device, progress=told)
 
 
-def _told(records: TensorRecords, progress: Progress) -> Callable[[int, int], None]:
-    """Passes on how far a loop over records is: of private records only that it goes on."""
-    return lambda done, total: progress(done / total if records.published else None)
+class _OneVariant(nn.Module):
+    """The features of one variant of each image."""
 
-
-class _EveryVariant(nn.Module):
-    """The features of every variant of each record, [n, v, ...]."""
-
-    def __init__(self, features: nn.Module, augmentation: Augmentation) -> None:
+    def __init__(self, features: nn.Module, looks: Augmentation, variant: int) -> None:
         super().__init__()
-        self._features, self._augmentation = features, augmentation
+        self._features, self._looks, self._variant = features, looks, variant
+        self.signature = f"{features.signature} of variant {variant}: {replace(looks, copies=1)}"
 
     def forward(self, inputs: Tensor) -> Tensor:
-        which = inputs.new_zeros(len(inputs), dtype=torch.long)
-        shown = (self._augmentation.show(inputs, which + variant) for variant in range(self._augmentation.variants))
-        return torch.stack([self._features(images) for images in shown], dim=1)
+        made: Tensor = self._features(self._looks.show_one(inputs, self._variant))
+        return made
 
 
 def _on_device(data: DataSet, device: torch.device) -> DataSet:

@@ -21,12 +21,12 @@ from adadpigu.core.randomness import SystemRandomness, isolated
 from adadpigu.core.sampling import OwnerSampler, PoissonSampler, Sampler
 from adadpigu.core.sensitive import withheld
 from adadpigu.core.trees import Tree, describe_tree, select
-from adadpigu.data.augmentation import Augmentation
+from adadpigu.data.augmentation import Augmentation, parse_views
 from adadpigu.data.checking import UNPROTECTED, check_data, refuse_shared_records
 from adadpigu.data.datasets import DataSet, TensorRecords
 from adadpigu.data.public import PublicRecords, read_public
 from adadpigu.errors import BudgetError, InputError, require
-from adadpigu.features.front import Front, Fronted, ReleasedNorm
+from adadpigu.features.front import Front, Fronted, OfViews, ReleasedNorm, whole
 from adadpigu.methods.base import Draw, Method, RunContext, Stage
 from adadpigu.priors.random_images import process_scores, takes_images
 from adadpigu.training.micro_batches import View
@@ -112,9 +112,16 @@ class Preparation:
         """The model as it takes the records of `data`, whose features may have been computed already."""
         return self.model if self.view.front is None else Fronted(self.view.front, self.model)
 
+    def tested_model(self) -> nn.Module:
+        """The model as it takes the test records of `data`."""
+        front, views = self.view.test_front, parse_views(self.options.views)
+        if self.view.test_views:
+            return OfViews(self.model if front is None else Fronted(front, self.model))
+        return whole(front, self.model, views)
+
     def whole_model(self) -> nn.Module:
         """The model as it takes the user's records: what is kept."""
-        return self.model if self.front is None else Fronted(self.front, self.model)
+        return whole(self.front, self.model, parse_views(self.options.views))
 
     @property
     def per_owner(self) -> int:
@@ -159,7 +166,9 @@ def prepare(
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
     stages = _stages(method, data, options, front)
     options, public = _with_public(method, data, options, task)
-    _check_augmentation(options.augmentation(), task.example[0])
+    augmentation, views = options.augmentation(), parse_views(options.views)
+    _check_augmentation(augmentation, task.example[0])
+    _check_views(views, options.views, task.example[0])
     threads = threads_for(device, options.batch_size * Layout.of(model).size)
     with using(threads):  # a row may be rounded otherwise with another number of them
         engine = choose_engine(
@@ -188,7 +197,8 @@ def prepare(
     if method.private and budget is None:
         cost = f"noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
         warned = (*warned, f"no budget was set: {cost}")
-    placing = partial(settle, task.data, front, device, augmentation=options.augmentation(), progress=progress)
+    shown = partial(settle, augmentation=augmentation, views=views, progress=progress)
+    placing = partial(shown, task.data, front, device)
     placed, view = withheld(placing, shown=options.diagnostics)
     if placed.owners is not None:
         placed = replace(placed, owners=placed.owners.to(device))
@@ -258,6 +268,16 @@ def _check_augmentation(augmentation: Augmentation, inputs: Tree) -> None:
     require(images is not None or not augmentation, f"{told}; {allowed}")
     if images is not None:
         augmentation.check(tuple(images.shape[1:]))
+
+
+def _check_views(views: Augmentation, asked: str, inputs: Tree) -> None:
+    """Outputs are averaged over views of images alone."""
+    if views:
+        if not isinstance(inputs, Tensor) or inputs.ndim != 4:
+            found = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else describe_tree(inputs)
+            raise InputError(f"views={asked!r}: records {found} are no images (channels, height, width); allowed: none")
+        pixels = min(inputs.shape[2:])
+        require(views.shift < pixels, f"views={asked!r}; allowed: a shift below the image's {pixels} pixels")
 
 
 def _fix_noise(
