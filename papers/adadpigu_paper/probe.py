@@ -1,11 +1,12 @@
 """How good features are for a private linear head: scores on held-out *training* records of a public data set.
 
-Simulated, not run by the package: Poisson batches, clipping at 1, noise at the presets' σ, scaled down to as many
-records as are used, so that heads of few records can be compared. Records of a user never come here.
+Simulated, not run by the package: Poisson batches, clipping at 1, noise at the σ of PLD, scaled down to as many records
+as are used, so that heads of few records can be compared. Records of a user never come here.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from adadpigu.accounting import Plan, PlannedDraw, PlannedStage, calibrate
 from adadpigu.data import load_dataset, training_split
 from adadpigu.errors import InputError
 
-SAMPLE_RATE = 4096 / 50_000
-BUDGETS = {2: (3.420, 400), 4: (2.335, 600)}
-"""ε: σ and steps of `cifar10-best-eps2` and `-eps4`"""
+BATCH = 4096
+"""B, of all records"""
+STEPS = {1: 300, 2: 400, 4: 600, 8: 800}
+"""of a head at each ε"""
 LENGTHS = (9.0, 15.0)
 """learning rates, in units of 1/√d; the better one counts"""
 HELD_OUT = 5_000
@@ -52,19 +55,43 @@ def split_of(name: str, records: int) -> Split:
     return Split(inputs=inputs, targets=targets, held_out=held_out, labels=labels, records=data.records)
 
 
+def rate_of(records: int) -> float:
+    """q = B/N, of few records a quarter."""
+    return min(BATCH / records, 0.25)
+
+
+@functools.cache
+def noise(epsilon: float, records: int, steps: int) -> float:
+    """σ of so many Poisson draws of B records each, by PLD, at δ = 1e-5."""
+
+    def plan(sigma: float) -> Plan:
+        draw = PlannedDraw(name="gradient", sample_rate=rate_of(records), noise_multiplier=sigma)
+        return Plan(stages=(PlannedStage(name="training", steps=steps, draws=(draw,)),))
+
+    return calibrate(plan, epsilon=epsilon, delta=1e-5).noise_multiplier
+
+
 @torch.no_grad()
 def probe(features: Features, split: Split, device: torch.device | None = None) -> dict[str, float]:
-    """Accuracy in percent of heads at ε = 2 and 4, and of one without noise."""
-    x, seen = (of_records(features, images, device) for images in (split.inputs, split.held_out))
+    """Accuracy in percent of heads at each ε, and of one without noise; also of the mean over both mirror images."""
+    x = of_records(features, split.inputs, device)
+    seen = [of_records(features, images, device) for images in (split.held_out, split.held_out.flip(-1))]
     targets, labels = split.targets.to(x.device), split.labels.to(x.device)
+    share, rate = len(x) / split.records, rate_of(split.records)
 
-    def best(sigma: float, steps: int, lengths: tuple[float, ...]) -> float:
-        heads = [head(x, targets, sigma=sigma * share, steps=steps, length=length) for length in lengths]
-        return max(100 * float(((seen @ w).argmax(1) == labels).float().mean()) for w in heads)
+    def best(sigma: float, steps: int, lengths: tuple[float, ...]) -> tuple[float, float]:
+        found = []
+        for length in lengths:
+            weights = head(x, targets, sigma=sigma * share, steps=steps, length=length, rate=rate)
+            plain, mirrored = (view @ weights for view in seen)
+            found.append([100 * float((z.argmax(1) == labels).float().mean()) for z in (plain, plain + mirrored)])
+        return max(found)[0], max(found, key=lambda pair: pair[1])[1]
 
-    share = len(x) / split.records
-    found = {f"ε = {epsilon}": best(sigma, steps, LENGTHS) for epsilon, (sigma, steps) in BUDGETS.items()}
-    return {**found, "no noise": best(0.0, 600, LENGTHS[:1])}
+    heads = {f"ε = {epsilon}": (noise(epsilon, split.records, steps), steps) for epsilon, steps in STEPS.items()}
+    found = {name: best(*how, LENGTHS) for name, how in heads.items()} | {"no noise": best(0.0, 600, LENGTHS[:1])}
+    return {name: plain for name, (plain, _) in found.items()} | {
+        f"{name}, mirrored": mirrored for name, (_, mirrored) in found.items()
+    }
 
 
 def of_records(features: Features, images: Tensor, device: torch.device | None = None) -> Tensor:
@@ -74,13 +101,13 @@ def of_records(features: Features, images: Tensor, device: torch.device | None =
     return torch.cat([flat, flat.new_ones(len(images), 1)], 1)
 
 
-def head(x: Tensor, y: Tensor, *, sigma: float, steps: int, length: float) -> Tensor:
+def head(x: Tensor, y: Tensor, *, sigma: float, steps: int, length: float, rate: float) -> Tensor:
     """The averaged weights of a linear head of ten classes, with noise of deviation σ on each sum."""
-    expected, lr = SAMPLE_RATE * len(x), length / math.sqrt(x.shape[1] - 1)
+    expected, lr = rate * len(x), length / math.sqrt(x.shape[1] - 1)
     weights = x.new_zeros(x.shape[1], 10)
     momentum, average = weights.clone(), weights.clone()
     for _ in range(steps):
-        drawn = (torch.rand(len(x), device=x.device) < SAMPLE_RATE).nonzero()[:, 0]
+        drawn = (torch.rand(len(x), device=x.device) < rate).nonzero()[:, 0]
         inputs, errors = x[drawn], (x[drawn] @ weights).softmax(1) - F.one_hot(y[drawn], 10)
         scale = (1 / (errors.norm(dim=1) * inputs.norm(dim=1)).clamp(min=1e-9)).clamp(max=1)
         noisy = inputs.T @ (errors * scale[:, None]) + sigma * torch.randn_like(weights)

@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 import adadpigu as ad
 from adadpigu.accounting import PrivacyReport
+from adadpigu.data.augmentation import parse_views
 from adadpigu.export import Synthetic, export_onnx, export_program
 from adadpigu.export.subject import ExportedModel
 from adadpigu.extras import import_extra
-from adadpigu.features.front import Fronted, make_front
+from adadpigu.features.front import Fronted, make_front, whole
 from adadpigu.integrations.opacus import DPLSTM
 from adadpigu.models import make_model
 
@@ -59,6 +60,10 @@ def fronted(features: str, normalisation: str, shape: tuple[int, ...]) -> nn.Mod
     return Fronted(front, make_model("linear", shape=made, seed=3))
 
 
+def viewed(views: str) -> nn.Module:
+    return whole(None, make_model("linear", shape=(1, 8, 8), seed=3), parse_views(views))
+
+
 TEXT = Synthetic(shape=(LENGTH,), below=WORDS)
 CASES: dict[str, tuple[Callable[[], nn.Module], Synthetic]] = {
     "convolutions": (lambda: make_model("mnist-cnn", seed=1), Synthetic(shape=(1, 28, 28))),
@@ -66,6 +71,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Synthetic]] = {
     "attention": (Attentive, TEXT),
     "normaliser": (lambda: fronted("none", "record", (1, 8, 8)), Synthetic(shape=(1, 8, 8))),
     "scattering": (lambda: fronted("scattering", "orders", (1, 8, 8)), Synthetic(shape=(1, 8, 8))),
+    "views": (lambda: viewed("mirror+shift:1"), Synthetic(shape=(1, 8, 8))),
     "prior": (lambda: fronted("prior", "record", (3, 16, 16)), Synthetic(shape=(3, 16, 16))),
 }
 

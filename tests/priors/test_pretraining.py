@@ -21,6 +21,7 @@ from adadpigu.features.prior import Prior
 from adadpigu.priors.encoder import EncoderShape, read_weights
 from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper import prior_files
+from adadpigu_paper import probe as subject
 from adadpigu_paper.pretraining import Pretrained, Pretraining, Store, pace, pretrain
 from adadpigu_paper.prior_command import add_to
 from adadpigu_paper.prior_files import read_checkpoint, save_checkpoint
@@ -219,12 +220,15 @@ def test_the_command_draws_images(tmp_path: Path, program: Any) -> None:
     assert Image.open(path).size == (16 * 16, 2 * 16)
 
 
-def test_a_probe_tells_features_that_hold_the_class_from_those_that_do_not() -> None:
+def test_a_probe_tells_features_that_hold_the_class_from_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "noise", lambda epsilon, records, steps: 10.0 / epsilon)
     chance = torch.Generator().manual_seed(0)
     targets = torch.randint(10, (300,), generator=chance)
     images = F.one_hot(targets, 10).float()[:, :, None, None] + 0.1 * torch.randn(300, 10, 1, 1, generator=chance)
     split = Split(inputs=images[:200], targets=targets[:200], held_out=images[200:], labels=targets[200:], records=200)
-    assert probe(lambda x: x, split)["no noise"] == 100
+    scores = probe(lambda x: x, split)
+    assert scores["no noise"] == 100
+    assert scores["ε = 8, mirrored"] > 90
     assert probe(lambda x: torch.randn(x.shape, generator=chance), split)["no noise"] < 40
 
 
