@@ -48,6 +48,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "linear": {**HELD, "retention": 0.3, "schedule": "linear", "unfreeze_by": 0.5},
     "cosine": {**HELD, "retention": 0.3, "schedule": "cosine"},
     "steps": {**HELD, "retention": 0.3, "schedule": "steps", "stairs": 2},
+    "up to a share": {**HELD, "retention": 0.3, "schedule": "linear", "unfreeze_to": 0.7},
+    "layer by layer": {**HELD, "retention": 0.3, "schedule": "linear", "order": "layers"},
+    "head first": {**HELD, "retention": 0.2, "schedule": "linear", "head_first": True},
     "top-k": {**HELD, "top_k": 0.4},
     "as coded": {**HELD, "top_k": 0.4, "top_k_of": "all"},
     "beta": {**HELD, "beta": 0.25, "offset": 0.1},
@@ -94,7 +97,7 @@ class Oracle:
         part = min(1.0, step / (self.o["unfreeze_by"] * (STEPS - FIRST - 1)))
         cosine = 0.5 - 0.5 * math.cos(math.pi * part)
         steps = math.floor(part * stairs) / stairs
-        return float(r + (1 - r) * {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind])
+        return float(r + (self.o["unfreeze_to"] - r) * {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind])
 
     def learn_importance(self, ghat: np.ndarray, step: int) -> None:
         kind = self.o["score"]
@@ -108,7 +111,13 @@ class Oracle:
 
     def end_stage_1(self) -> None:
         o, order = self.o, np.argsort(-self.halves[0], kind="stable")
-        self.ranking = np.argsort(-np.abs(self.score), kind="stable")
+        scores = np.abs(self.score)
+        if o["order"] == "layers":
+            scores = np.array([scores[k == LAYERS].mean() for k in (0, 1)])[LAYERS]
+        self.ranking = np.argsort(-scores, kind="stable")
+        if o["head_first"]:
+            head = LAYERS[self.ranking] == 1
+            self.ranking = np.concatenate([self.ranking[head], self.ranking[~head]])
         measured = self.halves[1] / (FIRST // 2)
         if o["restrict"] == "worthwhile":
             frozen = order[math.floor(o["retention"] * self.d + 1e-9) :]

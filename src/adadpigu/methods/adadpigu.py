@@ -22,9 +22,12 @@ from adadpigu.methods.statistics import StatisticsOptions, VarianceFrom
 
 Mode = Literal["freeze", "prune"]
 TopKOf = Literal["active", "all"]
+Order = Literal["coordinates", "layers"]
 Restrict = Literal["always", "worthwhile"]
 VarianceStart = Literal["constant", "stage-1", "noise"]
-_OF_A_MASK = ("score", "restrict", "schedule", "unfreeze_by", "stairs", "mode")
+_OF_A_MASK = (
+    *("score", "restrict", "order", "head_first", "schedule", "unfreeze_by", "unfreeze_to", "stairs", "mode"),
+)
 _OF_A_FOLLOWED_BOUND = ("clip_rate", "count_noise")
 _OF_A_MOVING_VARIANCE = ("debias", "noise_floor", "per_layer")
 
@@ -49,7 +52,7 @@ class AdaDPIGU(Method):
     }
     needs: ClassVar[tuple[Need, ...]] = (
         (_OF_A_MASK, "retention", lambda options: options.retention < 1, "one below 1"),
-        (("unfreeze_by",), "schedule", lambda options: options.schedule != "constant", "another schedule"),
+        (("unfreeze_by", "unfreeze_to"), "schedule", lambda options: options.schedule != "constant", "another schedule"),
         (("stairs",), "schedule", lambda options: options.schedule == "steps", "'steps'"),
         (("top_k_of",), "top_k", lambda options: options.top_k < 1, "another top_k"),
         (_OF_A_FOLLOWED_BOUND, "clip_quantile", lambda options: options.clip_quantile, "another clip_quantile"),
@@ -77,7 +80,13 @@ class AdaDPIGU(Method):
     schedule: Schedule = "linear"
     """how the mask grows in stage 2: not at all, or until all coordinates are back"""
     unfreeze_by: float = 1.0
-    """the share of stage 2 after which a growing schedule is at 1"""
+    """the share of stage 2 after which a growing schedule has grown"""
+    unfreeze_to: float = 1.0
+    """the share of coordinates that it grows to"""
+    order: Order = "coordinates"
+    """what is ranked: coordinates by their own scores, or by the mean score of their layer"""
+    head_first: bool = False
+    """the last layer's coordinates rank before all others"""
     stairs: int = 4
     """how many stairs a schedule of `steps` has"""
     mode: Mode = "freeze"
@@ -165,8 +174,8 @@ class AdaDPIGU(Method):
         return int((self.retention < 1 and not self._public) or self.variance_start == "stage-1")
 
     def _mask_schedule(self) -> MaskSchedule:
-        by = self.unfreeze_by
-        return MaskSchedule(retention=self.retention, kind=self.schedule, unfreeze_by=by, stairs=self.stairs)
+        shape = {name: getattr(self, name) for name in ("retention", "unfreeze_by", "unfreeze_to", "stairs")}
+        return MaskSchedule(kind=self.schedule, **shape)
 
     def _statistics_options(self) -> StatisticsOptions:
         return StatisticsOptions(**{field.name: getattr(self, field.name) for field in fields(StatisticsOptions)})

@@ -13,10 +13,10 @@ from adadpigu.core.side_stream import side_stream
 from adadpigu.core.standardising import entries_kept
 from adadpigu.core.state import State, TensorState, as_tensor, named, part
 from adadpigu.methods.base import Batches, MethodState, RunContext, Stage
-from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, chosen
+from adadpigu.methods.importance import CoordinatePower, Importance, LayerPower, chosen, rank
 from adadpigu.methods.mask import GrowingMask, MaskSchedule
 from adadpigu.methods.quantile import FollowedBound
-from adadpigu.methods.statistics import Statistics
+from adadpigu.methods.statistics import Statistics, group_means
 
 if TYPE_CHECKING:
     from adadpigu.methods.adadpigu import AdaDPIGU
@@ -103,7 +103,7 @@ class AdaDPIGUState(MethodState):
     def _begin_training(self, restricts: bool) -> Statistics:
         """Ends stage 1: fixes the ranking, whether it makes a mask, and where β starts."""
         options = self._options
-        self._restricts, ranking = restricts, self._importance.ranking()
+        self._restricts, ranking = restricts, self._ranking()
         if not restricts:
             self._schedule = MaskSchedule(retention=1.0)
         if self._schedule.retention < 1:
@@ -120,6 +120,17 @@ class AdaDPIGUState(MethodState):
         start = start.to(self._context.weights.dtype)
         return Statistics(options._statistics_options(), variance=start, groups=self._groups)
 
+    def _ranking(self) -> Tensor:
+        """Coordinates in the order in which they become active."""
+        options, layers = self._options, self._groups
+        count = int(layers.max()) + 1
+        ranking = self._importance.ranking()
+        if options.order == "layers":
+            ranking = rank(group_means(self._importance.scores, layers, count)[layers])
+        if options.head_first:
+            ranking = ranking[rank((layers[ranking] == count - 1).double())]
+        return ranking
+
     def _worthwhile(self) -> bool:
         """Whether the power that a mask freezes out, measured by half of stage 1, is less than the noise it saves.
 
@@ -129,7 +140,7 @@ class AdaDPIGUState(MethodState):
         if options.restrict == "always" or options.retention == 1:
             return True
         assert self._halves is not None
-        ranking = self._importance.ranking() if options.score in ("random", "public") else self._halves.ranking()
+        ranking = self._ranking() if options.score in ("random", "public") else self._halves.ranking()
         frozen = ranking[self._schedule.count(self._mask.size, 0, 1) :]
         return bool(self._halves.measured()[frozen].mean() < self._noise**2)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.layout import Layout
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, require
 from adadpigu.methods.base import Share, check_options
 
 Schedule = Literal["constant", "linear", "cosine", "steps"]
@@ -22,9 +22,9 @@ def ramp(step: int, steps: int, *, by: float, kind: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskSchedule:
-    """r_t, the share of coordinates that may change: from `retention` r to 1 (progressive unfreezing).
+    """r_t, the share of coordinates that may change: from `retention` r to `unfreeze_to` (progressive unfreezing).
 
-    `constant` stays at r. The others reach 1 at `unfreeze_by`, a share of the steps; `steps` in `stairs` equal stairs.
+    `constant` stays at r. The others are done at `unfreeze_by`, a share of the steps; `steps` in `stairs` equal stairs.
 
     >>> schedule = MaskSchedule(retention=0.5, kind="linear", unfreeze_by=1.0)
     >>> [schedule.ratio(t, 5) for t in range(5)]
@@ -34,17 +34,20 @@ class MaskSchedule:
     retention: Share
     kind: Schedule = "constant"
     unfreeze_by: Share = 1.0
+    unfreeze_to: Share = 1.0
     stairs: Annotated[int, "at least 1"] = 4
 
     def __post_init__(self) -> None:
         check_options(self)
+        fits = self.retention <= self.unfreeze_to
+        require(fits, f"unfreeze_to={self.unfreeze_to} is below retention={self.retention}; allowed: from it to 1")
 
     def ratio(self, step: int, steps: int) -> float:
         """r_t for step t = 0 … steps − 1 of the stage."""
         progress = 0.0 if self.kind == "constant" else ramp(step, steps, by=self.unfreeze_by, kind=self.kind)
         if self.kind == "steps":
             progress = math.floor(progress * self.stairs) / self.stairs
-        return self.retention + (1 - self.retention) * progress
+        return self.retention + (self.unfreeze_to - self.retention) * progress
 
     def count(self, size: int, step: int, steps: int) -> int:
         """⌊r_t·d⌋, how many of d coordinates are active in step t: the first ones of the ranking."""
