@@ -67,6 +67,7 @@ class CommonOptions:
     epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
     evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set. [20 looks a run]")
     lr: float = option(1.0, _UPDATE, "Learning rate. [1]")
+    body_lr: float = option(1.0, _UPDATE, "Share of the learning rate for layers but the last. [1]", off=1.0)
     lr_schedule: LearningRateSchedule = option(
         "constant", _UPDATE, "constant, linear or cosine. [constant]", off="constant"
     )

@@ -97,7 +97,8 @@ class Oracle:
         part = min(1.0, step / (self.o["unfreeze_by"] * (STEPS - FIRST - 1)))
         cosine = 0.5 - 0.5 * math.cos(math.pi * part)
         steps = math.floor(part * stairs) / stairs
-        return float(r + (self.o["unfreeze_to"] - r) * {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind])
+        grown = {"constant": 0.0, "linear": part, "cosine": cosine, "steps": steps}[kind]
+        return float(r + (self.o["unfreeze_to"] - r) * grown)
 
     def learn_importance(self, ghat: np.ndarray, step: int) -> None:
         kind = self.o["score"]

@@ -36,6 +36,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "epochs": {"epochs": 0.5, "steps": None},
     "lr": {"lr": 0.25},
     "momentum": {"momentum": 0.5},
+    "body_lr": {"body_lr": 0.1},
     "weight_decay": {"weight_decay": 0.01},
     "optimizer": {"optimizer": "adam"},
     "lr_schedule": {"lr_schedule": "cosine"},

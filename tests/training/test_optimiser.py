@@ -57,6 +57,24 @@ def test_momentum_of_an_earlier_stage_does_not_move_a_frozen_weight(release: Mak
     assert (flat(model)[active] != before[active]).all()
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_all_layers_but_the_last_have_their_share_of_the_rate(name: str, release: MakeRelease) -> None:
+    """The same step with the whole rate, a quarter of which is taken before the last layer; schedules scale both."""
+    moved = {}
+    for share in (1.0, 0.25):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 2))
+        optimiser = MaskedOptimiser(model, Layout.of(model), optimiser_factory(name, lr=0.1, body_lr=share))
+        optimiser.scale_lr(0.5)
+        before = flat(model)
+        optimiser.step(release(torch.arange(1.0, 19.0)[None]))
+        moved[share] = flat(model) - before
+    assert torch.allclose(moved[0.25][:12], moved[1.0][:12] / 4, rtol=1e-3)
+    assert torch.allclose(moved[0.25][12:], moved[1.0][12:])
+    with pytest.raises(InputError, match="body_lr=0"):
+        optimiser_factory(name, lr=0.1, body_lr=0.0)
+
+
 def test_p_grad_is_cleared_even_when_the_optimiser_fails(release: MakeRelease) -> None:
     class Failing(torch.optim.SGD):
         def step(self, closure: object = None) -> None:  # type: ignore[override]

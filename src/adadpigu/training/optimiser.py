@@ -30,8 +30,13 @@ def all_optimisers() -> dict[str, type[torch.optim.Optimizer]]:
     }
 
 
-def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> OptimiserFactory:
-    """An optimiser of `torch.optim` by name, case ignored. `momentum` is for `WITH_MOMENTUM`."""
+def optimiser_factory(
+    name: str, *, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, body_lr: float = 1.0
+) -> OptimiserFactory:
+    """An optimiser of `torch.optim` by name, case ignored. `momentum` is for `WITH_MOMENTUM`.
+
+    All layers but the last, which begins with the last parameter of two or more dimensions, have `body_lr` of the rate.
+    """
     known = all_optimisers()
     if name.lower() not in known:
         raise unknown("optimizer", name, known)
@@ -44,7 +49,16 @@ def optimiser_factory(name: str, *, lr: float, momentum: float = 0.0, weight_dec
         options["momentum"] = momentum
     if weight_decay:
         options["weight_decay"] = weight_decay
-    return lambda parameters: kind(parameters, **options)
+    check_range("body_lr", body_lr, "a finite number above 0")
+    if body_lr == 1:
+        return lambda parameters: kind(parameters, **options)
+
+    def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        last = max((place for place, parameter in enumerate(parameters) if parameter.ndim > 1), default=0)
+        groups = [{"params": parameters[:last], "lr": body_lr * lr}, {"params": parameters[last:]}]
+        return kind([group for group in groups if group["params"]], **options)
+
+    return make
 
 
 _SECOND_MOMENTS: dict[type[torch.optim.Optimizer], tuple[str, Callable[[dict[str, Any], float], float]]] = {

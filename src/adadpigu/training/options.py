@@ -97,7 +97,8 @@ class TrainingOptions(CommonOptions):
         """What makes the optimiser of a run."""
         if not isinstance(self.optimizer, str):
             return self.optimizer
-        return optimiser_factory(self.optimizer, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay", "body_lr")}
+        return optimiser_factory(self.optimizer, **given)
 
     def step_count(self, records: int) -> int:
         """T over all stages; an epoch is N/B steps of the *declared* N."""
@@ -130,6 +131,7 @@ _NEEDED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool], str], ...] = (
     (("clip_stability",), "clipping", "automatic".__eq__, "'automatic'"),
     (("shift_step",), "shift", bool, "a shift above 0"),
     (("lr", "weight_decay", "momentum"), "optimizer", lambda made: isinstance(made, str | type), "a name or a class"),
+    (("body_lr",), "optimizer", lambda made: isinstance(made, str), "a name"),
     (("momentum",), "optimizer", lambda made: str(made).lower() not in _WITHOUT_MOMENTUM, "'sgd' or 'rmsprop'"),
     (("activation",), "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
     (("evaluate_every",), "test", lambda test: test is not None, "test records"),

@@ -37,7 +37,7 @@ from adadpigu.training.train import device_of, prepared_for, session
 
 State = Literal["drawn", "part", "released", "used", "failed"]
 _OWN_CODE = "what the training code around this run does with private records besides it: the loop was the user's own"
-_OWNED = ("lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup", "execution")
+_OWNED = ("lr", "momentum", "weight_decay", "body_lr", "optimizer", "lr_schedule", "warmup", "execution")
 """options that the user's own optimiser and scheduler decide, or that need the package's loop"""
 
 

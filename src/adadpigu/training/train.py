@@ -388,7 +388,7 @@ def _describe(prepared: Preparation) -> str:
     said = "# started from Python: model and data were objects there\n"
     if callable(prepared.options.optimizer):
         said += "# the optimiser was an object too: its learning rate and momentum are not known here\n"
-        options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay")}
+        options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay", "body_lr")}
     data, source = prepared.data, {}
     if data.files and data.name in (data.files[0].stem, data.files[0].name):  # read again by `adadpigu evaluate`
         source = {"dataset": data.files[0].resolve(), "records": data.records, "classes": data.classes}

@@ -15,7 +15,8 @@ from adadpigu.errors import ModelError, require
 from adadpigu.integrations.shared import Rule, refuse_settings, warn_of_no_effect
 
 ELSEWHERE: Mapping[str, str] = {
-    **dict.fromkeys(("lr", "momentum", "weight_decay", "optimizer", "lr_schedule", "warmup"), "configure_optimizers"),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "body_lr"), "configure_optimizers"),
+    **dict.fromkeys(("optimizer", "lr_schedule", "warmup"), "configure_optimizers"),
     "batch_size": "the DataLoader's",
     "steps": "max_epochs and max_steps of the Trainer",
     "epochs": "max_epochs of the Trainer",

@@ -43,6 +43,7 @@ ELSEWHERE: Mapping[str, str] = {
     "out": "args.output_dir; the run folder is in it",
     "lr": "args.learning_rate",
     **dict.fromkeys(("optimizer", "momentum", "weight_decay"), "args.optim and its like, or optimizers=(…, …)"),
+    "body_lr": "optimizers=(…, …), with groups of parameters",
     **dict.fromkeys(("lr_schedule", "warmup"), "args.lr_scheduler_type and args.warmup_steps, or optimizers=(…, …)"),
     "evaluate_every": "args.eval_strategy and args.eval_steps",
     "resume": "trainer.train(resume_from_checkpoint=True)",

@@ -184,7 +184,8 @@ def shard(model: nn.Module, engine: GradientEngine, how: Shard) -> tuple[Shards,
 
 
 _IDLE = frozenset({"lr", "momentum", "weight_decay", "lr_schedule", "warmup", "ema", "tail"}) | frozenset(
-    {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "copies", "shift", "flip", "perturbation"}
+    {"execution", "diagnostics", "checkpoint_every", "evaluate_every", "perturbation"}
+    | {"copies", "shift", "flip", "views", "body_lr"}
 )
 """options of `train` that mean nothing, or cannot be had, here"""
 
