@@ -11,14 +11,20 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from adadpigu.errors import InputError
+from adadpigu.errors import InputError, check_known
 from adadpigu.features.prior import Parts
+from adadpigu.models import make_model
 from adadpigu.priors.encoder import EncoderMaps, EncoderShape, centred, staged
 from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper.views import Views
 
 _AT_ONCE = 512
+NETS = ("wrn-16-4",)
+"""models by name that can be pre-trained as they are"""
+Plan = EncoderShape | str
+"""of an encoder: its shape, or one of NETS"""
 
 
 class Encoder(nn.Module):
@@ -26,7 +32,7 @@ class Encoder(nn.Module):
 
     def __init__(self, plan: EncoderShape) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.width = plan, plan.widths[-1]
         self.units = nn.ModuleDict(
             {
                 _key(name): _Unit(inputs, outputs, kernel, stride)
@@ -46,6 +52,25 @@ class Encoder(nn.Module):
             assert isinstance(unit, _Unit)
             found[f"{name}.weight"], found[f"{name}.bias"] = unit.folded()
         return found
+
+
+class WideEncoder(nn.Module):
+    """A net by name without its last layers, whose maps [n, width, h', w'] it gives: `wrn-16-4`, of group norms.
+
+    It sees images as `normalisation = "record"` makes them: mean 0 and variance 1 each.
+    """
+
+    def __init__(self, plan: str) -> None:
+        super().__init__()
+        check_known("net", plan, NETS)
+        whole = make_model(plan)
+        assert isinstance(whole, nn.Sequential)
+        *layers, _, last = whole
+        assert isinstance(last, nn.Linear)
+        self.plan, self.width, self.net = plan, last.in_features, nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [self.net(F.layer_norm(x, x.shape[1:]))]
 
 
 class _Unit(nn.Module):

@@ -15,6 +15,7 @@ import copy
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from adadpigu.errors import InputError, check_range
 from adadpigu.priors.encoder import EncoderShape
 from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper.contrast import contrastive_loss
-from adadpigu_paper.encoder import Encoder
+from adadpigu_paper.encoder import Encoder, Plan, WideEncoder
 from adadpigu_paper.views import Views
 
 _RISE = 100
@@ -38,7 +39,7 @@ _TOLD_EVERY = 50
 class Pretraining:
     """What is trained, on what, for how long."""
 
-    plan: EncoderShape = field(default_factory=EncoderShape)
+    plan: Plan = field(default_factory=EncoderShape)
     processes: RandomImages = field(default_factory=RandomImages)
     views: Views = field(default_factory=Views)
     steps: int
@@ -74,11 +75,11 @@ class Pretraining:
 class Learner(nn.Module):
     """The encoder, and the projector that the loss sees: it may forget what the features should keep."""
 
-    def __init__(self, plan: EncoderShape) -> None:
+    def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.encoder = Encoder(plan)
+        self.encoder = WideEncoder(plan) if isinstance(plan, str) else Encoder(plan)
         self.projector = nn.Sequential(
-            nn.Linear(plan.widths[-1], 512, bias=False),
+            nn.Linear(self.encoder.width, 512, bias=False),
             nn.BatchNorm1d(512),
             nn.ReLU(),
             nn.Linear(512, 128, bias=False),
@@ -102,7 +103,7 @@ class Pretrained:
     step: int
 
     @property
-    def encoder(self) -> Encoder:
+    def encoder(self) -> Encoder | WideEncoder:
         """What is used."""
         return self.averaged.encoder
 
@@ -139,8 +140,7 @@ def pretrain(
             kept = True
         for group in optimiser.param_groups:
             group["lr"] = told.lr * min(1.0, (step - first + 1) / _RISE) * pace(done, told.fall)
-        # oneDNN's backward of the encoder, as torch 2.13 has it, ends the process on some CPUs without AVX-512.
-        with torch.backends.mkldnn.flags(enabled=device.type != "cpu"):  # type: ignore[no-untyped-call, unused-ignore]
+        with _plain_products(device):
             loss = _loss(told, learner, store(), chance)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -233,6 +233,15 @@ def _loss(told: Pretraining, learner: Callable[..., Tensor], images: Tensor, cha
     with _half_precision(views.device):
         first, second = learner(views).chunk(2)
     return contrastive_loss(first, second, told.temperature)
+
+
+@contextlib.contextmanager
+def _plain_products(device: torch.device) -> Iterator[None]:
+    """No oneDNN on a CPU: its backward, as torch 2.13 has it, ends the process on some CPUs without AVX-512."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TF32 acceleration")  # torch says so of Intel's GPUs
+        with torch.backends.mkldnn.flags(enabled=device.type != "cpu"):  # type: ignore[no-untyped-call, unused-ignore]
+            yield
 
 
 @contextlib.contextmanager

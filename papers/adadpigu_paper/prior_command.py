@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from adadpigu.priors.random_images import RandomImages
-    from adadpigu_paper.pretraining import Pretraining
+    from adadpigu_paper.pretraining import Pretrained, Pretraining
     from adadpigu_paper.probe import Split
 
 Found = dict[str, object]
@@ -51,6 +51,7 @@ def train(
     steps: Annotated[int, typer.Option(help="Steps in all, over all parts.")] = 3200,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long; the same command goes on.")] = None,
     images: Annotated[int, typer.Option(help="Images in a step, of two views each.")] = 1024,
+    net: Annotated[str | None, typer.Option(help="A net by name in place of stages: wrn-16-4.")] = None,
     widths: Annotated[str, typer.Option(help="Channels of each stage.")] = "64,128,256",
     blocks: Annotated[str, typer.Option(help="Residual blocks of each stage.")] = "1,2,2",
     processes: Processes = "mixed",
@@ -73,22 +74,25 @@ def train(
     """Trains an encoder, in parts if need be. Goes on from the latest checkpoint in the folder.
 
     Writes checkpoint-STEP-PIECE.safetensors, prior.safetensors (for `--features`) and rows.jsonl: loss, seconds, probe.
-    The checkpoint is from before the fall of the learning rate, so that more steps or seconds extend a training.
+    The checkpoint is from before the fall of the learning rate, so that more steps or seconds extend a training. With
+    --net it writes start.safetensors, for `--model` of that name with `--initialisation`.
     """
     from adadpigu.training.options import TrainingOptions
-    from adadpigu_paper.pretraining import Pretrained, pretrain
-    from adadpigu_paper.prior_files import clear, projected, read_checkpoint, save_checkpoint, save_prior, weights_of
+    from adadpigu_paper.pretraining import pretrain
+    from adadpigu_paper.prior_files import clear, read_checkpoint, save_checkpoint
 
     options = {"steps": steps, "images": images, "lr": lr, "fall": fall, "average": average, "seed": seed}
     options |= {"temperature": temperature, "store": store, "uses": uses, "compiled": compiled}
-    told = _pretraining((widths, blocks), processes, **options)
+    told = _pretraining(net or (widths, blocks), processes, **options)
+    check("probe", probe, net is None or probe is None, f"with net={net}; allowed: none, it has no projection")
     check_range("seconds", seconds, "a finite number above 0")
     where = TrainingOptions(steps=1, device=device).torch_device()
     splits = _splits(probe, records)
     out.mkdir(parents=True, exist_ok=True)
     start = read_checkpoint(out) if any(out.glob("checkpoint-*.safetensors")) else None
     if start is not None and start.encoder.plan != told.plan:
-        raise InputError(f"widths={widths}, blocks={blocks}: {str(out)!r} holds another encoder; allowed: its own")
+        asked = f"widths={widths}, blocks={blocks}" if net is None else f"net={net}"
+        raise InputError(f"{asked}: {str(out)!r} holds another encoder; allowed: its own")
     first, began = 0 if start is None else start.step, time.perf_counter()
     check("steps", steps, steps > first, f"{str(out)!r} is at step {first}; allowed: more")
     with count_progress(notes(), "pre-training") as progress:
@@ -103,14 +107,25 @@ def train(
         made = pretrain(told, where, heard, start=start, seconds=seconds or math.inf, keep=keep_state)
     spent = time.perf_counter() - began
     facts = {"torch": _torch_version(), "device": _name(where), "seconds": f"{spent:.0f}"}
-    weights = weights_of(made, told, facts, statistics=statistics)
-    weights = projected(weights, where, seed=seed + 7, statistics=statistics, keep=keep, power=power)
-    path = out / "prior.safetensors"
-    save_prior(weights, path)
+    path = _write(made, told, facts, out, statistics=statistics, keep=keep, power=power)
     found: Found = {"prior": str(path), "step": made.step, "of": steps, "fallen": fall > 0}
     found |= {"images_per_second": round(images * (made.step - first) / spent)}
     _tell(found, _probed(path, splits, where), as_json, out)
     return 0
+
+
+def _write(made: Pretrained, told: Pretraining, facts: dict[str, str], out: Path, **projection: Any) -> Path:
+    """Writes what a part has made, for use: a prior with its statistics and projection, or where a net starts."""
+    from adadpigu_paper.prior_files import projected, save_prior, save_start, weights_of
+
+    if isinstance(told.plan, str):
+        path = out / "start.safetensors"
+        save_start(made, told, facts, path)
+        return path
+    where, path = next(made.encoder.parameters()).device, out / "prior.safetensors"
+    weights = weights_of(made, told, facts, statistics=projection["statistics"])
+    save_prior(projected(weights, where, seed=told.seed + 7, **projection), path)
+    return path
 
 
 def project(
@@ -150,9 +165,8 @@ def _probed(path: Path, splits: Mapping[str, Split], where: torch.device) -> Ite
     from adadpigu.priors.encoder import read_weights
     from adadpigu_paper.probe import probe
 
-    weights = read_weights(path)
     for name, split in splits.items():
-        scores = probe(Prior(weights, split.shape).to(where), split, where)
+        scores = probe(Prior(read_weights(path), split.shape).to(where), split, where)
         yield {"probe": name, "records": len(split.inputs), **scores}
 
 
@@ -199,16 +213,21 @@ def show(
     return 0
 
 
-def _pretraining(shape: tuple[str, str], processes: str, **options: Any) -> Pretraining:
+def _pretraining(shape: str | tuple[str, str], processes: str, **options: Any) -> Pretraining:
     from adadpigu.priors.encoder import EncoderShape
+    from adadpigu_paper.encoder import NETS
     from adadpigu_paper.pretraining import Pretraining
 
+    made = _processes(processes, 48)
+    if isinstance(shape, str):
+        check_known("net", shape, NETS)
+        return Pretraining(plan=shape, processes=made, **options)
     try:
         widths, blocks = (tuple(int(number) for number in text.split(",")) for text in shape)
     except ValueError:
         raise InputError(f"widths={shape[0]}, blocks={shape[1]}; allowed: whole numbers with commas") from None
     plan = EncoderShape(widths=widths, blocks=blocks)
-    return Pretraining(plan=plan, processes=_processes(processes, 48), **options)
+    return Pretraining(plan=plan, processes=made, **options)
 
 
 def _processes(kind: str, side: int) -> RandomImages:

@@ -18,7 +18,7 @@ from adadpigu.errors import InputError, require
 from adadpigu.features.prior import Parts
 from adadpigu.priors.encoder import EncoderShape, Weights
 from adadpigu.tensors import digest, read_file, write_tensors
-from adadpigu_paper.encoder import encoder_constants, process_images, projection
+from adadpigu_paper.encoder import Encoder, Plan, WideEncoder, encoder_constants, process_images, projection
 from adadpigu_paper.pretraining import Learner, Pretrained, Pretraining
 
 ORIGIN = "images of random processes (adadpigu.priors.random_images, adadpigu_paper); no photograph, no record"
@@ -38,13 +38,17 @@ def save_checkpoint(made: Pretrained, folder: Path) -> list[Path]:
         if pieces[-1] and sum(t.nbytes for t in pieces[-1].values()) + value.nbytes > PIECE:
             pieces.append({})
         pieces[-1][name] = value
-    plan = made.encoder.plan
-    facts = {"plan": json.dumps({"widths": plan.widths, "blocks": plan.blocks}), "step": str(made.step)}
+    facts = {"plan": _told(made.encoder.plan), "step": str(made.step)}
     facts |= {"pieces": str(len(pieces)), "sha256": digest(sorted(held.items()), facts["plan"])}
     paths = [folder / f"checkpoint-{made.step}-{number}.safetensors" for number in range(1, len(pieces) + 1)]
     for path, piece in zip(paths, pieces, strict=True):
         write_tensors(path, piece, facts)
     return paths
+
+
+def _told(plan: Plan) -> str:
+    """A plan as text."""
+    return json.dumps({"net": plan} if isinstance(plan, str) else {"widths": plan.widths, "blocks": plan.blocks})
 
 
 @torch.no_grad()
@@ -65,7 +69,7 @@ def _packed(made: Pretrained) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _unpacked(held: Mapping[str, Tensor], plan: EncoderShape, step: int) -> Pretrained:
+def _unpacked(held: Mapping[str, Tensor], plan: Plan, step: int) -> Pretrained:
     now, averaged = Learner(plan), Learner(plan)
     found, mean = now.state_dict(), averaged.state_dict()
     for name, value in mean.items():
@@ -91,7 +95,7 @@ def read_checkpoint(folder: Path) -> Pretrained:
     told += f"; allowed: all {facts.get('pieces', 'its')} pieces, as they were written"
     try:
         shape = json.loads(facts["plan"])
-        plan = EncoderShape(widths=tuple(shape["widths"]), blocks=tuple(shape["blocks"]))
+        plan = shape["net"] if "net" in shape else EncoderShape(**{key: tuple(value) for key, value in shape.items()})
         require(digest(sorted(tensors.items()), facts["plan"]) == facts["sha256"], told)
         return _unpacked(tensors, plan, latest)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -116,10 +120,23 @@ def _place(path: Path) -> tuple[int, int]:
 
 def weights_of(made: Pretrained, told: Pretraining, facts: Mapping[str, str], *, statistics: int) -> Weights:
     """An encoder's constants, with its channels' statistics over fresh process images."""
-    device = next(made.encoder.parameters()).device
+    encoder = made.encoder
+    assert isinstance(encoder, Encoder)
+    device = next(encoder.parameters()).device
     images = process_images(statistics, torch.Generator(device=device).manual_seed(told.seed + 1))
-    metadata = {"trained on": ORIGIN, "settings": repr(told), "steps made": str(made.step), **facts}
-    return Weights(plan=told.plan, tensors=encoder_constants(made.encoder, images), metadata=metadata)
+    return Weights(plan=encoder.plan, tensors=encoder_constants(encoder, images), metadata=_metadata(made, told, facts))
+
+
+def _metadata(made: Pretrained, told: Pretraining, facts: Mapping[str, str]) -> dict[str, str]:
+    return {"trained on": ORIGIN, "settings": repr(told), "steps made": str(made.step), **facts}
+
+
+def save_start(made: Pretrained, told: Pretraining, facts: Mapping[str, str], path: Path) -> None:
+    """Writes where a net by name starts (`--initialisation FILE`): its weights but the last layer's, as halves."""
+    encoder = made.encoder
+    assert isinstance(encoder, WideEncoder)
+    halves = {name: value.detach().half().cpu().contiguous() for name, value in encoder.net.named_parameters()}
+    write_tensors(path, halves, _metadata(made, told, facts))
 
 
 def projected(
@@ -139,7 +156,7 @@ def projected(
 
 def save_prior(made: Weights, path: Path) -> None:
     """Writes the file whole, numbers as halves; it holds its own fingerprint."""
-    plan = json.dumps({"widths": made.plan.widths, "blocks": made.plan.blocks})
+    plan = _told(made.plan)
     halves = {name: value.half().cpu().contiguous() for name, value in made.tensors.items()}
     kept = replace(made, tensors=halves)
     write_tensors(path, halves, {**made.metadata, "plan": plan, "sha256": kept.fingerprint()})

@@ -139,7 +139,9 @@ class RunConfig(CommonOptions):
     normalisation_clip: float = option(1.0, _INPUTS, "For released: public bound on a record's channel means. [1]")
     normalisation_noise: float = option(8.0, _INPUTS, "For released: noise multiplier of each of its two sums. [8]")
     activation: str | None = option(None, _INPUTS, "tanh, relu, or tempered:SCALE,TEMPERATURE,OFFSET.")
-    initialisation: str = option("default", _INPUTS, "Where weights start: default, xavier. [default]", off="default")
+    initialisation: str = option(
+        "default", _INPUTS, "Where weights start: default, xavier, FILE.safetensors. [default]", off="default"
+    )
     reproducible_noise: bool = option(
         False, _DEBUG, "Fix noise by --seed, to debug: the run is NOT PRIVATE.", off=False
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,10 +12,13 @@ from torch.nn import functional as F
 
 from adadpigu.core.gradients import choose_engine
 from adadpigu.errors import InputError
+from adadpigu.features.front import make_front
 from adadpigu.models import StandardisedConv2d, all_models, make_model
 from adadpigu.models.cards import TemperedSigmoid, parse_activation
+from adadpigu.models.starts import started_from
 from adadpigu.priors.encoder import EncoderMaps
 from adadpigu.priors.named import named_weights
+from adadpigu.tensors import read_file, write_tensors
 
 PARAMETERS = {
     "mnist-cnn": 26_010,
@@ -23,6 +29,7 @@ PARAMETERS = {
     "scatter-cnn-rgb": 187_210,
     "wrn-16-4": 2_751_146,
     "prior-last-stage": 2_139_402,
+    "prior-whole": 2_776_298,
 }
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "tempered:1.5,3,0.5": TemperedSigmoid}
 
@@ -35,7 +42,7 @@ def test_the_published_nets_have_the_parameters_that_were_counted(name: str) -> 
 @pytest.mark.parametrize("name", [name for name in all_models() if not name.startswith("wrn")])
 def test_every_model_is_trained_by_layer_rules(name: str) -> None:
     card = all_models()[name]
-    shape = (3, 16, 16) if name == "prior-last-stage" else card.shape or (3, 5)  # its layers are the same for any size
+    shape = (3, 16, 16) if name.startswith("prior") else card.shape or (3, 5)  # their layers are the same for any size
     model = card.build(shape, 10)
     example = torch.randn(3, *shape), torch.zeros(3, dtype=torch.long)
     assert model(example[0]).shape == (3, 10)
@@ -144,3 +151,56 @@ def test_the_priors_last_stage_starts_as_the_encoder_and_leaves_its_earlier_stag
     other = make_model("prior-last-stage", seed=1).state_dict()
     differ = {name for name, value in model.state_dict().items() if not torch.equal(value, other[name])}
     assert differ == {"6.weight", "6.bias"}
+
+
+def test_the_whole_prior_starts_with_the_features_of_the_fixed_one_and_trains_every_layer() -> None:
+    front, made = make_front("prior", "none", (3, 32, 32))
+    assert front is not None
+    model = make_model("prior-whole", seed=0)
+    assert isinstance(model, nn.Sequential)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model[0](images), front(images), rtol=1e-3, atol=1e-3)
+    model(images).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    assert sum(p.numel() for p in model.parameters()) == 2_699_008 + 10 * (math.prod(made) + 1)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """All weights of a small net but those of its last layer, as halves."""
+    stored = {name: p.detach().half() for name, p in make_model("mnist-cnn", seed=1).named_parameters()}
+    for name in list(stored)[-2:]:
+        del stored[name]
+    write_tensors(tmp_path / "start.safetensors", stored, {"trained on": "images of random processes"})
+    return tmp_path / "start.safetensors"
+
+
+def test_a_net_starts_from_a_file_with_a_last_layer_of_its_own(saved: Path) -> None:
+    first, other, plain = (
+        make_model("mnist-cnn", seed=seed, initialisation=start).state_dict()
+        for seed, start in ((2, str(saved)), (3, str(saved)), (2, "default"))
+    )
+    wanted = make_model("mnist-cnn", seed=1).state_dict()
+    *body, weight, bias = wanted
+    for name in body:
+        assert torch.equal(first[name], wanted[name].half().float())
+        assert torch.equal(first[name], other[name])
+    for name in (weight, bias):
+        assert torch.equal(first[name], plain[name])
+        assert not torch.equal(first[name], other[name])
+    (told,) = started_from(make_model("mnist-cnn", initialisation=str(saved)))
+    assert "by their file trained on images of random processes" in told
+    assert not started_from(make_model("mnist-cnn"))
+
+
+def test_a_start_of_another_net_or_with_layers_missing_is_refused(saved: Path) -> None:
+    with pytest.raises(InputError, match="allowed: weights of this model") as refusal:
+        make_model("mnist-cnn-padded", initialisation=str(saved))
+    assert "\n" not in str(refusal.value)
+    stored, _ = read_file(saved, "start")
+    del stored["0.weight"]
+    write_tensors(saved, stored)
+    with pytest.raises(InputError, match=r"lacks '0\.weight'; allowed: all weights but those of the last layer"):
+        make_model("mnist-cnn", initialisation=str(saved))
+    with pytest.raises(InputError, match="cannot be read"):
+        make_model("mnist-cnn", initialisation="nowhere.safetensors")

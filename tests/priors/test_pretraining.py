@@ -18,10 +18,12 @@ from torch.nn import functional as F
 from adadpigu.cli import app
 from adadpigu.errors import InputError
 from adadpigu.features.prior import Prior
+from adadpigu.models import make_model
 from adadpigu.priors.encoder import EncoderShape, read_weights
 from adadpigu.priors.random_images import RandomImages
 from adadpigu_paper import prior_files
 from adadpigu_paper import probe as subject
+from adadpigu_paper.encoder import Encoder, WideEncoder
 from adadpigu_paper.pretraining import Pretrained, Pretraining, Store, pace, pretrain
 from adadpigu_paper.prior_command import add_to
 from adadpigu_paper.prior_files import read_checkpoint, save_checkpoint
@@ -40,10 +42,16 @@ SMALL = Pretraining(
 )
 
 
+def folded(made: Pretrained) -> dict[str, Tensor]:
+    """The convolutions of the encoder that is used."""
+    assert isinstance(made.encoder, Encoder)
+    return made.encoder.folded()
+
+
 def test_a_seed_fixes_the_encoder_and_the_callers_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
-    first, second = (pretrain(SMALL, CPU).encoder.folded() for _ in range(2))
-    other = pretrain(dataclasses.replace(SMALL, seed=1), CPU).encoder.folded()
+    first, second = (folded(pretrain(SMALL, CPU)) for _ in range(2))
+    other = folded(pretrain(dataclasses.replace(SMALL, seed=1), CPU))
     assert torch.equal(before, torch.get_rng_state())
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["stem.weight"], other["stem.weight"])
@@ -123,15 +131,15 @@ def test_what_is_kept_for_the_next_part_is_from_before_the_fall() -> None:
     kept: list[tuple[int, Tensor]] = []
 
     def keep(state: Pretrained) -> None:
-        kept.append((state.step, state.now.encoder.folded()["stem.weight"].clone()))
+        kept.append((state.step, folded(dataclasses.replace(state, averaged=state.now))["stem.weight"].clone()))
 
     falling = dataclasses.replace(SMALL, steps=4, fall=0.5, average=0.0)
     made = pretrain(falling, CPU, keep=keep)
     level = pretrain(dataclasses.replace(falling, fall=0.0), CPU, keep=keep)
     assert [step for step, _ in kept] == [3, 4]
     assert made.step == level.step == 4
-    assert torch.equal(kept[1][1], level.encoder.folded()["stem.weight"])
-    assert not torch.equal(kept[0][1], made.encoder.folded()["stem.weight"])
+    assert torch.equal(kept[1][1], folded(level)["stem.weight"])
+    assert not torch.equal(kept[0][1], folded(made)["stem.weight"])
 
 
 def test_a_checkpoint_in_pieces_is_whole_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,10 +209,35 @@ def test_the_command_trains_in_parts_and_makes_a_prior_that_can_be_used(tmp_path
     assert (code, error.count("\n")) == (2, 1)
 
 
-BAD = [("--steps", "0"), ("--images", "1"), ("--widths", "4;4"), ("--processes", "photographs"), ("--seconds", "-1")]
+def test_a_net_by_name_is_trained_in_parts_and_starts_a_model(tmp_path: Path, program: Any) -> None:
+    out = tmp_path / "made"
+    tiny = ["--net", "wrn-16-4", "--images", "2", "--processes", "leaves", "--fall", "0", "--json"]
+    code, told, _ = program("train", "--out", str(out), "--steps", "1", *tiny)
+    assert (code, told["prior"]) == (0, str(out / "start.safetensors"))
+    code, _, _ = program("train", "--out", str(out), "--steps", "2", *tiny)
+    assert code == 0
+    learned = read_checkpoint(out).encoder
+    assert isinstance(learned, WideEncoder)
+    model = make_model("wrn-16-4", initialisation=str(out / "start.safetensors"), seed=0)
+    for name, value in learned.net.named_parameters():
+        assert torch.allclose(model.get_parameter(name), value, atol=1e-2)
+    code, _, error = program("train", "--out", str(out), "--steps", "3", *tiny, "--probe", "mnist")
+    assert (code, error.count("\n")) == (2, 1)
+    code, _, error = program("train", "--out", str(out), "--steps", "3", *TINY)
+    assert (code, error.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize("bad", [*BAD, ("--fall", "2"), ("--average", "1")])
+BAD = [
+    ("--steps", "0"),
+    ("--images", "1"),
+    ("--widths", "4;4"),
+    ("--processes", "photographs"),
+    ("--seconds", "-1"),
+    ("--net", "wrn"),
+]
+
+
+@pytest.mark.parametrize("bad", [*BAD, ("--fall", "2"), ("--average", "1"), ("--seconds", "-1"), ("--net", "wrn")])
 def test_what_cannot_be_trained_is_one_line(bad: tuple[str, str], tmp_path: Path, program: Any) -> None:
     code, _, error = program("train", "--out", str(tmp_path / "made"), *TINY, *bad)
     assert (code, error.count("\n")) == (2, 1)

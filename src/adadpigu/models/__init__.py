@@ -14,10 +14,11 @@ from adadpigu.errors import check_known, require
 from adadpigu.models import nets, prior_nets, wide_resnet
 from adadpigu.models.cards import ModelCard, parse_activation
 from adadpigu.models.standardised import StandardisedConv2d as StandardisedConv2d
+from adadpigu.models.starts import SAVED, start_from
 from adadpigu.own_code import from_code
 
 _CARDS = {card.name: card for card in (*nets.CARDS, *wide_resnet.CARDS, *prior_nets.CARDS)}
-INITIALISATIONS = ("default", "xavier")
+INITIALISATIONS = ("default", "xavier", f"FILE{SAVED}")
 _made: weakref.WeakKeyDictionary[nn.Module, dict[str, object]] = weakref.WeakKeyDictionary()
 
 
@@ -38,14 +39,15 @@ def make_model(
 
     `activation` is tanh, relu or tempered:SCALE,TEMPERATURE,OFFSET; without it, the card's own (tanh for most).
     `initialisation` is torch's `default`, or `xavier`: weights uniform with variance (5/3)²·2/(inputs + outputs), which
-    keeps the scale of signals through tanh, and biases zero.
+    keeps the scale of signals through tanh, and biases zero; or a file of weights of this net, the last layer's aside.
 
     >>> sum(p.numel() for p in make_model("mnist-cnn").parameters())
     26010
     """
     if activation is not None:
         parse_activation(activation)
-    check_known("initialisation", initialisation, INITIALISATIONS)
+    saved = initialisation.endswith(SAVED)
+    check_known("initialisation", INITIALISATIONS[-1] if saved else initialisation, INITIALISATIONS)
     own = activation is None or ":" not in name
     require(own, f"activation={activation!r} is for models by name; model={name!r} chooses its own")
     build = from_code("model", name) if ":" in name else _named(name, shape, classes, activation)
@@ -53,7 +55,9 @@ def make_model(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        made = build() if initialisation == "default" else _xavier(build())
+        made = _xavier(build()) if initialisation == "xavier" else build()
+    if saved:
+        start_from(made, initialisation)
     _made[made] = {"model": name, "activation": activation, "shape": shape, "classes": classes}
     return made
 

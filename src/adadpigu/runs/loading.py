@@ -146,8 +146,8 @@ def _check_outline(config: RunConfig, facts: DataFacts, stored: Mapping[str, Ten
 
 
 def _built(config: RunConfig, facts: DataFacts, folder: Path) -> nn.Module:
-    try:
-        front, body = front_and_body(config, facts)
+    try:  # where weights started does not matter: the run's own take their place
+        front, body = front_and_body(replace(config, initialisation="default"), facts)
     except (ValueError, TypeError, ArithmeticError, IndexError, RuntimeError, MemoryError) as error:
         why = error if isinstance(error, InputError) else f"its model cannot be built: {first_line(error)}"
         raise InputError(f"run={str(folder)!r}: {why}") from None

@@ -55,8 +55,8 @@ def optimiser_factory(
 
     def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         last = max((place for place, parameter in enumerate(parameters) if parameter.ndim > 1), default=0)
-        groups = [{"params": parameters[:last], "lr": body_lr * lr}, {"params": parameters[last:]}]
-        return kind([group for group in groups if group["params"]], **options)
+        body, head = {"params": parameters[:last], "lr": body_lr * lr}, {"params": parameters[last:]}
+        return kind([body, head] if last else parameters, **options)
 
     return make
 

@@ -6,6 +6,7 @@ from adadpigu.accounting import Ledger, PrivacyReport, privacy_report
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import owner_unit
 from adadpigu.core.randomness import Randomness
+from adadpigu.models.starts import started_from
 from adadpigu.training.preparation import Preparation
 
 RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
@@ -72,6 +73,7 @@ def declared_by(prepared: Preparation) -> list[str]:
     return [
         *facts,
         *front,
+        *(f"declared public: {fact}" for fact in started_from(prepared.model)),
         *public,
         *(f"declared public: {fact}" for fact in prepared.method.declared()),
         *prepared.caveats,
