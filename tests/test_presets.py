@@ -25,12 +25,13 @@ OWN = sorted(
     for file in (resources.files("adadpigu") / "presets").iterdir()
     if file.name.endswith(".toml")
 )
-CELL = re.compile(r"(mnist|fashion|cifar10)-([a-z-]+)-eps(2|4|8)")
+CELL = re.compile(r"(mnist|fashion|cifar10)-([a-z-]+)-eps(1|2|4|8)")
 SETS = ("mnist", "fashion", "cifar10")
 FREEZING = ("parameter-freezing", "parameter-selection")
 BY_EPSILON = {
     (2, 4, 8): ("dpsgd", "adadpigu", "adadpigu-as-written", "adadpigu-as-coded"),
-    (2, 4): ("ts", "hf", "dpsur", "best", "adaclip", "quantile", "random-freeze", *FREEZING),
+    (1, 2, 4, 8): ("best",),
+    (2, 4): ("ts", "hf", "dpsur", "adaclip", "quantile", "random-freeze", *FREEZING),
 }
 TRAINS = dict.fromkeys(("ts", "hf", "best"), "dpsgd") | {"parameter-selection": "parameter-freezing"}
 """what a name's method is, where the name has another"""

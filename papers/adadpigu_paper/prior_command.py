@@ -109,7 +109,8 @@ def train(
     facts = {"torch": _torch_version(), "device": _name(where), "seconds": f"{spent:.0f}"}
     path = _write(made, told, facts, out, statistics=statistics, keep=keep, power=power)
     found: Found = {"prior": str(path), "step": made.step, "of": steps, "fallen": fall > 0}
-    found |= {"images_per_second": round(images * (made.step - first) / spent)}
+    found |= {"images_per_second": round(images * (made.step - first) / spent), "seconds": round(spent)}
+    _append(out, {"name": out.resolve().name, **found, "device": facts["device"], "settings": repr(told)})
     _tell(found, _probed(path, splits, where), as_json, out)
     return 0
 

@@ -14,6 +14,7 @@ from adadpigu_paper.reproduce.artefact import Artefact
 from adadpigu_paper.reproduce.batch_tradeoff import BATCH_TRADEOFF
 from adadpigu_paper.reproduce.budget_curve import BUDGET_CURVE
 from adadpigu_paper.reproduce.energy import ENERGY
+from adadpigu_paper.reproduce.frontier import FRONTIER
 from adadpigu_paper.reproduce.gradient_histogram import GRADIENT_HISTOGRAM
 from adadpigu_paper.reproduce.kept_share import KEPT_SHARE
 from adadpigu_paper.reproduce.noise_table import NOISE_TABLE
@@ -26,7 +27,7 @@ from adadpigu_paper.reproduce.theory import THEORY
 _ALL = (
     *(GRADIENT_HISTOGRAM, THEORY, ENERGY, NOISE_TABLE, PRUNING_CURVES, BUDGET_CURVE, PRUNING_SWEEP),
     *(BATCH_TRADEOFF, ACCURACY_TABLE, RETENTION_TIME, RETENTION, ABLATION_TUNING, ABLATION),
-    *(SYSTEMS_TABLE, KEPT_SHARE),
+    *(SYSTEMS_TABLE, KEPT_SHARE, FRONTIER),
 )
 ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
 """in the order of the paper, then what goes beyond it"""

@@ -40,6 +40,8 @@ class Drawn:
     markdown: str
     rows: Sequence[Row]
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """further files, by name"""
     exposed: bool = False
     """whether it shows un-noised values: then everything drawn carries the stamp"""
 

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,7 +72,7 @@ def run_job(job: Job, device: str) -> Row:
         return _run_alone(job, settings)
     settings = replace(settings, seed=job.seed, evaluate_every=settings.evaluate_every or 10**9)
     settings, data = _scored(settings, job.score)
-    made_by = commit()  # as the code is now, not when the job ends
+    made_by, began = commit(), datetime.now(UTC).isoformat(timespec="seconds")  # as the code is now, not at the end
     start = time.perf_counter()
     prepared, look = looking(job.look, configured(settings, data))
     run = train_prepared(prepared, observers=[] if look is None else [look])
@@ -85,6 +86,7 @@ def run_job(job: Job, device: str) -> Row:
         "steps": run.steps,
         "seconds": round(time.perf_counter() - start, 1),
         "training_seconds": round(run.seconds, 2),
+        "at": began,
         **_made(run.model, prepared.device, made_by),
     }
     if job.config.get("evaluate_every"):

@@ -111,6 +111,9 @@ def write(name: str, drawn: Drawn, folder: Path) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
         written = [place / f"{name}.md"]
         write_text(written[0], stamp + drawn.markdown.rstrip("\n") + "\n")
+        for file, text in drawn.texts.items():
+            written.append(place / file)
+            write_text(written[-1], stamp + text)
         for stem, figure in drawn.figures.items():
             if drawn.exposed:
                 figure.text(0.99, 0.005, STAMP, ha="right", va="bottom", fontsize=7, color="#b00020")
