@@ -29,7 +29,7 @@ def reproduce(
             metavar="NAME...",
             help="noise-table, accuracy-table, pruning-curves, budget-curve, pruning-sweep, batch-tradeoff, "
             "gradient-histogram, energy, theory, retention-time, retention, ablation-tuning, ablation, systems, "
-            "kept-share, frontier, or all of them. Several share one queue of runs.",
+            "kept-share, frontier, frontier-regimes, or all of them. Several share one queue of runs.",
             show_default=False,
         ),
     ],

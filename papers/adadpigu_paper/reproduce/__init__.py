@@ -19,6 +19,7 @@ from adadpigu_paper.reproduce.gradient_histogram import GRADIENT_HISTOGRAM
 from adadpigu_paper.reproduce.kept_share import KEPT_SHARE
 from adadpigu_paper.reproduce.noise_table import NOISE_TABLE
 from adadpigu_paper.reproduce.pruning import PRUNING_CURVES, PRUNING_SWEEP
+from adadpigu_paper.reproduce.regimes import REGIMES
 from adadpigu_paper.reproduce.retention import RETENTION
 from adadpigu_paper.reproduce.retention_time import RETENTION_TIME
 from adadpigu_paper.reproduce.systems import SYSTEMS_TABLE
@@ -27,7 +28,7 @@ from adadpigu_paper.reproduce.theory import THEORY
 _ALL = (
     *(GRADIENT_HISTOGRAM, THEORY, ENERGY, NOISE_TABLE, PRUNING_CURVES, BUDGET_CURVE, PRUNING_SWEEP),
     *(BATCH_TRADEOFF, ACCURACY_TABLE, RETENTION_TIME, RETENTION, ABLATION_TUNING, ABLATION),
-    *(SYSTEMS_TABLE, KEPT_SHARE, FRONTIER),
+    *(SYSTEMS_TABLE, KEPT_SHARE, FRONTIER, REGIMES),
 )
 ARTEFACTS: dict[str, Artefact] = {artefact.name: artefact for artefact in _ALL}
 """in the order of the paper, then what goes beyond it"""

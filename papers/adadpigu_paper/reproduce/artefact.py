@@ -58,4 +58,6 @@ class Artefact:
     beside: tuple[str, ...] = ()
     """further files that are drawn from where they are there, as patterns"""
     jobs: Callable[[Scale], list[Job]] | None = None
+    then: Callable[[Scale, Sequence[Row]], list[Job]] | None = None
+    """further trainings, which depend on the rows of the first: at the rates that they choose"""
     compute: Callable[[Scale], list[Row]] | None = None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from adadpigu.durable import write_bytes, write_text
@@ -61,33 +63,47 @@ def measure(
 ) -> list[Row]:
     """Measures what the folder does not hold yet, and returns the rows that failed or had no time left.
 
-    The runs of all artefacts are one queue, in the order in which they are named, so that nobody waits in between.
+    The runs of all artefacts are one queue, in the order in which they are named, so that nobody waits in between. Those
+    that depend on rows of others are a second one.
     """
     mark = {"quick": True} if scale.quick else {}
-    todo: dict[str, tuple[Job, Path]] = {}
-    known = 0
+    end = time.monotonic() + crew.begin_within
+    first: list[tuple[Job, Path]] = []
     for artefact in artefacts:
         path = folder / artefact.rows
         kept = read_rows(path) if path.exists() else []
         _refuse_mixture(path, kept, scale)
-        if artefact.jobs is None:
-            assert artefact.compute is not None
-            for row in [] if kept else artefact.compute(scale):
-                append(path, row | mark)
+        if artefact.jobs is not None:
+            first += [(job, path) for job in artefact.jobs(scale)]
             continue
-        there = {_named(key_of(row)) for row in kept}
-        jobs = artefact.jobs(scale)
-        missing = {name: (job, path) for job in jobs if (name := _named(job.key())) not in there}
-        known += len(jobs) - len(missing)
-        todo |= missing
+        assert artefact.compute is not None
+        for row in [] if kept else artefact.compute(scale):
+            append(path, row | mark)
+    lost = _measure_missing(first, mark, crew, progress)
+    for artefact in artefacts:
+        path = folder / artefact.rows
+        if artefact.then is not None and path.exists():
+            crew = replace(crew, begin_within=max(0.0, end - time.monotonic()))
+            later = [(job, path) for job in artefact.then(scale, read_rows(path))]
+            lost += _measure_missing(later, mark, crew, progress)
+    return lost
+
+
+def _measure_missing(
+    wanted: Sequence[tuple[Job, Path]], mark: Row, crew: Crew, progress: Callable[[int, int], None]
+) -> list[Row]:
+    """Runs the jobs that have no row in their file yet; returns the rows that failed or had no time left."""
+    there = {path: {_named(key_of(row)) for row in read_rows(path)} for _, path in wanted if path.exists()}
+    todo = {name: (job, path) for job, path in wanted if (name := _named(job.key())) not in there.get(path, set())}
+    known = len(wanted) - len(todo)
     lost: list[Row] = []
-    progress(known, known + len(todo))
+    progress(known, len(wanted))
     for count, row in enumerate(crew.run([job for job, _ in todo.values()]) if todo else (), start=1):
         if "failed" in row or "skipped" in row:
             lost.append(row)
         else:
             append(todo[_named(key_of(row))][1], row | mark)
-        progress(known + count, known + len(todo))
+        progress(known + count, len(wanted))
     return lost
 
 
