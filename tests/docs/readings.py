@@ -109,6 +109,7 @@ READINGS: dict[str, Reading] = {
             "adadpigu reproduce ablation-tuning": HOURS,
             "python experiments/choose_rates.py": "writes into the package's source",
             "adadpigu reproduce ablation --device": HOURS,
+            "adadpigu reproduce frontier-regimes --device": HOURS,
         },
     ),
     "auditing": Reading(
@@ -128,11 +129,18 @@ READINGS: dict[str, Reading] = {
             "python experiments/tune.py": HOURS,
             "adadpigu prior train": HOURS,
             "adadpigu reproduce accuracy-table --device": HOURS,
+            "python experiments/choose_best.py": "writes presets of the package",
+            "adadpigu reproduce frontier --device": HOURS,
         },
     ),
     "choosing": Reading(
         not_run={
             "python docs/tools/draw_plots.py": "half a minute of a core; tests/docs/test_plots.py holds its figures"
+        }
+    ),
+    "prior": Reading(
+        not_run={
+            "adadpigu prior train": HOURS,
         }
     ),
     "data-sets": Reading(
