@@ -53,7 +53,7 @@ def main() -> None:
     }
     rows = []
     for name, features in kinds.items():
-        scores = {kind: score for kind, score in probe(features, split).items() if "mirrored" not in kind}
+        scores = {kind: score for kind, score in probe(features, split).items() if "averaged" not in kind}
         rows.append([name, *(f"{score:.1f}" for score in scores.values())])
     print(tabled(["features of the linear head", *scores], rows))
 

@@ -1,4 +1,4 @@
-"""How many images a second encoders of several sizes featurise on a CPU, and how long CIFAR-10 with mirror images takes.
+"""How many images a second encoders of several sizes featurise on a CPU, and how long CIFAR-10 with mirror images is.
 
     python experiments/time_encoders.py --threads 2
 

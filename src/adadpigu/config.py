@@ -133,6 +133,12 @@ class RunConfig(CommonOptions):
         "Frozen front: none, scattering, prior (images), or your own, FILE.safetensors or package.module:function.",
         off="none",
     )
+    feature_views: str = option(
+        "none",
+        _INPUTS,
+        "Average features over views of an image: none, mirror, shift:PIXELS, mirror+shift:PIXELS. [none]",
+        off="none",
+    )
     normalisation: str = option(
         "none", _INPUTS, "none, record, orders, group:GROUPS, constants:MEANS/STDS, or released (charged).", off="none"
     )

@@ -265,7 +265,7 @@ def test_a_probe_tells_features_that_hold_the_class_from_those_that_do_not(monke
     split = Split(inputs=images[:200], targets=targets[:200], held_out=images[200:], labels=targets[200:], records=200)
     scores = probe(lambda x: x, split)
     assert scores["no noise"] == 100
-    assert scores["ε = 8, mirrored"] > 90
+    assert scores["ε = 8, averaged"] > 90
     assert probe(lambda x: torch.randn(x.shape, generator=chance), split)["no noise"] < 40
 
 

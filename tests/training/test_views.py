@@ -150,6 +150,42 @@ def test_features_of_both_mirror_images_are_kept_and_found_again(
     assert torch.equal(again[1], tested)
 
 
+@pytest.mark.parametrize("views", ["mirror", "shift:1", "mirror+shift:1"])
+def test_features_are_averaged_over_views_each_record_alone(views: str) -> None:
+    """By hand: the mean over NumPy's views; the same for an image and its mirror image."""
+    front, shape = make_front("scattering", "none", (1, 8, 8), views=views)
+    plain, same = make_front("scattering", "none", (1, 8, 8))
+    assert front is not None
+    assert plain is not None
+    assert shape == same
+    x = images(5)
+    steps = (0,) if "shift" not in views else (-1, 0, 1)
+    seen = [moved(x.numpy(), down, across) for across in steps for down in steps]
+    if "mirror" in views:
+        seen += [one[..., ::-1] for one in seen]
+        assert torch.allclose(front(x.flip(3)), front(x), atol=1e-5)
+    expected = torch.stack([plain(torch.from_numpy(one.copy())) for one in seen]).mean(0)
+    assert torch.allclose(front(x), expected, atol=1e-5)
+    assert torch.allclose(front(x[3:4]), front(x)[3:4], atol=1e-5)
+    assert front.is_known
+    assert front.features is not None
+    assert plain.features is not None
+    assert front.features.signature != plain.features.signature
+
+
+def test_averaged_features_of_a_prior_are_declared_as_the_priors() -> None:
+    front, _ = make_front("prior", "record", (3, 16, 16), views="mirror")
+    assert front is not None
+    assert any("no photograph and no record" in fact for fact in front.declared())
+
+
+@pytest.mark.parametrize(("features", "shape"), [("none", (1, 8, 8)), ("scattering", (1, 8, 8))])
+def test_features_without_such_views_are_refused(features: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="feature_views='shift:9'") as refusal:
+        make_front(features, "none", shape, views="shift:9")
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("views", ["mirror", "shift:9"])
 def test_records_without_such_views_are_refused(views: str) -> None:
     x = torch.rand(20, 12) if views == "mirror" else images(20)

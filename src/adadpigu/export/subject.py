@@ -100,8 +100,9 @@ def _shape_of(folder: Path | None) -> tuple[int, ...] | None:
 
 
 _TOLD = (
-    *("model", "activation", "features", "normalisation", "optimizer", "lr", "lr_schedule", "warmup", "momentum"),
-    *("body_lr", "weight_decay", "ema", "tail", "clipping", "denoise", "copies", "shift", "flip", "views", "precision"),
+    *("model", "activation", "features", "feature_views", "normalisation", "optimizer", "lr", "body_lr"),
+    *("lr_schedule", "warmup", "momentum", "weight_decay", "ema", "tail", "clipping", "denoise"),
+    *("copies", "shift", "flip", "views", "precision"),
 )
 """settings that a card tells; not among them: paths of the user's machine"""
 

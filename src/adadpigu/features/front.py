@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from adadpigu.core.gradients.state import refuse_changes, untouched
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.trees import Tree, call
-from adadpigu.data.augmentation import Augmentation
+from adadpigu.data.augmentation import Augmentation, parse_views
 from adadpigu.errors import InputError, check_known, check_range, first_line, require
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
@@ -76,6 +76,22 @@ class ByteScaling(nn.Module):
         return x.to(torch.get_default_dtype()) / 255
 
 
+class Averaged(nn.Module):
+    """The mean of an image's features over its views: a constant transform of each record alone, as each of them is."""
+
+    def __init__(self, features: nn.Module, views: str) -> None:
+        super().__init__()
+        self.features, self._views = features, parse_views(views)
+        self.signature = f"{getattr(features, 'signature', '')} averaged over views {views}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.features(self._views.show_one(x, 0))
+        for view in range(1, self._views.variants):
+            mean = mean + self.features(self._views.show_one(x, view))
+        made: Tensor = mean / self._views.variants
+        return made
+
+
 _NORMALISERS = (nn.LayerNorm, nn.GroupNorm, OrderNorm, ChannelNorm, ReleasedNorm, ByteScaling)
 
 
@@ -113,14 +129,15 @@ class Front(nn.Module):
     @property
     def is_known(self) -> bool:
         """Whether all of it is known to treat each record alone."""
-        parts = (self.features, (Scattering, Prior)), (self.normaliser, _NORMALISERS)
+        parts = (_seen_by(self.features), (Scattering, Prior)), (self.normaliser, _NORMALISERS)
         return all(part is None or type(part) in kinds for part, kinds in parts)
 
     def declared(self) -> tuple[str, ...]:
         """Constants that are taken as public, for the statement."""
-        told = [self.features.declared()] if isinstance(self.features, Prior) else []
+        features = _seen_by(self.features)
+        told = [features.declared()] if isinstance(features, Prior) else []
         if not self.is_known:
-            name = type(self.normaliser if self.features is None else self.features).__name__
+            name = type(self.normaliser if features is None else features).__name__
             whence = ""
             if self.origin is not None:
                 held = [*self.named_parameters(), *self.named_buffers()]
@@ -136,6 +153,11 @@ class Front(nn.Module):
     def released(self) -> ReleasedNorm | None:
         """The normaliser whose constants have to be released before training."""
         return self.normaliser if isinstance(self.normaliser, ReleasedNorm) else None
+
+
+def _seen_by(features: nn.Module | None) -> nn.Module | None:
+    """What makes the features of each view."""
+    return features.features if isinstance(features, Averaged) else features
 
 
 class Fronted(nn.Module):
@@ -188,15 +210,19 @@ def make_front(
     normalisation: str,
     shape: tuple[int, ...],
     *,
+    views: str = "none",
     normalisation_clip: float = 1.0,
     normalisation_noise: float = 8.0,
 ) -> tuple[Front | None, tuple[int, ...]]:
     """The front for records of a shape (None where there is nothing to do), and the shape it makes of them.
 
+    Features are averaged over the `views` of an image.
+
     >>> make_front("none", "record", (1, 8, 8))[1]
     (1, 8, 8)
     """
     transform: nn.Module | None = None
+    seen = shape
     own = is_own(features) and not features.partition("#")[0].endswith(SAVED)
     if own:
         transform, shape = _of_code(features, shape)
@@ -204,6 +230,13 @@ def make_front(
         transform = Scattering(shape) if features == "scattering" else Prior(_prior_weights(features), shape)
         shape = transform.features
     scattered = isinstance(transform, Scattering)
+    looks = parse_views(views)
+    if looks:
+        fits = transform is not None and len(seen) == 3 and looks.shift < min(seen[1:])
+        told = f"feature_views={views!r} of features={features!r} and records of shape {seen}"
+        require(fits, f"{told}; allowed: features of images (channels, height, width), and a shift below their sides")
+        assert transform is not None
+        transform = Averaged(transform, views)
     normaliser = _normaliser(normalisation, shape, normalisation_clip, normalisation_noise, scattered=scattered)
     if transform is None and normaliser is None:
         return None, shape

@@ -194,6 +194,6 @@ def front_and_body(
     front, shape = None, data.shape
     if shape is not None:
         bounds = {"normalisation_clip": config.normalisation_clip, "normalisation_noise": config.normalisation_noise}
-        front, shape = make_front(config.features, config.normalisation, shape, **bounds)
+        front, shape = make_front(config.features, config.normalisation, shape, views=config.feature_views, **bounds)
     how: dict[str, Any] = {"activation": config.activation, "initialisation": config.initialisation}
     return front, make_model(config.model or "mlp", shape=shape, classes=data.classes or 10, seed=seed, **how)

@@ -107,7 +107,7 @@ def test_a_verdict_agrees_with_students_test() -> None:
 
 def test_json_rows_are_what_the_table_promises() -> None:
     drawn = draw([row("cifar10-ts-eps2", 0.5, seed=seed) for seed in range(5)])
-    assert len(drawn.rows) == 3 * 33
+    assert len(drawn.rows) == 3 * 34
     assert {made["dataset"] for made in drawn.rows} == {"mnist", "fashion-mnist", "cifar10"}
     assert {made["epsilon"] for made in drawn.rows} == {2, 4, 8, None}
     for made in drawn.rows:
@@ -120,7 +120,7 @@ def test_json_rows_are_what_the_table_promises() -> None:
 
 def test_the_full_table_runs_every_preset_with_five_seeds() -> None:
     todo = jobs(Scale(quick=False))
-    assert len(todo) == 5 * 99
+    assert len(todo) == 5 * 102
     assert {job.score for job in todo} == {"test"}
     assert [job.seed for job in todo] == sorted(job.seed for job in todo)  # whole tables first
 
