@@ -58,8 +58,6 @@ class Pretraining:
     average: float = 0.998
     """decay of the running average of the weights; 0: the last weights"""
     seed: int = 0
-    compiled: bool = False
-    """by torch.compile, which takes a minute and fuses what stands between convolutions"""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("images", 2), ("store", 1), ("uses", 1), ("seed", 0)):
@@ -130,9 +128,8 @@ def pretrain(
     began = time.monotonic()
     step = first = 0 if start is None else start.step
     made, optimiser = _begin(told, device, start)
-    learner = torch.compile(made.now) if told.compiled else made.now
     chance = torch.Generator(device=device).manual_seed(told.seed + first)
-    store, kept = Store(told, chance), False
+    store, pairs, kept = Store(told, chance), _floats(made), False
     while step == first or (step < told.steps and time.monotonic() < began + seconds):
         done = max((step - first) / (told.steps - first), (time.monotonic() - began) / seconds)
         if told.fall and done > 1 - told.fall and keep is not None and not kept:
@@ -141,11 +138,12 @@ def pretrain(
         for group in optimiser.param_groups:
             group["lr"] = told.lr * min(1.0, (step - first + 1) / _RISE) * pace(done, told.fall)
         with _plain_products(device):
-            loss = _loss(told, learner, store(), chance)
+            loss = _loss(told, made.now, store(), chance)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        _average(made, min(told.average, (step + 1) / (step + 10)))
+        if told.average:
+            torch._foreach_lerp_(*pairs, 1 - min(told.average, (step + 1) / (step + 10)))
         step += 1
         if progress is not None and (step - 1) % _TOLD_EVERY == 0:
             progress(step, loss.item())
@@ -196,14 +194,13 @@ def _begin(
     return Pretrained(now=now, averaged=averaged if told.average else now, squares=squares, step=0), optimiser
 
 
-@torch.no_grad()
-def _average(made: Pretrained, decay: float) -> None:
-    """Weights, and the statistics of batch norms, a step of the running average nearer to those of now."""
-    if made.averaged is made.now:
-        return
-    pairs = zip(made.averaged.state_dict().values(), made.now.state_dict().values(), strict=True)
-    held, now = zip(*((a, b) for a, b in pairs if a.is_floating_point()), strict=True)
-    torch._foreach_lerp_(held, now, 1 - decay)
+def _floats(made: Pretrained) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and statistics of batch norms: of the average, and of now, which changes in place."""
+    held, now = (
+        [value.detach() for value in learner.state_dict().values() if value.is_floating_point()]
+        for learner in (made.averaged, made.now)
+    )
+    return held, now
 
 
 class Store:
@@ -226,7 +223,7 @@ class Store:
         return self._kept.flatten(0, 1)[which]
 
 
-def _loss(told: Pretraining, learner: Callable[..., Tensor], images: Tensor, chance: torch.Generator) -> Tensor:
+def _loss(told: Pretraining, learner: Learner, images: Tensor, chance: torch.Generator) -> Tensor:
     with torch.no_grad():
         views = torch.cat([told.views(images, chance), told.views(images, chance)])
         views = views.contiguous(memory_format=torch.channels_last)

@@ -61,7 +61,6 @@ def train(
     temperature: Annotated[float, typer.Option(help="Of the contrastive loss.")] = 0.2,
     store: Annotated[int, typer.Option(help="Steps' worth of images to draw from.")] = 16,
     uses: Annotated[int, typer.Option(help="A step's worth of them is renewed every so many steps.")] = 4,
-    compiled: Annotated[bool, typer.Option("--compile", help="Fuse operations by torch.compile.")] = False,
     seed: Annotated[int, typer.Option(help="Of images, views and first weights.")] = 0,
     statistics: Statistics = 4096,
     keep: Keep = 483,
@@ -82,7 +81,7 @@ def train(
     from adadpigu_paper.prior_files import clear, read_checkpoint, save_checkpoint
 
     options = {"steps": steps, "images": images, "lr": lr, "fall": fall, "average": average, "seed": seed}
-    options |= {"temperature": temperature, "store": store, "uses": uses, "compiled": compiled}
+    options |= {"temperature": temperature, "store": store, "uses": uses}
     told = _pretraining(net or (widths, blocks), processes, **options)
     check("probe", probe, net is None or probe is None, f"with net={net}; allowed: none, it has no projection")
     check_range("seconds", seconds, "a finite number above 0")

@@ -55,16 +55,16 @@ def _told(plan: Plan) -> str:
 def _packed(made: Pretrained) -> dict[str, Tensor]:
     """Four bytes a weight: its average as a half, how far it is from that in a byte, and v in another."""
     held: dict[str, Tensor] = {}
-    now, averaged = made.now.state_dict(), made.averaged.state_dict()
-    for name, value in averaged.items():
+    now = made.now.state_dict()
+    for name, value in made.averaged.state_dict().items():
         if not value.is_floating_point():
             continue  # batches that batch norms have counted: nothing depends on them
-        held[f"averaged.{name}"] = half = value.half()
-        apart = now[name].float() - half.float()
+        held[f"averaged.{name}"] = half = value.cpu().half()
+        apart = now[name].cpu().float() - half.float()
         scale = apart.abs().max().clamp(min=1e-30) / torch.finfo(_BYTE).max
         held[f"scale.{name}"], held[f"apart.{name}"] = scale, (apart / scale).to(_BYTE)
     for (name, _), square in zip(made.now.named_parameters(), made.squares, strict=True):
-        held[f"square.{name}"] = (_STEPS * (square.float().log2() - _LEAST)).round().clamp(0, 255).to(torch.uint8)
+        held[f"square.{name}"] = (_STEPS * (square.cpu().float().log2() - _LEAST)).round().clamp(0, 255).to(torch.uint8)
     return held
 
 
