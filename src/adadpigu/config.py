@@ -130,7 +130,8 @@ class RunConfig(CommonOptions):
     features: str = option(
         "none",
         _INPUTS,
-        "Frozen front: none, scattering, prior (images), or your own, FILE.safetensors or package.module:function.",
+        "Frozen front: none, scattering, prior (images; prior@320: of 320 directions), or your own, FILE.safetensors "
+        "or package.module:function.",
         off="none",
     )
     feature_views: str = option(

@@ -121,6 +121,26 @@ def prior_tensors(prior: Prior) -> dict[str, Tensor]:
     return {**held, "projection.weight": prior.direction, "projection.bias": prior.origin}
 
 
+def test_fewer_directions_are_the_first_of_them() -> None:
+    whole, few = (make_front(name, "none", SHAPE)[0] for name in ("prior", "prior@20"))
+    assert whole is not None
+    assert few is not None
+    x = images(2)
+    assert few(x).shape == (2, 20, 2, 2)
+    assert torch.allclose(few(x), whole(x)[:, :20], atol=1e-4)
+    assert whole.features is not None
+    assert few.features is not None
+    assert few.features.signature != whole.features.signature
+    assert few.declared() == whole.declared()
+
+
+@pytest.mark.parametrize("features", ["prior@0", "prior@484", "prior@many", "prior@", "scattering@3", "priors"])
+def test_other_numbers_of_directions_are_refused(features: str) -> None:
+    with pytest.raises(InputError, match=r"allowed: from 1 to 483|did you mean") as refusal:
+        make_front(features, "none", SHAPE)
+    assert "\n" not in str(refusal.value)
+
+
 @pytest.mark.parametrize("bad", [images(2)[:, :2], images(2)[..., :8], images(2)[0], images(2).long()])
 def test_other_inputs_are_refused(prior: Prior, bad: Tensor) -> None:
     with pytest.raises(InputError, match="allowed: "):

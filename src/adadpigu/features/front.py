@@ -19,7 +19,7 @@ from adadpigu.errors import InputError, check_known, check_range, first_line, re
 from adadpigu.features.prior import Prior
 from adadpigu.features.scattering import CHANNELS, OrderNorm, Scattering
 from adadpigu.own_code import from_code
-from adadpigu.priors.encoder import Weights, read_weights
+from adadpigu.priors.encoder import read_weights
 from adadpigu.priors.named import NAMED, named_weights
 from adadpigu.tensors import digest
 
@@ -227,7 +227,7 @@ def make_front(
     if own:
         transform, shape = _of_code(features, shape)
     elif features != "none":
-        transform = Scattering(shape) if features == "scattering" else Prior(_prior_weights(features), shape)
+        transform = Scattering(shape) if features == "scattering" else _prior(features, shape)
         shape = transform.features
     scattered = isinstance(transform, Scattering)
     looks = parse_views(views)
@@ -261,12 +261,15 @@ def pinned(features: str) -> str:
     return f"{path}#{sha256 or read_weights(Path(path)).fingerprint()}" if path.endswith(SAVED) else features
 
 
-def _prior_weights(features: str) -> Weights:
+def _prior(features: str, shape: tuple[int, ...]) -> Prior:
+    """The prior of a file, or of a name; after @ how many of its directions are kept, the largest first."""
     path, _, sha256 = features.partition("#")
     if path.endswith(SAVED):
-        return read_weights(Path(path), sha256 or None)
-    check_known("features", features, FEATURES)
-    return named_weights(features)
+        return Prior(read_weights(Path(path), sha256 or None), shape)
+    name, cut, count = features.partition("@")
+    known = name in NAMED and (not cut or count.isdecimal())
+    check_known("features", name if known else features, FEATURES)
+    return Prior(named_weights(name), shape, keep=int(count) if cut else None)
 
 
 def _of_code(features: str, shape: tuple[int, ...]) -> tuple[nn.Module, tuple[int, ...]]:

@@ -51,21 +51,25 @@ class Prior(nn.Module):
     direction: Tensor
     origin: Tensor
 
-    def __init__(self, weights: Weights, shape: Sequence[int]) -> None:
+    def __init__(self, weights: Weights, shape: Sequence[int], *, keep: int | None = None) -> None:
         super().__init__()
+        direction, origin = (weights.tensors[f"projection.{part}"].float()[:keep] for part in ("weight", "bias"))
+        most = len(weights.tensors["projection.weight"])
+        require(keep is None or 1 <= keep <= most, f"prior: {keep} directions; allowed: from 1 to {most}")
         fits = len(shape) == 3 and shape[0] in (1, 3) and all(SIDES[0] <= side <= SIDES[1] for side in shape[1:])
         allowed = "(1 or 3, height, width) with sides from {} to {}".format(*SIDES)
         require(fits, f"prior: records of shape {tuple(shape)}; allowed: {allowed}")
         self.shape, beyond = tuple(shape), [-side % STEP for side in shape[1:]]
         self.margins = [part for more in reversed(beyond) for part in (more // 2, more - more // 2)]
         height, width = (side + more for side, more in zip(shape[1:], beyond, strict=True))
-        self.features = (len(weights.tensors["projection.weight"]), height // STEP, width // STEP)
+        self.features = (len(direction), height // STEP, width // STEP)
         self.parts = Parts(weights.plan, weights.tensors, (3, height, width))
-        self.register_buffer("direction", weights.tensors["projection.weight"].float(), persistent=False)
-        self.register_buffer("origin", weights.tensors["projection.bias"].float(), persistent=False)
+        self.register_buffer("direction", direction, persistent=False)
+        self.register_buffer("origin", origin, persistent=False)
         self.sha256 = weights.fingerprint()
         self._as_read = digest(self.named_buffers())
-        self.signature = f"prior {self.sha256} beside {Scattering.signature} v1"
+        cut = "" if keep in (None, most) else f" {keep} directions"
+        self.signature = f"prior {self.sha256} beside {Scattering.signature} v1{cut}"
 
     def declared(self) -> str:
         """What a privacy statement says of it: where weights come from is known of the packaged ones alone."""
