@@ -63,8 +63,8 @@ def measure(
 ) -> list[Row]:
     """Measures what the folder does not hold yet, and returns the rows that failed or had no time left.
 
-    The runs of all artefacts are one queue, in the order in which they are named, so that nobody waits in between. Those
-    that depend on rows of others are a second one.
+    The runs of all artefacts are one queue, in the order in which they are named, so that nobody waits in between.
+    Those that depend on rows of others come after it.
     """
     mark = {"quick": True} if scale.quick else {}
     end = time.monotonic() + crew.begin_within
@@ -93,7 +93,8 @@ def _measure_missing(
     wanted: Sequence[tuple[Job, Path]], mark: Row, crew: Crew, progress: Callable[[int, int], None]
 ) -> list[Row]:
     """Runs the jobs that have no row in their file yet; returns the rows that failed or had no time left."""
-    there = {path: {_named(key_of(row)) for row in read_rows(path)} for _, path in wanted if path.exists()}
+    files = {path for _, path in wanted if path.exists()}
+    there = {path: {_named(key_of(row)) for row in read_rows(path)} for path in files}
     todo = {name: (job, path) for job, path in wanted if (name := _named(job.key())) not in there.get(path, set())}
     known = len(wanted) - len(todo)
     lost: list[Row] = []
