@@ -76,6 +76,7 @@ def train(
     The checkpoint is from before the fall of the learning rate, so that more steps or seconds extend a training. With
     --net it writes start.safetensors, for `--model` of that name with `--initialisation`.
     """
+    from adadpigu.priors.encoder import read_weights
     from adadpigu.training.options import TrainingOptions
     from adadpigu_paper.pretraining import pretrain
     from adadpigu_paper.prior_files import clear, read_checkpoint, save_checkpoint
@@ -109,6 +110,8 @@ def train(
     path = _write(made, told, facts, out, statistics=statistics, keep=keep, power=power)
     found: Found = {"prior": str(path), "step": made.step, "of": steps, "fallen": fall > 0}
     found |= {"images_per_second": round(images * (made.step - first) / spent), "seconds": round(spent)}
+    if net is None:
+        found["sha256"] = read_weights(path).fingerprint()  # by which `adadpigu.priors.named` knows it
     _append(out, {"name": out.resolve().name, **found, "device": facts["device"], "settings": repr(told)})
     _tell(found, _probed(path, splits, where), as_json, out)
     return 0

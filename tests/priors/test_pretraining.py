@@ -197,7 +197,7 @@ def test_the_command_trains_in_parts_and_makes_a_prior_that_can_be_used(tmp_path
     assert (code, told["step"]) == (0, 2)
     weights = read_weights(out / "prior.safetensors")
     assert "random processes" in weights.metadata["trained on"]
-    assert weights.metadata["steps made"] == "2"
+    assert (weights.metadata["steps made"], weights.fingerprint()) == ("2", told["sha256"])
     assert Prior(weights, (3, 32, 32))(torch.rand(2, 3, 32, 32)).shape == (2, 5, 4, 4)
     rows = [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [1, 2]
