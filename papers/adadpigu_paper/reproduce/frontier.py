@@ -16,6 +16,7 @@ from adadpigu.config import all_presets, merge, read_preset
 from adadpigu_paper.reproduce import paper
 from adadpigu_paper.reproduce.accuracy_table import SEEDS, SHORT
 from adadpigu_paper.reproduce.artefact import Artefact, Drawn, Scale
+from adadpigu_paper.reproduce.frontier_curve import curve
 from adadpigu_paper.reproduce.frontier_entries import entries
 from adadpigu_paper.reproduce.frontier_published import BEST, EPSILONS
 from adadpigu_paper.reproduce.jobs import Job, Row
@@ -135,7 +136,7 @@ def draw(rows: Sequence[Row]) -> Drawn:
     return Drawn(
         markdown=text,
         rows=told["cells"],
-        figures={"frontier": _figure(made)},
+        figures={"frontier": _figure(made), **curve(rows)},
         texts={"frontier.json": json.dumps(told, indent=2, ensure_ascii=False) + "\n", "entries.md": entries(made)},
     )
 

@@ -87,6 +87,19 @@ def test_json_and_entries_say_the_same_as_the_table(tmp_path: Path) -> None:
     assert "None is measured yet." in entries
 
 
+def test_the_course_of_a_pre_training_is_drawn_part_by_part() -> None:
+    """Loss rows whose seconds begin anew are another part; a probe has a point for each part that was scored."""
+    losses = [
+        {"step": step, "loss": 5.0 / step, "seconds": seconds} for step, seconds in ((1, 0.1), (51, 9.0), (101, 0.1))
+    ]
+    probes = [{"step": step, "probe": "cifar10", "ε = 1, averaged": 70.0 + step} for step in (51, 101)]
+    figure = draw([*rows(), *losses, *probes]).figures["prior-curve"]
+    loss, scores = figure.axes
+    assert [line.get_xdata().tolist() for line in loss.lines] == [[1, 51], [101]]
+    assert [line.get_ydata().tolist() for line in scores.lines if len(line.get_xdata())] == [[121.0, 171.0]]
+    assert "prior-curve" not in draw(rows()).figures
+
+
 def test_every_place_on_the_frontier_has_a_preset_and_five_jobs() -> None:
     assert {preset_of(*place) for place in BEST} <= all_presets().keys()
     assert {epsilon for _, epsilon in BEST} == set(EPSILONS)
