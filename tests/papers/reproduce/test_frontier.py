@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adadpigu.config import all_presets, read_preset
+from adadpigu.config import all_presets, merge, parse, read_preset
 from adadpigu_paper.reproduce import ARTEFACTS
 from adadpigu_paper.reproduce.artefact import Scale
 from adadpigu_paper.reproduce.frontier import Cell, cells, draw, jobs, preset_of
@@ -98,6 +100,27 @@ def test_the_course_of_a_pre_training_is_drawn_part_by_part() -> None:
     assert [line.get_xdata().tolist() for line in loss.lines] == [[1, 51], [101]]
     assert [line.get_ydata().tolist() for line in scores.lines if len(line.get_xdata())] == [[121.0, 171.0]]
     assert "prior-curve" not in draw(rows()).figures
+
+
+def test_presets_are_chosen_by_the_highest_mean_and_of_equals_the_cheaper(tmp_path: Path) -> None:
+    scores = {0.1: (0.80, 0.82), 0.2: (0.85, 0.70), 0.3: (0.99,), 0.4: (0.80, 0.82)}
+    held = [
+        row(f"{PRESET} lr={lr}", score, seed, "held-out", lr=lr, steps=600 if lr < 0.4 else 500)
+        for lr, found in scores.items()
+        for seed, score in enumerate(found)
+    ]
+    file = tmp_path / "scores.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in [*held, row(PRESET, 1.0, lr=9.0)]))
+    script = [sys.executable, str(ROOT / "experiments" / "choose_best.py"), str(file), "--seeds", "2"]
+    done = subprocess.run(
+        [*script, "--seeds", "2", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "no settings with 2 seeds: mnist-best-eps1" in done.stderr
+    assert [path.name for path in tmp_path.glob("*.toml")] == [f"{PRESET}.toml"]
+    made = parse((tmp_path / f"{PRESET}.toml").read_text(), "made")
+    assert (made["lr"], made["steps"]) == (0.4, 500)
+    assert merge(made) == merge({**read_preset(PRESET), "lr": 0.4, "steps": 500})
 
 
 def test_every_place_on_the_frontier_has_a_preset_and_five_jobs() -> None:
