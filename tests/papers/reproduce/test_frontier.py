@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adadpigu.config import all_presets, merge, parse, read_preset
@@ -97,8 +98,8 @@ def test_the_course_of_a_pre_training_is_drawn_part_by_part() -> None:
     probes = [{"step": step, "probe": "cifar10", "ε = 1, averaged": 70.0 + step} for step in (51, 101)]
     figure = draw([*rows(), *losses, *probes]).figures["prior-curve"]
     loss, scores = figure.axes
-    assert [line.get_xdata().tolist() for line in loss.lines] == [[1, 51], [101]]
-    assert [line.get_ydata().tolist() for line in scores.lines if len(line.get_xdata())] == [[121.0, 171.0]]
+    assert [np.asarray(line.get_xdata()).tolist() for line in loss.lines] == [[1, 51], [101]]
+    assert [np.asarray(line.get_ydata()).tolist() for line in scores.lines] == [[121.0, 171.0], []]
     assert "prior-curve" not in draw(rows()).figures
 
 
