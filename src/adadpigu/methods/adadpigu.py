@@ -25,9 +25,8 @@ TopKOf = Literal["active", "all"]
 Order = Literal["coordinates", "layers"]
 Restrict = Literal["always", "worthwhile"]
 VarianceStart = Literal["constant", "stage-1", "noise"]
-_OF_A_MASK = (
-    *("score", "restrict", "order", "head_first", "schedule", "unfreeze_by", "unfreeze_to", "stairs", "mode"),
-)
+_OF_A_GROWING_MASK = ("unfreeze_by", "unfreeze_to")
+_OF_A_MASK = ("score", "restrict", "order", "head_first", "schedule", "stairs", "mode", *_OF_A_GROWING_MASK)
 _OF_A_FOLLOWED_BOUND = ("clip_rate", "count_noise")
 _OF_A_MOVING_VARIANCE = ("debias", "noise_floor", "per_layer")
 
@@ -52,7 +51,7 @@ class AdaDPIGU(Method):
     }
     needs: ClassVar[tuple[Need, ...]] = (
         (_OF_A_MASK, "retention", lambda options: options.retention < 1, "one below 1"),
-        (("unfreeze_by", "unfreeze_to"), "schedule", lambda options: options.schedule != "constant", "another schedule"),
+        (_OF_A_GROWING_MASK, "schedule", lambda options: options.schedule != "constant", "another schedule"),
         (("stairs",), "schedule", lambda options: options.schedule == "steps", "'steps'"),
         (("top_k_of",), "top_k", lambda options: options.top_k < 1, "another top_k"),
         (_OF_A_FOLLOWED_BOUND, "clip_quantile", lambda options: options.clip_quantile, "another clip_quantile"),
