@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
@@ -20,8 +21,9 @@ from adadpigu.accounting import (
 )
 from adadpigu.accounting.events import compose
 from adadpigu.accounting.ledger_reading import ReleaseSummary
+from adadpigu.accounting.membership import membership_bounds
 from adadpigu.accounting.shared import SharedTotal
-from adadpigu.accounting.statement import delta_warnings
+from adadpigu.accounting.statement import _GUESSES, delta_warnings
 from adadpigu.errors import InputError
 
 RATE = 256 / 60_000
@@ -159,6 +161,36 @@ def test_the_epsilon_in_words_is_never_below_the_one_claimed() -> None:
     assert found.epsilon_pld <= shown <= found.epsilon_pld * 1.002
 
 
+def test_the_statement_tells_what_a_guess_gains_rounded_up() -> None:
+    found, bounds = report(sigma=0.62), membership_bounds(plan(0.62).event())
+    assert found.membership == bounds
+    words = one_line(found.statement())
+    right, named = bounds.best_accuracy["0.5"], bounds.true_positive_rates["0.001"]
+    told = [float(word) / 100 for word in re.findall(r"at most ([\d.]+) %", words)]
+    assert told[0] == pytest.approx(right, rel=0.005)
+    assert told[1] == pytest.approx(named, rel=0.01)
+    assert told[0] >= right
+    assert told[1] >= named
+    assert "coin toss" in words
+    assert " sure" not in words
+
+
+def test_a_report_of_an_earlier_version_claims_no_more_than_it_did() -> None:
+    data = {key: value for key, value in report().to_json().items() if key not in _GUESSES}
+    old = PrivacyReport.from_json(data)
+    assert old.membership is None
+    assert old.epsilon_pld == report().epsilon_pld
+    assert "guess" not in old.statement()
+
+
+@pytest.mark.parametrize("broken", [{"advantage": 0.1}, {"best_accuracy": {"0.5": "much"}}, {"precision": 3}])
+def test_bounds_that_no_run_has_written_are_refused(broken: dict[str, object]) -> None:
+    data = {key: value for key, value in report().to_json().items() if key not in _GUESSES}
+    rest = {} if "advantage" in broken else {key: report().to_json()[key] for key in _GUESSES}
+    with pytest.raises((InputError, TypeError, KeyError, AttributeError)):
+        PrivacyReport.from_json({**data, **rest, **broken}).statement()
+
+
 def test_an_interrupted_run_still_claims_the_full_budget() -> None:
     spent = compose({draw_event(RATE, [1.3]): 20})
     found = report(spent=spent, steps_done={"importance": 16, "training": 4}, interrupted=True)
@@ -209,7 +241,7 @@ def test_a_large_epsilon_is_said_to_mean_little() -> None:
 def test_the_statement_fits_a_screen() -> None:
     longest = report(delta=1e-3, diagnostics_exposed=True, interrupted=True, not_covered=["a public constant"])
     lines = longest.statement().splitlines()
-    assert len(lines) <= 42
+    assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
 
 

@@ -12,6 +12,7 @@ import pytest
 from chromium import Chromium
 from looked_at import browser, needs_browser, runs
 
+from adadpigu.accounting.wording import percent
 from adadpigu.report.collecting import collect
 from adadpigu.report.page import write_page
 
@@ -211,6 +212,16 @@ def test_the_statement_and_the_cautions_stand_with_the_run(page: Chromium, runs:
         assert page.get(f"{body}.querySelector('.statement p').textContent") == first
         listed = page.get("document.getElementById('cautions').textContent")
         assert name in listed
+
+
+def test_what_guesses_gain_stands_with_a_private_run_alone(page: Chromium, runs: Path) -> None:
+    open_run(page, "mask")
+    told = page.get("document.querySelector('[data-figure=guesses] tbody').textContent")
+    right = json.loads((runs / "mask" / "privacy.json").read_text())["best_accuracy"]["0.5"]
+    assert percent(right) in told
+    assert "50 %" in told
+    open_run(page, "open-book")
+    assert page.get("document.querySelector('[data-figure=guesses]') === null")
 
 
 def test_every_chart_has_a_table_of_the_same_numbers(page: Chromium, runs: Path) -> None:

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from adadpigu.accounting import plan_for
+from adadpigu.accounting.membership import membership_bounds
+
 QUICK = ["--steps", "6", "--batch-size", "64"]
 
 
@@ -33,7 +36,7 @@ def test_train_writes_a_run_that_can_be_evaluated_used_and_run_again(call: Any, 
     assert 3.99 < told["epsilon"] <= 4 < told["epsilon_rdp"]
     files = {p.relative_to(tmp_path / "run").as_posix() for p in (tmp_path / "run").rglob("*") if p.is_file()}
     assert {"config.toml", "metrics.jsonl", "privacy.json", "ledger.log", "model.safetensors"} <= files
-    assert {"statement.txt", "figures/progress.png", "figures/mask.png"} <= files
+    assert {"statement.txt", "figures/progress.png", "figures/mask.png", "figures/guesses.png"} <= files
 
     code, out, _ = call("evaluate", "run", "--json")
     assert code == 0
@@ -136,6 +139,10 @@ def test_account_matches_the_golden_row(call: Any) -> None:
     assert told["pld"] == pytest.approx(0.864589, abs=1e-3)
     assert told["rdp"] == pytest.approx(0.954564, abs=1e-3)
     assert told["rdp_classic"] == pytest.approx(1.192264, abs=1e-3)
+    found = membership_bounds(plan_for(256 / 60000, 3516)(1.3).event())
+    assert (told["advantage"], told["true_positive_rates"]) == (found.advantage, found.true_positive_rates)
+    assert told["precision"].keys() == {"0.001", "0.01"}
+    assert told["best_accuracy"].keys() == {"0.5", "0.01", "0.0001"}
 
 
 def test_infinite_noise_costs_nothing_and_is_null_in_json(call: Any) -> None:

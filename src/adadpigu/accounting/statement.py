@@ -17,6 +17,7 @@ from adadpigu.accounting import accountants
 from adadpigu.accounting.events import RELATION, SAMPLER, DpEvent, compose, event_from_json, event_to_json, leaves
 from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
+from adadpigu.accounting.membership import MembershipBounds, membership_bounds
 from adadpigu.accounting.plan import Plan
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
@@ -24,6 +25,7 @@ from adadpigu.errors import InputError
 
 FORMAT = "adadpigu-privacy-1"
 _DERIVED = ("format", "relation", "sampler", "steps_charged")  # in the JSON beside the fields
+_GUESSES = tuple(field.name for field in dataclasses.fields(MembershipBounds))  # in the JSON in place of `membership`
 T = TypeVar("T")
 
 
@@ -72,6 +74,7 @@ class PrivacyReport:
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unit_of_privacy: str = "one record"
+    membership: MembershipBounds | None = None  # what a guess can gain at most; None in files of earlier versions
 
     @property
     def epsilon(self) -> float:
@@ -95,7 +98,8 @@ class PrivacyReport:
         """Strict JSON: an infinite number (no guarantee at all) becomes null."""
         derived = {"relation": RELATION, "sampler": SAMPLER, "steps_charged": self.steps_charged}
         fields = {"lives" if k == "sessions" else k: v for k, v in dataclasses.asdict(self).items()}
-        return {"format": FORMAT, **strict_json(fields | derived)}
+        guesses = fields.pop("membership") or {}
+        return {"format": FORMAT, **strict_json(fields | guesses | derived)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "PrivacyReport":
@@ -108,6 +112,8 @@ class PrivacyReport:
             for name, kind in kinds.items():
                 fields[name] = tuple(_record(kind, entry) for entry in fields.get(name, ()))
             fields["sessions"] = fields.pop("lives")  # the name in the files
+            guesses = {k: fields.pop(k) for k in _GUESSES if k in fields}
+            fields["membership"] = MembershipBounds(**guesses) if guesses else None
             if fields.get("shared") is not None:
                 fields["shared"] = _record(SharedTotal, fields["shared"])
             for name in ("not_covered", "warnings"):
@@ -154,6 +160,7 @@ def privacy_report(
         not_covered=tuple(dict.fromkeys([*_NOT_COVERED, *_EXPOSED[: int(diagnostics_exposed)], *not_covered])),
         warnings=tuple(dict.fromkeys([*delta_warnings(delta, records), *warnings])),
         versions=library_versions(),
+        membership=membership_bounds(plan.event()),
         **facts,
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting.events import RELATION, SAMPLER
+from adadpigu.accounting.membership import MembershipBounds
 
 if TYPE_CHECKING:
     from adadpigu.accounting.statement import EventCount, PrivacyReport
@@ -76,23 +77,35 @@ def _claim(report: PrivacyReport) -> Iterator[list[str]]:
     yield [f"PRIVATE: epsilon = {rounded_up(epsilon)} at delta = {delta:g}{exposed}"]
     yield [
         f"What is protected: the presence of any {report.unit_of_privacy} among about {report.records:,} training "
-        f"records. The model trained by {report.method!r}, and all that was released on the way, would look almost the "
-        f"same had that {unit} been left out, or had one more been put in.{again}"
+        f"records. The model trained by {report.method!r}, and all that was released on the way, looks almost the "
+        f"same without that {unit}, or with one more.{again}"
     ]
     target = f" (the budget was {report.target_epsilon:g})" if report.target_epsilon is not None else ""
     weak = " At this size the bound alone says little; ask for a smaller epsilon." if epsilon > 10 else ""
     yield [
         f"How much: epsilon = {rounded_up(epsilon)}{target}. Whatever somebody believed about {one} being used, "
-        f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}: starting from a coin "
-        f"toss, they end up at most {percent(1 / (1 + math.exp(-epsilon)))} sure. This may fail with a probability of "
+        f"studying the model can multiply those odds by at most e^epsilon = {odds(epsilon)}, but with a probability of "
         f"about delta = {delta:g}, 1 in {1 / delta:,.0f}.{weak}"
     ]
+    if report.membership is not None:
+        yield [_guesses(report.membership, one)]
     if report.interrupted:
         yield [
             f"Interrupted: {_progress(report)} steps were done, and the steps charged until then cost epsilon = "
             f"{rounded_up(report.epsilon_spent)}. The claim stays the full {rounded_up(epsilon)}, because the "
             "moment of stopping may have depended on what was seen."
         ]
+
+
+def _guesses(found: MembershipBounds, one: str) -> str:
+    """What those odds come to for a typical guess: e^ε is hardly ever reached."""
+    right, rate = percent(found.best_accuracy["0.5"]), percent(found.true_positive_rates["0.001"])
+    named = " / ".join(percent(share)[:-2] for share in found.precision["0.001"].values())
+    return (
+        f"What a guess gains: where it was a coin toss whether {one} was used, at most {right} of guesses are right "
+        f"(50 % without the model). A guesser who wrongly names 1 in 1,000 of those not used names at most {rate} of "
+        f"those used; of all named, at most {named} % were used, if 1 in 2 / 100 / 10,000 was beforehand."
+    )
 
 
 def _progress(report: PrivacyReport) -> str:
@@ -144,11 +157,10 @@ def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     if report.not_covered:
         yield ["Not covered:", *(f"  - {item}" for item in report.not_covered)]
     yield [
-        "How to check: privacy.json lists every planned event and ledger.log every draw that was charged; any "
-        "accountant that knows these events can replay them, and `adadpigu ledger verify` finds whether the record is "
-        f"whole. Here: {rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim), "
-        f"{rounded_up(report.epsilon_rdp)} by Rényi accounting, {rounded_up(report.epsilon_rdp_classic)} by its "
-        "classic conversion."
+        "How to check: privacy.json lists every planned event for any accountant to replay, ledger.log every draw "
+        "that was charged; `adadpigu ledger verify` finds whether the record is whole. Here: "
+        f"{rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim), {rounded_up(report.epsilon_rdp)} "
+        f"by Rényi accounting ({rounded_up(report.epsilon_rdp_classic)}: classic)."
     ]
 
 
@@ -183,12 +195,12 @@ def odds(epsilon: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A probability for people, never rounded up to certainty.
+    """A probability for people, rounded up, but never to certainty.
 
-    >>> percent(0.98201), percent(1 - 1e-9)
-    ('98.2 %', '99.9999999 %')
+    >>> percent(0.67731), percent(0.0021), percent(1 - 1e-9)
+    ('67.8 %', '0.21 %', '99.9999999 %')
     """
-    digits = 1
-    while digits < 8 and round(100 * share, digits) >= 100:
+    digits = 3
+    while (text := rounded_up(100 * share, digits)) == "100" and share < 1 - 1e-12:
         digits += 1
-    return f"{100 * share:.{digits}f} %" if share < 1 else "practically 100 %"
+    return f"{text} %"

@@ -1,5 +1,6 @@
 """`adadpigu calibrate` (σ for a budget) and `adadpigu account` (ε for a σ). No data is involved."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -8,9 +9,11 @@ from adadpigu.accounting import calibrate as find_noise
 from adadpigu.accounting import epsilons, plan_for
 from adadpigu.accounting.closed_forms import dpsgd_theorem_sigma
 from adadpigu.accounting.journal import strict_json
+from adadpigu.accounting.membership import membership_bounds
 from adadpigu.accounting.plan import Plan
+from adadpigu.accounting.wording import percent
 from adadpigu.cli.commands import Json
-from adadpigu.console import notes, number, print_json, screen, search_progress, table
+from adadpigu.console import notes, number, print_json, print_line, screen, search_progress, table
 
 Rate = Annotated[float, typer.Option("--sample-rate", "-q", help="q = B/N, the chance of a record to be in a batch.")]
 Steps = Annotated[int, typer.Option("--steps", "-T", help="Number of steps, all stages together.")]
@@ -30,13 +33,27 @@ def account(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Tells the ε of a noise multiplier, by every accountant. For Poisson sampling, and adding or removing a record."""
+    """Tells the ε of a noise multiplier, by every accountant, and the most that a guess about one record can gain.
+
+    For Poisson sampling, and adding or removing a record.
+    """
+    event = plan_for(sample_rate, steps)(noise_multiplier).event()
     with search_progress(notes(), "adding up the steps"):
-        found = epsilons(plan_for(sample_rate, steps)(noise_multiplier).event(), delta)
+        found, guesses = epsilons(event, delta), membership_bounds(event)
     if as_json:
-        print_json(strict_json({**found, "delta": delta, "noise_multiplier": noise_multiplier, "steps": steps}))
+        asked = {"delta": delta, "noise_multiplier": noise_multiplier, "steps": steps}
+        print_json(strict_json({**found, **asked, **asdict(guesses)}))
         return
     screen().print(table(["ε", "accountant"], [[number(found[key], 6), name] for key, name in _NAMES.items()]))
+    toss, advantage = percent(guesses.best_accuracy["0.5"]), percent(guesses.advantage)
+    told = "right guesses whether a record was used, from a coin toss"
+    print_line(f"\n{told}: at most {toss}, advantage {advantage} (without the model 50 %, 0)\n")
+    rows = [
+        [percent(float(rate)), percent(share), *map(percent, guesses.precision[rate].values())]
+        for rate, share in guesses.true_positive_rates.items()
+    ]
+    head = ["false positives", "true positives, at most", "precision, if 1 in 2 was used", "1 in 100", "1 in 10,000"]
+    screen().print(table(head, rows))
 
 
 def calibrate(

@@ -1,10 +1,15 @@
-"""Figures of a run: accuracy and ε over the steps, the mask's share in each layer. Drawn from public metrics only."""
+"""Figures of a run: accuracy and ε over the steps, what guesses about who was used can gain, the mask by layer.
+
+Drawn from public metrics and the claim only.
+"""
 
 import itertools
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from adadpigu.accounting.membership import MembershipBounds
+from adadpigu.accounting.wording import percent
 from adadpigu.features.front import Fronted
 from adadpigu.runs.run import Run
 
@@ -17,6 +22,8 @@ def draw_figures(run: Run, folder: Path) -> list[Path]:
         return []
     folder.mkdir(exist_ok=True)
     drawn = [_progress(run, folder / "progress.png")]
+    if run.privacy.private and run.privacy.membership is not None:
+        drawn.append(_guesses(run, run.privacy.membership, folder / "guesses.png"))
     if any(share < 1 for share in run.metrics[-1].mask.values()) or any(m.active < 1 for m in run.metrics):
         drawn.append(_mask(run, folder / "mask.png"))
     return drawn
@@ -56,6 +63,27 @@ def _progress(run: Run, path: Path) -> Path:
             words, at = f"{before.stage} | {after.stage}", (before.step, 2)
             axes.annotate(words, at, xytext=(4, 0), textcoords="offset points", fontsize=8)
     return _save(figure, run, "accuracy and privacy spent", path)
+
+
+def _guesses(run: Run, found: MembershipBounds, path: Path) -> Path:
+    """For whoever answers for the records: how many guesses are right without the model, and at most with it."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes, gains = figure.subplots(), found.gains()
+    for offset, of, colour, words in ((-0.2, 1, _GRID, "without the model"), (0.2, 2, _ACCURACY, "with it, at most")):
+        shares = [float(row[of]) for row in gains]
+        places = [place + offset for place in range(len(gains))]
+        axes.barh(places, [100 * share for share in shares], color=colour, height=0.36, label=words)
+        for place, share in zip(places, shares, strict=True):
+            axes.annotate(percent(share), (100 * share, place), (4, -3), textcoords="offset points", fontsize=8)
+    axes.set_yticks(range(len(gains)), [row[0] for row in gains])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 112)
+    axes.set_xticks(range(0, 101, 20))
+    rate = percent(found.true_positive_rates["0.001"])
+    told = f"*by who wrongly names 1 in 1,000 of those not used, and at most {rate} of those used"
+    axes.set_xlabel(f"right guesses, %\n{told}", fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return _save(figure, run, "guesses who was used", path)
 
 
 def _mask(run: Run, path: Path) -> Path:

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from adadpigu.accounting import PrivacyReport
 from adadpigu.accounting.ledger_reading import LedgerRecord
-from adadpigu.accounting.wording import paragraphs, rounded_up
+from adadpigu.accounting.wording import paragraphs, percent, rounded_up
 from adadpigu.methods import all_methods
 from adadpigu.report.audits import StoredAudit
 from adadpigu.report.curves import Curves
@@ -87,6 +87,7 @@ class ShownRun:
             "epsilon_text": self._epsilon_text(),
             "warnings": listed(self.warnings),
             "missing": listed(self.missing),
+            "guesses": _guesses(self.privacy),
             "statement": None if self.privacy is None else [*map(_paragraph, paragraphs(self.privacy))],
             "curves": self.curves.to_json(most),
             "ledger": None if self.ledger is None else timeline(self.ledger, over=self.state != OPEN),
@@ -143,6 +144,13 @@ def _moment(stored: object) -> str:
         return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError):
         return name(text)
+
+
+def _guesses(privacy: PrivacyReport | None) -> list[list[str | float]] | None:
+    """What guesses are, how many are right without the model, and at most with it, in words too."""
+    if privacy is None or not privacy.private or privacy.membership is None:
+        return None
+    return [[words, *shares, *map(percent, shares)] for words, *shares in privacy.membership.gains()]
 
 
 def _paragraph(lines: list[str]) -> list[str]:

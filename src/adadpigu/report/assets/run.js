@@ -40,6 +40,21 @@ function statementOf(run) {
   );
 }
 
+/** How many guesses are right without the model, and at most with it. */
+function guessesOf(run) {
+  const bar = (share, text, kind) => {
+    const filled = el("span", { class: `bar ${kind}`, "aria-hidden": "true" });
+    filled.style.width = `${Math.min(100, 100 * share)}%`;
+    return el("span", { class: "barred" }, filled, el("span", {}, text));
+  };
+  const rows = run.guesses.map(([words, without, within, before, after]) => [words, bar(without, before, "before"), bar(within, after, "after")]);
+  return el(
+    "figure", { "data-figure": "guesses" },
+    el("figcaption", {}, "Guessing who was used", el("span", { class: "soft" }, "*by somebody who wrongly names 1 in 1,000 of those that were not used.")),
+    plainTable("Guessing who was used: how many are right", ["of 100 …", "right without the model", "right with it, at most"], rows),
+  );
+}
+
 /** The run's step over all steps that were charged: where a process crashed, the line falls back to a checkpoint. */
 function timelineOf(run) {
   const { processes, more, planned_steps: planned, spare_steps: spare, steps: charged, damage, torn, records, digest } = run.ledger;
@@ -147,6 +162,7 @@ function detailsOf(run) {
     factsOf(run),
     el("h3", {}, "What it gives away"),
     statementOf(run),
+    run.guesses ? guessesOf(run) : null,
     ...(run.ledger ? [el("h3", {}, "The ledger’s timeline"), timelineOf(run)] : []),
     ...(run.curves.mask || run.curves.active || run.curves.alpha || run.curves.beta ? [el("h3", {}, "Layer by layer"), layersOf(run)] : []),
     el("h3", {}, "Audits"),

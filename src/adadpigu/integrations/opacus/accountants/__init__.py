@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from adadpigu.accounting import Budget, PrivacyReport, calibrate, epsilon, epsilons, plan_for
 from adadpigu.accounting.events import DpEvent, compose, event_to_json, leaves, spending_of
+from adadpigu.accounting.membership import membership_bounds
 from adadpigu.accounting.statement import EventCount, StageSteps
 from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.training.own_loop import PrivateLoop
@@ -76,6 +77,7 @@ class Accountant:
             epsilon_rdp=found["rdp"],
             epsilon_rdp_classic=found["rdp_classic"],
             epsilon_spent=epsilon(self._spent(), delta),
+            membership=membership_bounds(compose(planned)),
             stages=(StageSteps(name=reports[0].stages[0].name, planned=sum(planned.values()), done=steps),),
             events=tuple(EventCount(event=event_to_json(event), count=count) for event, count in planned.items()),
             sessions=(dataclasses.replace(reports[-1].sessions[-1], steps=charged),),
