@@ -18,6 +18,13 @@ def ends(scores: Scores, present: np.ndarray, a_side: int) -> Trial:
     return Trial(canaries=len(scores), guesses=2 * a_side, right=int(right))
 
 
+def surest(scores: Scores, present: np.ndarray, guesses: int) -> Trial:
+    """ "in" of positive and "out" of negative scores, those of largest size."""
+    order = np.argsort(-np.abs(scores))[:guesses]
+    right = int(((scores[order] > 0) == present[order]).sum())
+    return Trial(canaries=len(scores), guesses=guesses, right=right)
+
+
 def errors_of(alarms: int, misses: int, count: int) -> Errors:
     """The errors of a test on `count` observations a world."""
     return Errors(false_alarms=alarms, without=count, misses=misses, within=count)

@@ -12,10 +12,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-from guessing import ends, errors_of, trial_of
+from guessing import ends, errors_of, surest, trial_of
 from scipy.stats import binom, norm
 
-from adadpigu.accounting import plan_for
+from adadpigu.accounting import draw_event, plan_for
 from adadpigu.accounting.closed_forms import gaussian_epsilon
 from adadpigu.audit.estimators import (
     Trial,
@@ -30,6 +30,7 @@ from adadpigu.audit.estimators import (
     profile_curve,
     rate_above,
 )
+from adadpigu.audit.order_statistics import BestGuesser, best_guesser
 
 DELTA = 1e-5
 AUDITS, ALLOWED = 1000, 85
@@ -110,13 +111,54 @@ def test_one_run_by_the_claims_own_curve_covers_sampled_gaussians() -> None:
     refuted = cache(lambda trial: one_run_refutes_curve(curve, trial, 0.05))
 
     def exceeds(generator: Generator) -> bool:
-        present = generator.random(canaries) < 0.5
-        drawn = (generator.random((canaries, steps)) < rate) & present[:, None]
-        seen = drawn + sigma * generator.normal(size=(canaries, steps))
-        scores = np.log1p(rate * np.expm1((seen - 0.5) / sigma**2)).sum(axis=1)
-        return refuted(ends(scores, present, a_side))
+        return refuted(ends(*scored(generator, canaries, rate, sigma, steps), a_side))
 
     assert not too_many(exceeds, seed=107)
+
+
+def scored(generator: Generator, canaries: int, rate: float, sigma: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """The exact likelihood ratio of each canary in a composed plan, and its coin."""
+    present = generator.random(canaries) < 0.5
+    drawn = (generator.random((canaries, steps)) < rate) & present[:, None]
+    seen = drawn + sigma * generator.normal(size=(canaries, steps))
+    return np.log1p(rate * np.expm1((seen - 0.5) / sigma**2)).sum(axis=1), present
+
+
+@pytest.mark.parametrize("guesses", [40, 120, 240])
+def test_a_claims_own_plan_is_refuted_as_rarely_as_it_says_and_hardly_less(guesses: int) -> None:
+    """Of 1,000 audits at 95 %; fewer than 15 would have a chance below 1e-8 for a test that is exact."""
+    guesser, shape = best_guesser(plan_for(0.2, 12)(0.7).event()), (240, 0.2, 0.7, 12)
+    chance = cache(guesser.p_value)
+    generator = np.random.default_rng(211)
+    refuted = sum(chance(surest(*scored(generator, *shape), guesses)) < 0.05 for _ in range(AUDITS))
+    assert 15 <= refuted <= ALLOWED
+
+
+def test_worse_scores_refute_no_more() -> None:
+    guesser = best_guesser(plan_for(0.2, 12)(0.7).event())
+    chance = cache(guesser.p_value)
+
+    def exceeds(generator: Generator) -> bool:
+        scores, present = scored(generator, 240, 0.2, 0.7, 12)
+        return chance(surest(scores + generator.normal(size=240), present, 120)) < 0.05
+
+    assert not too_many(exceeds, seed=212)
+
+
+def test_canaries_that_are_given_away_together_are_what_it_assumes_not_to_be() -> None:
+    """All bits at once with a chance of 12 %, else none: within its curve, refuted too often. The bound of pure ε and δ
+    allows for that, and refutes nothing."""
+    given_away, canaries = 0.12, 200
+    losses = np.concatenate([np.zeros(1), np.geomspace(1e-3, 60, 100)])
+    guesser = BestGuesser.of_profiles(losses, np.full(101, given_away), np.full(101, given_away))
+    chance = cache(guesser.p_value)
+
+    def right(generator: Generator) -> Trial:
+        told = generator.random() < given_away
+        return trial_of(canaries, 100, 100 if told else int(generator.binomial(100, 0.5)))
+
+    assert too_many(lambda generator: chance(right(generator)) < 0.05, seed=213)
+    assert not too_many(lambda generator: one_run_refutes(0.0, right(generator), given_away, 0.05), seed=213)
 
 
 def test_wald_instead_of_clopper_pearson_is_caught() -> None:
@@ -155,6 +197,16 @@ def test_the_same_choice_paid_for_by_bonferroni_covers() -> None:
 
 
 # coverage, exact
+
+
+@pytest.mark.parametrize("significance", [0.05, CERTAIN])
+@pytest.mark.parametrize(("mu", "canaries"), [(0.5, 60), (1.7, 400)])
+def test_guesses_about_all_cover_exactly(mu: float, canaries: int, significance: float) -> None:
+    guesser = best_guesser(draw_event(1.0, [1 / mu]))
+    chances = np.array([guesser.p_value(trial_of(canaries, canaries, right)) for right in range(canaries + 1)])
+    law = binom(canaries, norm.cdf(mu / 2)).pmf(np.arange(canaries + 1))
+    assert law[chances < significance].sum() <= significance
+    assert (chances < significance).any()
 
 
 @pytest.mark.parametrize("significance", [0.05, CERTAIN])

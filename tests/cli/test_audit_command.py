@@ -165,7 +165,7 @@ def test_a_claim_without_delta_is_refused_by_every_audit(call: Any, finished: Pa
     ("arguments", "message"),
     [
         (["white-box", *SMALL, "--observations", "20"], "observations=20 a world are too few"),
-        (["one-run", *SMALL, "--guesses", "5"], "at least 10"),
+        (["one-run", *SMALL, "--guesses", "5"], "at least 20"),
         (["many-runs", *SMALL, "--runs", "2"], "runs=2"),
         (["white-bocks"], "unknown audit 'white-bocks'; did you mean 'white-box'"),
         (["white-box", "--method", "sgd"], "method='sgd' claims no privacy"),

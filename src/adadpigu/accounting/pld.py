@@ -61,18 +61,28 @@ def _published(spending: Spending) -> tuple[float, Spending]:
 def privacy_profile(spending: Spending, epsilons: Sequence[float], interval: float) -> list[float]:
     """δ at each ε of an ascending list of numbers from 0 on: `pld_epsilon` the other way round, never too low.
 
-    Of both directions, adding and removing a record, the worse. Gaussians alone are exact (closed form); where draws
-    are convolved, 1e-12 is added, more than their rounding can take away.
+    Of both directions, adding and removing a record, the worse.
+    """
+    return [max(pair) for pair in zip(*privacy_profiles(spending, epsilons, interval), strict=True)]
+
+
+def privacy_profiles(spending: Spending, epsilons: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
+    """The profiles of removing and of adding a record.
+
+    Gaussians alone are exact (closed form); where draws are convolved, 1e-12 is added, more than their rounding can
+    take away.
     """
     drawn, rest = _published(spending)
     if drawn == 1.0:
-        return [1.0] * len(epsilons)
-    if rest.sampled:
-        found = _whole(rest, interval).get_delta_for_epsilon(list(epsilons))
-        deltas = [max(0.0, float(delta)) + _ROUNDING for delta in found]
-    else:
-        deltas = [gaussian_delta(rest.gaussian_multiplier, epsilon) for epsilon in epsilons]
-    return [min(1.0, drawn + delta) for delta in deltas]
+        return [1.0] * len(epsilons), [1.0] * len(epsilons)
+    if not rest.sampled:
+        deltas = [min(1.0, drawn + gaussian_delta(rest.gaussian_multiplier, epsilon)) for epsilon in epsilons]
+        return deltas, deltas
+    whole = _whole(rest, interval)
+    # `_pmf_…`, since dp_accounting 0.6 has no public name for one direction.
+    found = (pmf.get_delta_for_epsilon(list(epsilons)) for pmf in (whole._pmf_remove, whole._pmf_add))
+    removing, adding = ([min(1.0, drawn + max(0.0, float(d)) + _ROUNDING) for d in deltas] for deltas in found)
+    return removing, adding
 
 
 def _whole(spending: Spending, interval: float) -> "PrivacyLossDistribution":

@@ -4,11 +4,13 @@ Those that are in are Poisson-sampled with q in every step. With x_t = ⟨e_j, r
 
     Σ_t log((1 − q) + q exp((x_t − ½)/σ²))
 
-The auditor guesses "in" for the highest scores and "out" for the lowest. How many are right bounds ε from below.
+The auditor guesses "in" for the highest scores and "out" for the lowest. How many are wrong bounds ε from below: fewer
+than the best guesser can have within the claim's plan refute it (`order_statistics`).
 """
 
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -20,12 +22,11 @@ from adadpigu.audit.estimators import (
     Trial,
     claim_curve,
     fewest,
-    mu_epsilon,
     one_run_epsilon,
-    one_run_mu,
     one_run_refutes,
     one_run_refutes_curve,
 )
+from adadpigu.audit.order_statistics import best_guesser
 from adadpigu.audit.outside import Answer, secret_rng
 from adadpigu.audit.result import REFUTING, AuditResult, Progress, check_confidence
 from adadpigu.audit.subject import Subject, scaled
@@ -91,41 +92,53 @@ def audit_one_run(
     subject: Subject,
     *,
     canaries: int = 5000,
-    guesses: int = 250,
+    guesses: int | None = None,
     confidence: float = 0.95,
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Trains once with coin-flipped canaries and guesses the coins of `guesses` of them on either side."""
+    """Trains once with coin-flipped canaries and makes so many guesses about their coins, half as many unless told."""
     check_confidence(confidence)
     require(canaries >= 2, f"canaries={canaries} is not at least 2")
-    most, significance = canaries // 2, min(1 - confidence, REFUTING)
+    guesses, significance = canaries // 2 if guesses is None else guesses, min(1 - confidence, REFUTING)
     needed = fewest(lambda count: one_run_refutes(0.0, Trial.without_errors(count, count), 0.0, significance))
-    require(1 <= guesses <= most, f"guesses={guesses} a side is not from 1 to {most}, half of the canaries")
+    require(1 <= guesses <= canaries, f"guesses={guesses} is not from 1 to {canaries}, the number of canaries")
     sure = max(confidence, 1 - REFUTING)
-    few = f"guesses={guesses} a side are too few at confidence {sure:g}; allowed: at least {-(-needed // 2)}"
-    require(2 * guesses >= needed, few)
+    few = f"guesses={guesses} are too few at confidence {sure:g}; allowed: at least {needed}"
+    require(guesses >= needed, few)
     flipped = _train(subject, canaries, progress)
     scores = torch.nan_to_num(flipped.ratio, 0.0, 0.0, 0.0).numpy()
-    trial = guessed(torch.from_numpy(scores), flipped.present, guesses)
+    trial, surest = (guessed(torch.from_numpy(scores), flipped.present, count) for count in (guesses, -(-guesses // 5)))
+    plan_at = cache(lambda noise: subject.event(scaled(noise, DRAW)))
+    guesser_at = cache(lambda noise: best_guesser(plan_at(noise)))
+
+    def shown(trial: Trial, level: float) -> float:
+        return epsilon_of_plan(subject, lambda noise: guesser_at(noise).p_value(trial) < level)
+
+    def refuted_by_f_dp(noise: float) -> bool:
+        return one_run_refutes_curve(claim_curve(plan_at(noise)), surest, 1 - confidence)
+
     return subject.result(
         "one-run",
-        epsilon_lower=mu_epsilon(one_run_mu(trial, 1 - confidence), subject.delta),
-        epsilon_certain=epsilon_of_plan(subject, trial, REFUTING),
+        epsilon_lower=shown(trial, 1 - confidence),
+        epsilon_certain=shown(trial, REFUTING),
         confidence=confidence,
-        observations=2 * guesses,
-        reach=mu_epsilon(one_run_mu(Trial.without_errors(canaries, trial.guesses), REFUTING), subject.delta),
+        observations=guesses,
+        reach=shown(Trial.without_errors(canaries, guesses), REFUTING),
         assumed=(
             "the adversary puts records into the data and sees every release",
-            "epsilon_lower: the run's trade-off curve is that of a Gaussian mechanism (f-DP); the refutation: that of "
-            "the claim's plan at some noise, exactly; epsilon_lower_any: nothing",
+            "the claim's plan at some noise tells each canary, independently of others: each has coins, coordinate and "
+            "noise of its own (`noise` tests it); epsilon_lower_f_dp needs no independence, epsilon_lower_any no plan",
         ),
         findings=flipped.findings(),
         details={
             **subject.terms,
             "canaries": canaries,
-            "guesses_a_side": guesses,
+            "guesses": guesses,
             "right": trial.right,
-            "epsilon_lower_any": one_run_epsilon(trial, subject.delta, 1 - confidence),
+            "surest_guesses": surest.guesses,
+            "surest_right": surest.right,
+            "epsilon_lower_f_dp": epsilon_of_plan(subject, refuted_by_f_dp),
+            "epsilon_lower_any": one_run_epsilon(surest, subject.delta, 1 - confidence),
         },
         draw=partial(
             figures.worlds,
@@ -133,30 +146,28 @@ def audit_one_run(
             within=scores[flipped.present.numpy()],
             bins=np.histogram_bin_edges(scores, bins=80),
             labels=("canary not in the data", "in the data"),
-            limits=[np.sort(scores)[min(place, canaries - 1)] for place in (guesses, canaries - guesses)],
+            limits=[np.sort(scores)[place] for place in (guesses // 2, canaries - 1 - (guesses - 1) // 2)],
             about=("log-likelihood ratio of a canary (dashed: beyond, the auditor guesses)", "canaries"),
         ),
     )
 
 
-def guessed(scores: Tensor, present: Tensor, a_side: int) -> Trial:
-    """ "in" for the highest scores, "out" for the lowest; which of equal scores come first is left to chance.
+def guessed(scores: Tensor, present: Tensor, count: int) -> Trial:
+    """ "In" for the highest scores, "out" for the lowest, half each; which of equal ones come first is left to chance.
 
-    >>> guessed(torch.tensor([3.0, -1.0, 2.0, -5.0]), torch.tensor([True, True, True, False]), 1)
+    Where noise is not as claimed, likelihood ratios have another middle than 0: the order of scores is still right.
+
+    >>> guessed(torch.tensor([3.0, -1.0, 2.0, -5.0]), torch.tensor([True, True, True, False]), 2)
     Trial(canaries=4, guesses=2, right=2)
     """
     mixed = torch.randperm(len(scores))
     order = mixed[torch.argsort(scores[mixed], descending=True)]
-    right = int(present[order[:a_side]].sum()) + int((~present[order[-a_side:]]).sum())
-    return Trial(canaries=len(scores), guesses=2 * a_side, right=right)
+    high, low = order[: count - count // 2], order[len(order) - count // 2 :]
+    return Trial(canaries=len(scores), guesses=count, right=int(present[high].sum()) + int((~present[low]).sum()))
 
 
-def epsilon_of_plan(subject: Subject, trial: Trial, significance: float) -> float:
-    """The ε of the claim's own plan at the least noise whose exact trade-off curve the guesses refute."""
-
-    def refuted(noise: float) -> bool:
-        return one_run_refutes_curve(claim_curve(subject.event(scaled(noise, DRAW))), trial, significance)
-
+def epsilon_of_plan(subject: Subject, refuted: Callable[[float], bool]) -> float:
+    """The ε of the claim's own plan at the least noise, as a multiple of the claim's, that is refuted."""
     if not refuted(_MOST_NOISE):
         return 0.0
     low, high = _LEAST_NOISE, _MOST_NOISE

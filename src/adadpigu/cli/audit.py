@@ -64,7 +64,7 @@ def audit(
         int | None, typer.Option(help="white-box: coordinates that a canary's random direction goes over. [1]")
     ] = None,
     canaries: Annotated[int | None, typer.Option(help="one-run: coin-flipped records. [5000]")] = None,
-    guesses: Annotated[int | None, typer.Option(help="one-run: on either side. [250]")] = None,
+    guesses: Annotated[int | None, typer.Option(help="one-run: half on either side. [half as many]")] = None,
     runs: Annotated[int | None, typer.Option(help="many-runs: in each world. [200]")] = None,
     models: Annotated[int | None, typer.Option(help="membership: shadow models. [16]")] = None,
     draws: Annotated[int | None, typer.Option(help="sampler: batches that are looked at.")] = None,
