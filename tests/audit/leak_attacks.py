@@ -42,9 +42,9 @@ DELTA = 1e-9
 """of all claims: the bound from one run gives away m δ for its m canaries, which has to be small beside 1e-6"""
 
 
-def leak_subject(records: int, *, method: dict[str, object] | None = None, **settings: object) -> Subject:
+def leak_subject(records: int, *, options: dict[str, object] | None = None, **settings: object) -> Subject:
     """AdaDPIGU on the first so many digits, at the sample rate that `batch_size` makes of them."""
-    plain = {"delta": DELTA, "physical_batch_size": None, "ema": None, "device": "cpu", "method_options": method or {}}
+    plain = {"delta": DELTA, "physical_batch_size": None, "ema": None, "device": "cpu", "method_options": options or {}}
     whole = merge(read_preset("digits-adadpigu"), {**plain, **settings})
     assert whole.batch_size is not None
     subject = subject_of(whole, sample_rate=whole.batch_size / records)
@@ -112,7 +112,7 @@ def trained(
     train_prepared(ready, randomness=canaries.coins(inner), watch=canaries, observers=[canaries])
 
 
-def _guessed(attack: str, subject: Subject, trial: Trial, seen: str) -> AuditResult:
+def guessed(attack: str, subject: Subject, trial: Trial, seen: str) -> AuditResult:
     shown = partial(one_run_epsilon, trial, subject.delta)
     return AuditResult(
         audit=attack,
@@ -134,21 +134,21 @@ def importance_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditRes
     The mask is cut so that it holds the model and a quarter of the block.
     """
     shape: dict[str, object] = {"batch_size": 32, "epsilon": epsilon, "steps": 5}
-    whole = leak_subject(64, **shape, method={"importance_steps": 4}).prepare().engine.layout.size
+    whole = leak_subject(64, **shape, options={"importance_steps": 4}).prepare().engine.layout.size
     retention = (whole + canaries / 4) / (whole + canaries)
-    subject = leak_subject(64, **shape, method={"importance_steps": 4, "retention": retention})
+    subject = leak_subject(64, **shape, options={"importance_steps": 4, "retention": retention})
     attacker = _Masked(canaries)
     trained(subject, attacker)
-    return _guessed("importance", subject, attacker.trial(canaries // 4), "the mask")
+    return guessed("importance", subject, attacker.trial(canaries // 4), "the mask")
 
 
 def statistics_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditResult:
     """α moves away from what every record has on a coordinate only where a canary was drawn."""
-    method: dict[str, object] = {"retention": 1.0, "importance_steps": 0, "mean_decay": 0.9}
-    subject = leak_subject(64, batch_size=32, epsilon=epsilon, steps=5, method=method)
+    options: dict[str, object] = {"retention": 1.0, "importance_steps": 0, "mean_decay": 0.9}
+    subject = leak_subject(64, batch_size=32, epsilon=epsilon, steps=5, options=options)
     attacker = _Centred(canaries)
     trained(subject, attacker)
-    return _guessed("statistics", subject, attacker.trial(canaries // 4), "α before every step")
+    return guessed("statistics", subject, attacker.trial(canaries // 4), "α before every step")
 
 
 class Crash:
@@ -168,8 +168,8 @@ class Crash:
 
 def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> AuditResult:
     """Four steps are made, lost and made again; the two releases of a step differ by the sums alone."""
-    method: dict[str, object] = {"retention": 1.0, "importance_steps": 0}
-    subject = leak_subject(64, batch_size=32, epsilon=epsilon, steps=12, method=method)
+    options: dict[str, object] = {"retention": 1.0, "importance_steps": 0}
+    subject = leak_subject(64, batch_size=32, epsilon=epsilon, steps=12, options=options)
     first = _Kept(canaries)
     again = _Kept(canaries, first.present)
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +182,7 @@ def resumed_noise_attack(*, canaries: int = 4000, epsilon: float = 1.0) -> Audit
             train_prepared(ready, out=out, randomness=coins, watch=kept, observers=watching, resuming=session == 1)
     pairs = zip(first.releases_seen[4:8], again.releases_seen[:4], strict=True)
     again.scores = sum(((one - other).abs() for one, other in pairs), start=torch.zeros(canaries, dtype=torch.float64))
-    return _guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")
+    return guessed("resumed noise", subject, again.trial(canaries // 4), "the releases of all lives of the run")
 
 
 class _Noting(TensorRecords):
@@ -296,9 +296,9 @@ def shuffle_attack(
 
     The claim is for one epoch; the run holds many, each of them one trial.
     """
-    method: dict[str, object] = {"retention": 1.0, "importance_steps": 0}
+    options: dict[str, object] = {"retention": 1.0, "importance_steps": 0}
     records = batch_size * epoch
-    subject = leak_subject(records, batch_size=batch_size, epsilon=epsilon, steps=epoch, method=method)
+    subject = leak_subject(records, batch_size=batch_size, epsilon=epsilon, steps=epoch, options=options)
     attacker = Displacing(batch_size=batch_size, epoch=epoch)
     trained(subject, attacker, steps=epoch * epochs, randomness=randomness)
     errors, once = attacker.errors(), attacker.once_an_epoch

@@ -57,6 +57,7 @@ KNOWN = (
     "an augmented copy clipped as its own record",
     "two releases of one batch charged as two draws",
     "σ 5 % low",
+    "adaptive clipping under-charged",
 )
 """what has to be planted, whatever else is"""
 
@@ -105,6 +106,7 @@ SETTINGS: dict[str, dict[str, object]] = {
         "method": "adadpigu",
         "method_options": {"importance_steps": 8, "retention": 0.2, "schedule": "linear"},
     },
+    "quantile": {"method": "quantile", "method_options": {"count_noise": 20.0}},
     "dpsur": {"method": "dpsur", "method_options": {"test_batch_size": 72}},
 }
 """the subjects, by name: all on the digits at q = 0.05, σ = 1, 40 steps"""
@@ -297,6 +299,13 @@ BUGS: tuple[Bug, ...] = (
         does="noise has 0.95 of the standard deviation that is charged",
         plant=plants.low_sigma,
         caught_by="noise",
+    ),
+    Bug(
+        name="adaptive clipping under-charged",
+        does="the count that moves the clipping bound has noise of B/20, whatever of the event is left for it",
+        plant=plants.count_under_charged,
+        caught_by="noise",
+        subject="quantile",
     ),
     Bug(
         name="too little noise on one tensor",

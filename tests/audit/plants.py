@@ -279,6 +279,20 @@ def noise_restored_on_resume() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def count_under_charged() -> Iterator[None]:
+    """The count of quantile clipping gets noise of B/20, as it is recommended; the charge is for the gradient alone."""
+    genuine = GaussianMechanism._noisy
+    with overhearing() as heard:
+
+        def noisy(self: GaussianMechanism, total: BoundedSum, noise_multiplier: float) -> Release:
+            count = heard.batch_size / 20 / total.sensitivity
+            return genuine(self, total, count if total.query.name == "within" else noise_multiplier)
+
+        with patch.object(GaussianMechanism, "_noisy", noisy):
+            yield
+
+
 # The mask
 
 

@@ -7,13 +7,13 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
-from adadpigu.audit import white_box
+from adadpigu.audit import AuditResult, white_box
 from adadpigu.cli.app import run as command
 from adadpigu.cli.audit_output import KINDS, claimed
 from adadpigu.core.randomness import ReproducibleRandomness
@@ -171,6 +171,7 @@ def test_a_claim_without_delta_is_refused_by_every_audit(call: Any, finished: Pa
         (["white-box", "--method", "sgd"], "method='sgd' claims no privacy"),
         (["white-box", "--draws", "3"], "draws=3 does nothing in audit white-box; allowed in sampler"),
         (["white-box", "--full"], "--full with AUDIT='white-box'"),
+        (["white-box", "--part", "1/2"], "part='1/2' with AUDIT='white-box'"),
         (["white-box", "--diagnostics"], "looks at no private record"),
         (["white-box", *SMALL, "--confidence", "1.5"], "confidence=1.5"),
         (["white-box", "--delta", "2"], "delta=2"),
@@ -325,6 +326,51 @@ def test_an_audit_that_is_interrupted_is_none(call: Any, monkeypatch: pytest.Mon
     code, out, _ = call("audit", "white-box", *SMALL, "--observations", "500", "--json", "--out", "found")
     assert (code, out) == (130, "")
     assert not (tmp_path / "found").exists()
+
+
+class Listed(NamedTuple):
+    """An audit of a list that takes no time."""
+
+    subject: str
+    audit: str = "noise"
+
+    def result(self, progress: object) -> AuditResult:
+        RAN.append(self.subject)
+        shown = 9.0 if self.subject == "leaky" else 1.0
+        return AuditResult(
+            audit=self.audit,
+            subject=self.subject,
+            epsilon_claimed=8.0,
+            delta=1e-5,
+            epsilon_lower=shown,
+            epsilon_certain=shown,
+            confidence=0.95,
+            observations=1,
+            assumed=(),
+        )
+
+
+RAN: list[str] = []
+
+
+def test_a_list_is_audited_in_parts_and_keeps_what_was_found(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [Listed("one"), Listed("two"), Listed("leaky"), Listed("four, small")]
+    monkeypatch.setattr("adadpigu.audit.suite.entries", lambda *, full: iter(whole if full else whole[:2]))
+    RAN.clear()
+    code, out, _ = call("audit", "--full", "--part", "2/2", "--out", "all", "--json")
+    assert (code, RAN) == (0, ["two", "four, small"])
+    code, out, _ = call("audit", "--full", "--out", "all", "--json")
+    assert (code, RAN[2:]) == (1, ["one", "leaky"])
+    assert [found["subject"] for found in json.loads(out)["audits"]] == ["one", "two", "leaky", "four, small"]
+    assert call("audit", "--full", "--part", "3/4", "--out", "all", "--json")[0] == 1  # kept, with its verdict
+    assert len(RAN) == 4
+    Path("all/one-noise.json").write_text("{")
+    assert_refused(call("audit", "--full", "--out", "all"), "one-noise.json cannot be read")
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "2", "a/b", "1/"])
+def test_a_part_that_is_none_is_refused(call: Any, part: str) -> None:
+    assert_refused(call("audit", "--full", "--part", part), f"part={part!r} is not K/N")
 
 
 @pytest.mark.slow

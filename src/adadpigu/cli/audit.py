@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adadpigu.cli.audit_output import KINDS, OWNERS, Kind, check_folder, claimed, show, write
+from adadpigu.cli.audit_output import KINDS, OWNERS, Kind, check_folder, claimed, kept, show, write
 from adadpigu.cli.commands import Json, with_settings
 from adadpigu.cli.training_settings import configure, method_options, read_flags
 from adadpigu.config import GROUPS, RunConfig
@@ -80,13 +80,19 @@ def audit(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Without AUDIT: all of them on every method (hours).")] = False,
+    part: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Without AUDIT: every N-th of them, from the K-th on.")
+    ] = None,
     diagnostics: Annotated[
         bool, typer.Option("--diagnostics", help="Look at your own private records: OUTSIDE the guarantee.")
     ] = False,
     trust_model_code: Annotated[
         bool, typer.Option("--trust-model-code", help="The run's model may be code of your own.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for JSON and figures. [RUN/audits, or audits/…]")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for JSON and figures; a list keeps what it finds there. [RUN/audits, or audits/…]"),
+    ] = None,
     as_json: Json = False,
     **settings: object,
 ) -> int:
@@ -100,14 +106,16 @@ def audit(
     sizes = {name: value for name, value in locals().items() if name in OWNERS and value is not None}
     flags = {**read_flags(settings), "method_options": method_options(option or [], [], {})}
     chosen = _chosen(kind, sizes, full)
+    require(part is None or chosen is None, f"part={part!r} with AUDIT={kind!r}: it would do nothing; allowed: without")
     _check_through(kind, through)
     if through == "processes" and not in_job():
         return launched(partial(audit, **given))
     subject_flags = {"preset": preset, "config": config, "sample_rate": sample_rate}
     if chosen is None:
         others = {"run": run, "confidence": confidence, "diagnostics": diagnostics or None}
+        share = _share(part)
         _refuse_flags(flags | subject_flags | others | {"trust_model_code": trust_model_code or None}, "AUDIT=None")
-        return _suite(full, out, as_json)
+        return _suite(full, share, out, as_json)
     from adadpigu.audit import AUDITS, claim_of_run, config_of_run
     from adadpigu.audit.through import audit_through
 
@@ -200,18 +208,34 @@ def _new_folder(stem: str) -> Path:
     return Path("audits") / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def _suite(full: bool, out: Path | None, as_json: bool) -> int:
+def _share(part: str | None) -> slice:
+    """Which of a list "K/N" names.
+
+    >>> list(range(10))[_share("2/4")]
+    [1, 5, 9]
+    """
+    first, _, every = (part or "1/1").partition("/")
+    known = first.isdecimal() and every.isdecimal() and 1 <= int(first) <= int(every)
+    require(known, f"part={part!r} is not K/N with K from 1 to N, such as 1/4")
+    return slice(int(first) - 1, None, int(every))
+
+
+def _suite(full: bool, share: slice, out: Path | None, as_json: bool) -> int:
+    """All audits of a list, but for those whose results lie in the folder already."""
     from adadpigu.audit.suite import entries
 
     results: list[AuditResult] = []
     folder = out or _new_folder("all")
     check_folder(folder)
-    chosen = list(entries(full=full))
+    chosen = list(entries(full=full))[share]
     with count_progress(notes(), "audits") as counter:
         for place, entry in enumerate(chosen):
             counter.name(f"{entry.audit}: {entry.subject}")
-            results.append(entry.result(partial(counter.part, place, len(chosen))))
-            write(results[-1], folder, f"{entry.subject}-{entry.audit}".replace(", ", "-").replace(" ", "-"))
+            stem = f"{entry.subject}-{entry.audit}".replace(", ", "-").replace(" ", "-")
+            found = kept(folder, stem)
+            results.append(found or entry.result(partial(counter.part, place, len(chosen))))
+            if found is None:
+                write(results[-1], folder, stem)
     passed = all(result.passed for result in results)
     if as_json:
         print_json({"passed": passed, "audits": [result.to_json() for result in results]})

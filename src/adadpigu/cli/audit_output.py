@@ -76,6 +76,15 @@ def write(result: "AuditResult", folder: Path, stem: str) -> list[Path]:
     return written
 
 
+def kept(folder: Path, stem: str) -> "AuditResult | None":
+    """What an earlier call has found and written; None where it has not."""
+    from adadpigu.report.audits import audit_of
+    from adadpigu.runs.reading import json_of
+
+    name = f"{stem}.json"
+    return audit_of(json_of(folder, name), name).result if (folder / name).is_file() else None
+
+
 def show(result: "AuditResult", written: list[Path]) -> None:
     """One audit: what is claimed, what was shown, and what that rests on."""
     kind = KINDS[result.audit]
