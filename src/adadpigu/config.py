@@ -63,6 +63,10 @@ class CommonOptions:
     clipping: Clipping = option("flat", _PRIVACY, "flat, or automatic (every record is scaled). [flat]")
     clip_stability: float = option(0.01, _PRIVACY, "γ of automatic clipping. [0.01]")
     perturbation: float = option(0.0, _PRIVACY, "κ: adds random vectors of size κC before the clip. [0]", off=0.0)
+    private_validation: float | str | None = option(
+        None, _PRIVACY, "Share of the records that is held out and scored once, with noise; or test.", text="SHARE|test"
+    )
+    validation_noise: float = option(10.0, _PRIVACY, "Noise multiplier of that one score, charged. [10]")
     steps: int | None = option(None, _STEPS, "T, steps of all stages of the method.")
     epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
     evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set. [20 looks a run]")

@@ -113,11 +113,16 @@ def rdp_epsilon(spending: Spending, delta: float, orders: tuple[float, ...] = OR
 def _rdp_of_draw(q: float, sigma: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     import dp_accounting as dp
 
-    logging.getLogger("absl").addFilter(_is_no_order)
+    quiet_orders()
     accountant = dp.rdp.RdpAccountant(list(orders))
     accountant.compose(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)))
     # `_rdp`, since dp_accounting 0.5 has no public name for it. At or below zero there is only rounding error left.
     return tuple(float(value) if value > 0 else math.inf for value in accountant._rdp)
+
+
+def quiet_orders() -> None:
+    """Keeps dp_accounting from telling of every order that does not converge."""
+    logging.getLogger("absl").addFilter(_is_no_order)
 
 
 def _is_no_order(record: logging.LogRecord) -> bool:

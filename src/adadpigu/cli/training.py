@@ -26,7 +26,7 @@ from adadpigu.core.randomness import Randomness, ReproducibleRandomness, Tier
 from adadpigu.errors import InputError, check
 from adadpigu.loggers import make_logger
 from adadpigu.runs.loading import refuse_code
-from adadpigu.runs.run import Observer, Run, check_free
+from adadpigu.runs.run import Observer, Run, Validation, check_free
 from adadpigu.training import Preparation, train_prepared
 from adadpigu.training.configured import configured, resolved
 from adadpigu.training.distributed.launching import agreed, joined, only_first_prints, run_to_resume
@@ -210,10 +210,16 @@ def _chosen_randomness(settings: RunConfig) -> Randomness | Tier | None:
     return ReproducibleRandomness(settings.seed)
 
 
+def _validation_row(found: Validation) -> list[str]:
+    noise = found.stddev / max(found.records, 1.0)
+    return ["accuracy on private records", f"{found.accuracy:.2%} ± {noise:.1%} (noise), loss {found.loss:.3g}"]
+
+
 def print_summary(run: Run) -> None:
     privacy = run.privacy
     rows = [
         ["test accuracy", "—" if run.accuracy is None else f"{run.accuracy:.2%}"],
+        *([] if run.validation is None else [_validation_row(run.validation)]),
         ["ε (PLD, the one to cite)", rounded_up(privacy.epsilon_pld) if privacy.private else "∞: NOT PRIVATE"],
         ["ε (RDP)", rounded_up(privacy.epsilon_rdp) if privacy.private else "—"],
         ["δ", f"{privacy.delta:g}"],

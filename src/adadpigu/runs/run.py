@@ -80,6 +80,18 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What was released, with noise, of private validation records."""
+
+    accuracy: float
+    loss: float
+    records: float  # about how many there are
+    right: float
+    """the noisy count of right answers, by which runs on the same records are compared"""
+    stddev: float  # of the noise on each count
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A finished (or interrupted) training run."""
 
@@ -88,6 +100,7 @@ class Run:
     dataset: str
     privacy: PrivacyReport
     accuracy: float | None  # test accuracy of the kept weights, 0 to 1
+    validation: Validation | None = None  # what was released of private validation records
     steps: int  # that were planned
     steps_done: int
     """fewer where the run was interrupted, or where steps that a crash has cost could not be paid for again"""
@@ -129,6 +142,7 @@ class Run:
             "method": self.method,
             "dataset": self.dataset,
             "test_accuracy": self.accuracy,
+            **({} if self.validation is None else {"private_validation": asdict(self.validation)}),
             "epsilon": privacy["epsilon_pld"],
             "epsilon_rdp": privacy["epsilon_rdp"],
             "epsilon_spent": privacy["epsilon_spent"],

@@ -1,5 +1,7 @@
 """Accuracy on test records. They are somebody's too: the statement says that they are outside the guarantee."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,16 +40,22 @@ def predict(model: nn.Module, inputs: Tree, *, device: torch.device, chunk: int 
 
 def accuracy(model: nn.Module, population: Population, *, device: torch.device) -> float:
     """The share of records whose largest output is their label; of several labels, of them; one output is a logit."""
-    correct = 0.0
+    right = sum(float(right.sum()) for _, _, right in answers(model, population, device=device))
+    return right / max(len(population), 1)
+
+
+def answers(
+    model: nn.Module, population: Population, *, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Outputs, targets, and how far each record's answer is right, in [0, 1]: some records at a time."""
     for start in range(0, len(population), _AT_ONCE):
         inputs, targets = population.take(torch.arange(start, min(start + _AT_ONCE, len(population))))
         if getattr(population, "whole", False):
             inputs, targets = inputs
         labels = targets.cpu().reshape(len(targets), targets[:1].numel()).double()
-        outputs = predict(model, inputs, device=device)
+        outputs = scores = predict(model, inputs, device=device)
         if outputs.numel() == len(outputs):  # beside the score 0 of label 0
-            outputs = F.pad(outputs.reshape(-1, 1), (1, 0))
-        right = outputs.argmax(dim=1).reshape(labels.shape) == labels.round()
+            scores = F.pad(outputs.reshape(-1, 1), (1, 0))
+        right = scores.argmax(dim=1).reshape(labels.shape) == labels.round()
         known = (labels >= 0).sum(dim=1).clamp(min=1)
-        correct += float((right.sum(dim=1).double() / known).sum())
-    return correct / max(len(population), 1)
+        yield outputs, targets.cpu(), right.sum(dim=1).double() / known

@@ -25,7 +25,8 @@ from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.errors import BudgetError, InputError, LedgerError
 from adadpigu.methods.base import Stage
-from adadpigu.runs.run import Metrics, Observer, Run
+from adadpigu.runs.run import Metrics, Observer, Run, Validation
+from adadpigu.training import validating
 from adadpigu.training.checkpoints import Checkpoint, Checkpoints
 from adadpigu.training.cuda_graphs import CapturedSteps, ReplayedDraws, choose_recorder
 from adadpigu.training.evaluation import accuracy
@@ -90,6 +91,7 @@ class Session:
         self._schedules = (prepared.options.lr_schedule, prepared.options.warmup) != ("constant", 0)
         self._started = 0.0
         self.done = 0  # steps that were taken
+        self.validation: Validation | None = None
         self.reported: PrivacyReport | None = None  # what is claimed for a run that has ended or failed
         self._end: End = "interrupted"
         self.stop = StopRequest()
@@ -166,6 +168,7 @@ class Session:
             execution=how + ("" if self._threads is None else f", {self._threads} CPU thread(s)"),
             gradients=self._p.engine.reason,
             folder=None if self._store is None else self._store.path,
+            validation=self.validation,
             outputs={name: found.detach().cpu() for name, found in self.learned.method_state.outputs().items()},
         )
         self._hub.end(run)
@@ -204,6 +207,8 @@ class Session:
                 self.draws.begin_step(stage.name, self.done, planned)
                 if number == 0 and (norm := self._p.released_norm) is not None:
                     release_normalisation(norm, self.draws, self._p.data.records)
+                elif stage.name == validating.STAGE and self._p.options.private_validation is not None:
+                    self._validate()
                 else:
                     self.learned.method_state.begin_step(stage, index, self.learned.optimiser.weights)
                     yield Step(stage=number, index=index, count=self.done)
@@ -291,8 +296,16 @@ class Session:
         kept = learned.optimiser.weights if learned.average is None else learned.average.value
         self._layout.write(self._p.model, learned.method_state.effective(kept))
 
+    def _validate(self) -> None:
+        """Scores the weights that are kept on private records, with noise."""
+        self._keep_weights()
+        query = validating.validation_query()
+        release = self.draws.release_sum(query, partial(validating.validation_sum, self._p, query), validating.STAGE)
+        self.validation = validating.validation_of(release, validating.loss_bound(self._p.data))
+        self._layout.write(self._p.model, self.learned.optimiser.weights)
+
     def _accuracy(self) -> float | None:
-        test = self._p.data.test
+        test = None if self._p.options.private_validation is not None else self._p.data.test
         return None if test is None else accuracy(self._p.tested_model(), test, device=self._p.device)
 
     def _look(self) -> float | None:

@@ -50,6 +50,10 @@ class TrainingOptions(CommonOptions):
         check_range("epochs", self.epochs, "a finite number above 0")
         check_range("perturbation", self.perturbation, "a finite number of at least 0")
         check_range("noise_multiplier", self.noise_multiplier, "a finite number above 0")
+        check_range("validation_noise", self.validation_noise, "a finite number above 0")
+        share = self.private_validation
+        fits = share in (None, "test") or (isinstance(share, float) and 0 < share < 1)
+        require(fits, f"private_validation={share!r} is neither a share of the records, in (0, 1), nor 'test'")
         check_range("ema", self.ema, "in (0, 1)")
         check_range("tail", self.tail, "in (0, 1]")
         one = self.ema is None or self.tail is None
@@ -134,6 +138,7 @@ _NEEDED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool], str], ...] = (
     (("body_lr",), "optimizer", lambda made: isinstance(made, str), "a name"),
     (("momentum",), "optimizer", lambda made: str(made).lower() not in _WITHOUT_MOMENTUM, "'sgd' or 'rmsprop'"),
     (("activation",), "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
+    (("validation_noise",), "private_validation", lambda share: share is not None, "a share, or 'test'"),
     (("evaluate_every",), "test", lambda test: test is not None, "test records"),
     (("diagnostics", "checkpoint_every"), "out", lambda out: out is not None, "a run folder"),
 )

@@ -29,6 +29,7 @@ from adadpigu.errors import BudgetError, InputError, require
 from adadpigu.features.front import Front, Fronted, OfViews, ReleasedNorm, whole
 from adadpigu.methods.base import Draw, Method, RunContext, Stage
 from adadpigu.priors.random_images import process_scores, takes_images
+from adadpigu.training import validating
 from adadpigu.training.micro_batches import View
 from adadpigu.training.normalising import normalisation_stage
 from adadpigu.training.optimiser import MaskedOptimiser
@@ -161,9 +162,12 @@ def prepare(
         require(not asked or method.private, f"{given}: method {method.name!r} clips nothing; leave it out")
     told = f"denoise={options.denoise!r}: the noise in ĝ of method {method.name!r} is not known"
     require(options.denoise == "none" or method.denoises, f"{told}; leave it out")
+    data = validating.with_validation(data, options)
     task = Task.of(model, data, loss, losses, None if front is None else Front.of(front).to(device), device)
     front = task.front
     PoissonSampler.expecting(batch_size=options.batch_size, records=data.records)
+    if options.private_validation is not None:
+        validating.check_validation(task)
     stages = _stages(method, data, options, front)
     options, public = _with_public(method, data, options, task)
     augmentation, views = options.augmentation(), parse_views(options.views)
@@ -238,7 +242,10 @@ def _stages(method: Method, data: DataSet, options: TrainingOptions, front: Fron
         fits = draw.batch_size is None or 1 <= draw.batch_size <= data.records
         require(fits, f"batch_size={draw.batch_size} of the draw {draw.name!r} {allowed}")
     released = None if front is None else front.released
-    return stages if released is None else (normalisation_stage(released, data.records), *stages)
+    before = () if released is None else (normalisation_stage(released, data.records),)
+    scored = options.private_validation is not None
+    after = (validating.validation_stage(options.validation_noise, data.records),) if scored else ()
+    return (*before, *stages, *after)
 
 
 def _with_public(

@@ -167,6 +167,16 @@ class Draws:
             self._watch.after_draw(draw, queries, releases)
         return releases
 
+    def release_sum(self, query: RecordSum, total: Callable[[], BoundedSum], draw: str) -> Release:
+        """One charged release of a sum over other records than those that are drawn from; nobody's are drawn."""
+        if self._watch is not None:
+            self._watch.before_draw(draw, (query,))
+        paid = self._charge_and_sample((query,), draw)
+        made = self._mechanism.release([self._withholding(total)], paid.receipt)
+        if self._watch is not None:
+            self._watch.after_draw(draw, (query,), made)
+        return made[query.name]
+
     def denoise(self, released: Release, sizes: Sequence[int] | None = None) -> Release:
         """The release with less noise, where the run asks for that; else the release itself."""
         if self._denoise == "none":
