@@ -9,9 +9,10 @@ import logging
 import math
 from collections.abc import Sequence
 
-from adadpigu.accounting.events import DpEvent, Spending, spending_of
+from adadpigu.accounting.events import DpEvent, Spending, is_repeated, leaves, spending_of
 from adadpigu.accounting.plan import Plan, check_delta
 from adadpigu.accounting.pld import coarse_interval, pld_epsilon, tight_interval
+from adadpigu.accounting.repeating import repeated_epsilon
 from adadpigu.errors import check_known
 
 ACCOUNTANTS = ("pld", "rdp", "rdp_classic")
@@ -42,6 +43,8 @@ def epsilon(event: DpEvent, delta: float, accountant: str = "pld") -> float:
     """
     check_delta(delta)
     check_known("accountant", accountant, ACCOUNTANTS)
+    if any(map(is_repeated, leaves(event))):  # of which no privacy loss distribution is known
+        return repeated_epsilon(event, delta, classic=accountant == "rdp_classic")
     spending = spending_of(event)
     if accountant == "pld":
         return pld_epsilon(spending, delta, tight_interval(spending))

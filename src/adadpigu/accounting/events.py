@@ -103,10 +103,29 @@ def sampled_gaussian(event: DpEvent) -> tuple[float, float]:
     raise InputError(f"event {type(event).__name__}: {known}")
 
 
+def repeated(run: Iterable[tuple[DpEvent, int]], mean: float, shape: float) -> DpEvent:
+    """A random number of runs, each of these events, of which the best is shown."""
+    from dp_accounting import dp_event
+
+    check("mean", mean, math.isfinite(mean) and mean >= 1 and shape >= 0, "must be a finite number of at least 1")
+    parts = tuple(dp_event.SelfComposedDpEvent(event, count) for event, count in run)
+    return dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(parts), mean, shape)  # a tuple: it can be a key
+
+
+def is_repeated(event: DpEvent) -> bool:
+    from dp_accounting import dp_event
+
+    return isinstance(event, dp_event.RepeatAndSelectDpEvent)
+
+
 def event_to_json(event: DpEvent) -> dict[str, object]:
     """A single mechanism as plain JSON; an event that this package does not use is refused by name."""
     import dp_accounting as dp
 
+    if is_repeated(event):
+        parts = [[event_to_json(part), count] for part, count in leaves(event.event).items()]
+        shape = event.shape if math.isfinite(event.shape) else None
+        return {"event": "RepeatAndSelect", "mean": event.mean, "shape": shape, "of": parts}
     rate, sigma = sampled_gaussian(event)
     if isinstance(event, dp.NonPrivateDpEvent):
         return {"event": "NonPrivate"}
@@ -127,6 +146,9 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     try:
         if data.get("event") == "NonPrivate":
             return dp.NonPrivateDpEvent()
+        if data.get("event") == "RepeatAndSelect":
+            shape = math.inf if data["shape"] is None else float(data["shape"])
+            return repeated([(event_from_json(part), int(n)) for part, n in data["of"]], float(data["mean"]), shape)
         sampled = data.get("event") == "PoissonSampled"
         gaussian = data["of"] if sampled else data
         name = gaussian.get("event")

@@ -196,6 +196,14 @@ class Ledger:
             # only now: what is not on the file must never be given back there
             self._reserved = {(stage, step + n, draw): event for n in range(steps) for draw, event in matched.items()}
 
+    def store(self, path: Path) -> None:
+        """Writes a ledger that was kept in memory to a file, where it goes on."""
+        with self._opened():
+            journal = Journal(path, new=True)
+            for line in (self._header, *self._lines):
+                journal.append(strict_json(line))
+            self._journal = journal
+
     def add_caveat(self, text: str) -> None:
         """Keeps something that the guarantee does not cover, once, for every statement from here on."""
         if text not in self.record.caveats:

@@ -136,6 +136,8 @@ class LedgerRecord:
         """PLD ε of what was charged, of a damaged ledger that of the plan; infinite where noise can be repeated."""
         if not all(session.secret for session in self.sessions()):
             return math.inf
+        if (several := self.header["facts"].get("repeats")) is not None:  # of which this run is the best
+            return epsilon(dp_events.event_from_json(several), self.delta)
         return epsilon(self.plan.event() if self.damage else self.events(), self.delta)
 
     @property

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from adadpigu.accounting.events import DpEvent, spending_of
+from adadpigu.accounting.events import DpEvent, is_repeated, leaves, spending_of
 from adadpigu.accounting.pld import coarse_interval, privacy_profile
+from adadpigu.accounting.repeating import repeated_profile
 
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 PRIORS = (0.5, 0.01, 0.0001)  # 1 in 2, in 100 and in 10,000
@@ -41,6 +42,13 @@ class MembershipBounds:
         return [toss, *((f"named*: 1 in {1 / p:,.0f} used", p, named[f"{p:g}"]) for p in PRIORS)]
 
 
+def _profile(event: DpEvent, epsilons: list[float]) -> list[float]:
+    if any(map(is_repeated, leaves(event))):
+        return repeated_profile(event, epsilons)
+    spending = spending_of(event)
+    return privacy_profile(spending, epsilons, coarse_interval(spending))
+
+
 def membership_bounds(event: DpEvent) -> MembershipBounds:
     """What studying all releases of an event can tell about one record's presence.
 
@@ -52,10 +60,9 @@ def membership_bounds(event: DpEvent) -> MembershipBounds:
     >>> round(found.advantage, 4), round(found.true_positive_rates["0.01"], 4)
     (0.3829, 0.0924)
     """
-    spending = spending_of(event)
     beyond = [math.log((1 - prior) / prior) for prior in PRIORS]
     epsilons = sorted({*_LOSSES, *beyond})
-    profile = dict(zip(epsilons, privacy_profile(spending, epsilons, coarse_interval(spending)), strict=True))
+    profile = dict(zip(epsilons, _profile(event, epsilons), strict=True))
     losses, deltas = np.array([*profile]), np.array([*profile.values()])
 
     def true_positives(alpha: float) -> float:

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adadpigu.accounting.events import DpEvent, leaves
+from adadpigu.accounting.events import DpEvent, leaves, repeated
 from adadpigu.accounting.plan import Budget, Plan
 from adadpigu.errors import BudgetError, check, check_known
 
+Numbers = NDArray[np.float64]
 Law = Literal["geometric", "poisson"]
-ORDERS: tuple[float, ...] = (*(1 + tenth / 10 for tenth in range(1, 100)), *map(float, (*range(11, 64), 128, 256, 512)))
-_LARGEST_SIGMA = 2.0**20
-_EXACT = 1.002  # ratio of two noise multipliers that are as good as one
+ORDERS: tuple[float, ...] = tuple(map(float, (*range(2, 64), 128, 256, 512)))
+"""whole ones: of every draw they are finite sums, so that two plans can be compared at each"""
+_LARGEST_SIGMA = 2.0**14
+_EXACT = 1.001  # ratio of two noise multipliers that are as good as one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Repeats:
 
     law: Law = "geometric"
     mean: float
+    run: Plan | None = None
+    """the plan that every run is charged as, whatever it costs less; None: its own"""
 
     def __post_init__(self) -> None:
         check_known("law", self.law, get_args(Law))
@@ -43,13 +48,9 @@ class Repeats:
         """Of the truncated negative binomial law: 1 is geometric, infinity Poisson."""
         return 1.0 if self.law == "geometric" else math.inf
 
-    def event(self, run: DpEvent) -> DpEvent:
+    def event(self, plan: Plan) -> DpEvent:
         """All runs and the choice among them, as one event."""
-        from dp_accounting import dp_event
-
-        parts = tuple(dp_event.SelfComposedDpEvent(event, count) for event, count in leaves(run).items())
-        whole = dp_event.ComposedDpEvent(parts)  # a tuple, so that it can be a key
-        return dp_event.RepeatAndSelectDpEvent(event=whole, mean=float(self.mean), shape=self.shape)
+        return repeated(leaves((self.run or plan).event()).items(), float(self.mean), self.shape)
 
     def draw(self, rng: np.random.Generator) -> int:
         """K. The first draw counts: whoever draws again until it suits has another law."""
@@ -59,30 +60,32 @@ class Repeats:
         return {"law": self.law, "mean": self.mean}
 
 
-def is_repeated(event: DpEvent) -> bool:
-    from dp_accounting import dp_event
-
-    return isinstance(event, dp_event.RepeatAndSelectDpEvent)
-
-
-def repeated_epsilon(events: Sequence[tuple[DpEvent, int]], delta: float, *, classic: bool = False) -> float:
+def repeated_epsilon(event: DpEvent, delta: float, *, classic: bool = False) -> float:
     """ε at δ of events of which some are repeats, by Rényi DP."""
     from dp_accounting import rdp
 
-    values = _rdp(tuple(events))
+    values = _rdp(tuple(leaves(event).items()))
     if classic:
         pairs = zip(ORDERS, values, strict=True)
         return min(value + math.log(1 / delta) / (order - 1) for order, value in pairs)
     return float(rdp.compute_epsilon(ORDERS, values, delta)[0])
 
 
-def repeated_profile(events: Sequence[tuple[DpEvent, int]], epsilons: Sequence[float]) -> list[float]:
+def repeated_profile(event: DpEvent, epsilons: Sequence[float]) -> list[float]:
     """δ at each ε, by Rényi DP: never too low."""
-    orders, values = np.array(ORDERS), np.array(_rdp(tuple(events)))
+    orders, values = np.array(ORDERS), np.array(_rdp(tuple(leaves(event).items())))
     logs = (orders - 1) * (values - np.array(epsilons)[:, None] + np.log1p(-1 / orders)) - np.log(orders)
     apart = 0.5 * np.log(-np.expm1(-np.minimum(values.min(), 700.0)))  # by the Kullback-Leibler divergence, at ε = 0
-    deltas: list[float] = np.exp(np.minimum(0.0, np.minimum(logs.min(axis=1), apart))).tolist()
-    return deltas
+    found = np.exp(np.minimum(0.0, np.minimum(logs.min(axis=1), apart)))
+    return [float(delta) for delta in _tightened(np.exp(np.array(epsilons)), found)]
+
+
+def _tightened(odds: Numbers, deltas: Numbers) -> Numbers:
+    """Smaller δ where larger ε imply it: being (ε, δ)-private either way round, a test has α false and β true positives
+    with β ≤ min(e^ε α + δ, 1 − e^−ε(1 − δ − α)), so β − tα ≤ δ + (e^ε − t)(1 − δ)/(1 + e^ε) for every t ≤ e^ε."""
+    implied = deltas + (odds - odds[:, None]) * (1 - deltas) / (1 + odds)
+    found: Numbers = np.minimum(deltas, np.where(odds >= odds[:, None], implied, np.inf).min(axis=1))
+    return found
 
 
 @functools.lru_cache(maxsize=256)
@@ -100,22 +103,31 @@ def _rdp(events: tuple[tuple[DpEvent, int], ...]) -> tuple[float, ...]:
 
 
 def calibrate_repeated(plan_at: Callable[[float], Plan], repeats: Repeats, budget: Budget) -> tuple[float, Plan]:
-    """About the least σ at which all runs together keep the budget, and the plan of one of them."""
+    """About the least σ at which all runs together keep the budget, and the plan of one of them.
 
-    def cost(sigma: float) -> float:
-        return repeated_epsilon([(repeats.event(plan_at(sigma).event()), 1)], budget.delta)
+    Where every run is charged as a given plan, the least at which this one costs no more, at any Rényi order.
+    """
 
-    least = cost(_LARGEST_SIGMA)
-    if least > budget.epsilon:
-        told = f"the choice among {repeats.mean:g} runs on average and their scores already cost {least:.4g}"
-        raise BudgetError(f"epsilon={budget.epsilon}: too small; {told} at delta={budget.delta}")
+    def fits(sigma: float) -> bool:
+        if repeats.run is not None:
+            return _costs_no_more(plan_at(sigma), repeats.run)
+        return repeated_epsilon(repeats.event(plan_at(sigma)), budget.delta) <= budget.epsilon
+
     high = 1.0
-    while cost(high) > budget.epsilon:
+    while not fits(high):
         high *= 2
+        if high > _LARGEST_SIGMA:
+            told = f"the choice among {repeats.mean:g} runs on average and their scores alone cost more"
+            raise BudgetError(f"epsilon={budget.epsilon}, delta={budget.delta}: too small; {told}")
     low = high / 2
-    while cost(low) <= budget.epsilon:
+    while fits(low):
         low, high = low / 2, low
     while high / low > _EXACT:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= budget.epsilon else (middle, high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return high, plan_at(high)
+
+
+def _costs_no_more(plan: Plan, other: Plan) -> bool:
+    costs, limits = (_rdp(tuple(leaves(each.event()).items())) for each in (plan, other))
+    return all(cost <= limit * (1 + 1e-12) for cost, limit in zip(costs, limits, strict=True))

@@ -19,6 +19,7 @@ from adadpigu.accounting.journal import strict_json
 from adadpigu.accounting.ledger_reading import LedgerSession, ReleaseSummary
 from adadpigu.accounting.membership import MembershipBounds, membership_bounds
 from adadpigu.accounting.plan import Plan
+from adadpigu.accounting.repeating import Repeats
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import render
 from adadpigu.errors import InputError
@@ -135,32 +136,35 @@ def privacy_report(
     diagnostics_exposed: bool = False,
     not_covered: Sequence[str] = (),
     warnings: Sequence[str] = (),
+    repeats: Repeats | None = None,
     **facts: Any,
 ) -> PrivacyReport:
     """The report of a run, its ε values computed from the plan and from what was spent (`ledger.events()`).
 
+    Of a run that is the best of several (`repeats`) all of them are claimed, and spent from the start.
     `private` follows: a finite ε and noise that nobody can repeat. `not_covered` and `warnings` add to the usual ones.
     `facts` are the other fields of `PrivacyReport`, as they are.
     """
-    claim = accountants.epsilons(plan.event(), delta)
+    planned = plan.event() if repeats is None else repeats.event(plan)
+    claim = accountants.epsilons(planned, delta)
     return PrivacyReport(
         private=math.isfinite(claim["pld"]) and randomness_private,
         epsilon_pld=claim["pld"],
         epsilon_rdp=claim["rdp"],
         epsilon_rdp_classic=claim["rdp_classic"],
-        epsilon_spent=accountants.epsilon(spent, delta),
+        epsilon_spent=accountants.epsilon(spent if repeats is None else planned, delta),
         delta=delta,
         records=records,
         expected_batch_size=expected_batch_size,
         sample_rate=expected_batch_size / records,
         stages=tuple(StageSteps(name=s.name, planned=s.steps, done=steps_done.get(s.name, 0)) for s in plan.stages),
-        events=tuple(EventCount(event=event_to_json(event), count=n) for event, n in leaves(plan.event()).items()),
+        events=tuple(EventCount(event=event_to_json(event), count=n) for event, n in leaves(planned).items()),
         randomness_private=randomness_private,
         diagnostics_exposed=diagnostics_exposed,
         not_covered=tuple(dict.fromkeys([*_NOT_COVERED, *_EXPOSED[: int(diagnostics_exposed)], *not_covered])),
         warnings=tuple(dict.fromkeys([*delta_warnings(delta, records), *warnings])),
         versions=library_versions(),
-        membership=membership_bounds(plan.event()),
+        membership=membership_bounds(planned),
         **facts,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from adadpigu.accounting.events import RELATION, SAMPLER
@@ -159,14 +160,29 @@ def _conditions(report: PrivacyReport) -> Iterator[list[str]]:
     yield [
         "How to check: privacy.json lists every planned event for any accountant to replay, ledger.log every draw "
         "that was charged; `adadpigu ledger verify` finds whether the record is whole. Here: "
-        f"{rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim), {rounded_up(report.epsilon_rdp)} "
-        f"by Rényi accounting ({rounded_up(report.epsilon_rdp_classic)}: classic)."
+        f"{_by_accountants(report)}."
     ]
+
+
+def _by_accountants(report: PrivacyReport) -> str:
+    by_renyi = f"by Rényi accounting ({rounded_up(report.epsilon_rdp_classic)}: classic)"
+    if any(group.event.get("event") == "RepeatAndSelect" for group in report.events):
+        return (
+            f"{rounded_up(report.epsilon_rdp)} {by_renyi}, which is the claim: no other is known for a choice of runs"
+        )
+    pld = f"{rounded_up(report.epsilon_pld)} by privacy loss distributions (the claim)"
+    return f"{pld}, {rounded_up(report.epsilon_rdp)} {by_renyi}"
 
 
 def _draw(group: EventCount) -> str:
     """One kind of planned draw: how many, with which probability and noise."""
     event: Mapping[str, Any] = group.event
+    if event.get("event") == "RepeatAndSelect":
+        law = "a Poisson" if event["shape"] is None else "a geometric"
+        parts = "; ".join(_draw(replace(group, event=part, count=count)) for part, count in event["of"])
+        return (
+            f"those of the best of K runs by a private score, K from {law} law of mean {event['mean']:g}, each {parts}"
+        )
     rate, event = (event["sample_rate"], event["of"]) if event.get("event") == "PoissonSampled" else (1.0, event)
     return f"{group.count} with probability {rate:.6g} and noise multiplier {event.get('noise_multiplier', 0.0):.6g}"
 

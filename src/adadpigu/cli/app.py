@@ -15,6 +15,7 @@ from adadpigu.cli.catalogue import methods, models, presets
 from adadpigu.cli.commands import Interrupted, add, example
 from adadpigu.cli.report import report
 from adadpigu.cli.training import train
+from adadpigu.cli.tuning import tune
 from adadpigu.cli.usage import evaluate, export, predict
 from adadpigu.console import print_error
 from adadpigu.errors import InputError, unknown
@@ -31,6 +32,12 @@ add(
     "adadpigu train --epsilon 2 --steps 60 --out runs/first",
     "adadpigu train --method dpsgd --model mlp --steps 60 --out runs/second",
     "adadpigu train --preset none --mean-decay 0.8 --steps 60 --out runs/plain",
+    extra_flags=True,
+)
+add(
+    app,
+    tune,
+    "adadpigu tune --choose lr=0.5,1,2 --choose clip_norm=0.1,0.5 --epsilon 4 --steps 60 --out runs/best",
     extra_flags=True,
 )
 add(app, account, "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000")

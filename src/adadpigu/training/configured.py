@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from adadpigu.accounting import Budget
+from adadpigu.accounting.repeating import Repeats
 from adadpigu.config import RunConfig
 from adadpigu.data import DataSet
 from adadpigu.errors import InputError
@@ -15,7 +16,10 @@ from adadpigu.training.preparation import Preparation, prepare
 
 
 def configured(
-    config: RunConfig, data: DataSet | None = None, progress: Callable[[float | None], None] | None = None
+    config: RunConfig,
+    data: DataSet | None = None,
+    progress: Callable[[float | None], None] | None = None,
+    repeats: Repeats | None = None,
 ) -> Preparation:
     """Everything that a config names, loaded, checked and calibrated; `data` replaces the data set it names."""
     method = make_method(config.method, config.method_options)
@@ -36,6 +40,7 @@ def configured(
         front=front,
         seed=config.seed,
         progress=progress,
+        repeats=repeats,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Plan, PlannedDraw, PlannedStage, delta_warnings, epsilon, epsilons
 from adadpigu.accounting.calibration import affordable_prefix, calibrate
+from adadpigu.accounting.repeating import Repeats, calibrate_repeated
 from adadpigu.core.gradients import GradientEngine, Loss, choose_engine
 from adadpigu.core.gradients.losses import Losses
 from adadpigu.core.layout import Layout
@@ -73,6 +74,7 @@ class Preparation:
     public: PublicRecords | None = None  # what the method learns from besides releases
     caveats: tuple[str, ...] = ()  # what depends on the caller: what they computed, what could not be seen
     threads: int | None = None  # CPU threads of training and of the engine's trial; None: as many as there are
+    repeats: Repeats | None = None  # of a run that is one of several, of which the best is kept
     identity: object = field(default_factory=object)  # the same in all copies of this preparation, which are one run
 
     @property
@@ -149,11 +151,13 @@ def prepare(
     front: nn.Module | None = None,
     seed: int | None = None,
     progress: Callable[[float | None], None] | None = None,
+    repeats: Repeats | None = None,
 ) -> Preparation:
     """Checks everything that can be checked and finds σ. `budget` None claims whatever `noise_multiplier` costs.
 
     A copy of `front` comes before the model; its features are computed here, once, where that is possible, and
-    `progress` is told how far that is. Other arguments are those of `train`.
+    `progress` is told how far that is. With `repeats` the budget is for all runs together. Other arguments are those of
+    `train`.
     """
     device = options.torch_device()
     model = uncompiled(model).to(device)
@@ -195,8 +199,8 @@ def prepare(
     told = f"optimizer={type(optimiser.inner).__name__} keeps no second moment, by which method {method.name!r} scales"
     require(kept, f"{told}; allowed: adam, adamw, nadam, radam, rmsprop, adadelta, adagrad")
     delta = delta if budget is None else budget.delta
-    sigma, plan = _fix_noise(method, stages, data, budget, delta, options)
-    claim = epsilons(plan.event(), delta)
+    sigma, plan = _fix_noise(method, stages, data, budget, delta, options, repeats)
+    claim = epsilons(plan.event() if repeats is None else repeats.event(plan), delta)
     warned = delta_warnings(delta, data.records) if method.private else ()
     if method.private and budget is None:
         cost = f"noise_multiplier={sigma:g} for {plan.steps} steps costs epsilon={claim['pld']:.4g}"
@@ -223,6 +227,7 @@ def prepare(
         seed=secrets.randbits(62) if seed is None else seed,
         epsilons=claim,
         public=public,
+        repeats=repeats,
         caveats=(*caveats, *task.declared()),
         warnings=(*warned, *trained_before(model)),
         example=select(task.example, slice(1)),
@@ -294,6 +299,7 @@ def _fix_noise(
     budget: Budget | None,
     delta: float,
     options: TrainingOptions,
+    repeats: Repeats | None,
 ) -> tuple[float, Plan]:
     def planned(draw: Draw, sigma: float) -> PlannedDraw:
         return PlannedDraw(
@@ -314,8 +320,11 @@ def _fix_noise(
     if fixed is None:
         if budget is None:
             raise InputError("privacy=None and noise_multiplier=None: give a budget or a noise multiplier")
+        if repeats is not None:
+            return calibrate_repeated(plan_at, repeats, budget)
         found = calibrate(plan_at, epsilon=budget.epsilon, delta=budget.delta)
         return found.noise_multiplier, found.plan
+    require(repeats is None, f"noise_multiplier={fixed} of repeated runs; allowed: a budget for all of them")
     plan = plan_at(fixed)
     cost = epsilon(plan.event(), delta)
     if budget is not None and cost > budget.epsilon:

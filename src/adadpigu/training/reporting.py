@@ -10,6 +10,7 @@ from adadpigu.models.starts import started_from
 from adadpigu.training.preparation import Preparation
 
 RAN_OUT = "that the GPU ran out of memory over a draw, and when: that is not noised"
+COUNTED = "how many runs this one is the best of: the folder that the search worked in tells it; keep it to yourself"
 FAILED = "that the run failed, and when: an error amid private records is not noised"
 COMPARED = "scores on test records, by which the runs of a shared ledger are compared: these are exact"
 OWNERS_TESTED = "scores on test records of owners who are trained on: these are exact (split by owner)"
@@ -51,10 +52,12 @@ def report_on(
         randomness_private=randomness.private and all(session.secret for session in sessions),
         diagnostics_exposed=exposed,
         interrupted=interrupted,
+        repeats=prepared.repeats,
         sessions=sessions,
         shared=shared,
         not_covered=[
             *([COMPARED] if shared is not None else []),
+            *([] if prepared.repeats is None else [COUNTED]),
             *([FAILED] if any(session.end == "failed" for session in sessions) else []),
             *([OWNERS_TESTED] if prepared.data.owners is not None and prepared.data.test is not None else []),
             *ledger.record.caveats,

@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from adadpigu.accounting import Budget, Ledger, library_versions
+from adadpigu.accounting.events import event_to_json
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
 from adadpigu.config import to_toml
@@ -319,9 +320,7 @@ def _begin(
     config = config or _describe(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        told = {} if (path := prepared.data.description) is None else {"description.toml": path.read_text("utf-8")}
-        for name, text in {"data.json": facts_of_data, **told, **files}.items():
-            folder.write_text(name, text)
+        _write_facts(folder, prepared, facts_of_data, files)
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
@@ -339,12 +338,29 @@ def _begin(
             "versions": library_versions(),
             "warnings": list(prepared.warnings),
             "declared": declared_by(prepared),
+            **({} if prepared.repeats is None else {"repeats": event_to_json(prepared.repeats.event(prepared.plan))}),
             **facts,
         },
     )
     if folder is not None:
         folder.ledger = ledger
     return Begun(prepared=prepared, folder=folder, ledger=ledger)
+
+
+def store(run: Run, prepared: Preparation, ledger: Ledger, path: Path, config: str) -> None:
+    """Writes a run that was made in memory into a new folder, with its ledger."""
+    folder = RunFolder(path, config)
+    _write_facts(folder, prepared, _facts(prepared, from_python=not config), {})
+    ledger.store(path / LEDGER_FILE)
+    folder.ledger = ledger
+    folder.write_privacy(run.privacy)
+    folder.end(run)
+
+
+def _write_facts(folder: RunFolder, prepared: Preparation, facts: str, files: Mapping[str, str]) -> None:
+    told = {} if (path := prepared.data.description) is None else {"description.toml": path.read_text("utf-8")}
+    for name, text in {"data.json": facts, **told, **files}.items():
+        folder.write_text(name, text)
 
 
 @contextlib.contextmanager
