@@ -33,6 +33,7 @@ from adadpigu.methods import (
 from adadpigu.models import make_model
 from adadpigu.runs.loading import load_into as load
 from adadpigu.training import Observer, PrivateBatch, PrivateLoop, Run, TrainingOptions, public, train
+from adadpigu.training.releasing import Released, release_counts, release_quantiles
 
 __all__ = [
     "DPSGD",
@@ -63,6 +64,7 @@ __all__ = [
     "RandomFreeze",
     "RecordSum",
     "Release",
+    "Released",
     "Run",
     "TrainingOptions",
     "load",
@@ -71,5 +73,7 @@ __all__ = [
     "make_method",
     "make_model",
     "public",
+    "release_counts",
+    "release_quantiles",
     "train",
 ]

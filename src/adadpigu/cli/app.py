@@ -13,6 +13,7 @@ from adadpigu.cli.accounting import account, calibrate
 from adadpigu.cli.audit import audit
 from adadpigu.cli.catalogue import methods, models, presets
 from adadpigu.cli.commands import Interrupted, add, example
+from adadpigu.cli.releasing import release
 from adadpigu.cli.report import report
 from adadpigu.cli.training import train
 from adadpigu.cli.tuning import tune
@@ -40,6 +41,7 @@ add(
     "adadpigu tune --choose lr=0.5,1,2 --choose clip_norm=0.1,0.5 --epsilon 4 --steps 60 --out runs/best",
     extra_flags=True,
 )
+add(app, release, "adadpigu release counts --dataset digits --epsilon 0.5")
 add(app, account, "adadpigu account --noise-multiplier 1.1 --sample-rate 0.01 --steps 1000")
 add(app, calibrate, "adadpigu calibrate --epsilon 2 --sample-rate 0.01 --steps 1000")
 add(app, methods, "adadpigu methods")
