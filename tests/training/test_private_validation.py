@@ -149,3 +149,10 @@ def test_records_without_a_score_are_refused_before_anything_is_charged(tmp_path
             **{**SHORT, "batch_size": 10},
         )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_loop_of_ones_own_has_no_last_step_for_a_score() -> None:
+    model = small_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match=r"private_validation=0\.2: it is scored where the package's own loop ends"):
+        ad.PrivateLoop(model, optimizer, small_digits(), noise_multiplier=2.0, private_validation=0.2)

@@ -24,7 +24,7 @@ from adadpigu.core.gradients.norms import keep_norms_frozen
 from adadpigu.core.randomness import Randomness, Tier
 from adadpigu.core.sensitive import Records
 from adadpigu.data.datasets import Source
-from adadpigu.errors import InputError, PrivacyLineError, check_range
+from adadpigu.errors import InputError, PrivacyLineError, check_range, require
 from adadpigu.methods import Method
 from adadpigu.runs.run import Observer, Run
 from adadpigu.training.distributed.job import current
@@ -183,6 +183,9 @@ class PrivateLoop:
         self._parts = accumulate
         for name in options.keys() & _OWNED:
             raise InputError(f"{name}={options[name]!r}: the loop is yours; set it on your optimizer or scheduler")
+        scored = options.get("private_validation")
+        told = f"private_validation={scored!r}: it is scored where the package's own loop ends"
+        require(scored is None, f"{told}; allowed: ad.train")
         given |= {"device": device_of(model), **options, "optimizer": lambda _: optimizer, "execution": "eager"}
         self._prepared = prepared_for(**given)
         place = {"out": out, "resuming": resume, "shared": ledger, "introduce": print_path}

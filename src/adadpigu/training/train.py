@@ -1,7 +1,6 @@
 """`train`: the whole pipeline in one call, from records to a model with a privacy report."""
 
 import contextlib
-import json
 import math
 import uuid
 import warnings
@@ -17,7 +16,6 @@ from adadpigu.accounting import Budget, Ledger, library_versions
 from adadpigu.accounting.events import event_to_json
 from adadpigu.accounting.ledger_reading import LEDGER_FILE, LedgerRecord
 from adadpigu.accounting.shared import SharedLedger, SharedTotal
-from adadpigu.config import to_toml
 from adadpigu.core.gradients import Loss, Losses
 from adadpigu.core.mechanism import MakeMechanism
 from adadpigu.core.processes import Processes
@@ -25,7 +23,6 @@ from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.data.datasets import Source, declare
 from adadpigu.errors import LedgerError, require
 from adadpigu.methods import AdaDPIGU, Method, make_method
-from adadpigu.models import made_as
 from adadpigu.runs.digests import text_digest
 from adadpigu.runs.run import Observer, Run, RunFolder, check_free, check_observers
 from adadpigu.training.checkpoints import Checkpoint
@@ -41,6 +38,7 @@ from adadpigu.training.reporting import declared_by, print_path
 from adadpigu.training.resuming import Begun, ledger_settings, noise_of
 from adadpigu.training.resuming import resume as resume_run
 from adadpigu.training.step import Watch
+from adadpigu.training.storing import described, facts_of_data, write_facts
 
 
 def train(
@@ -316,11 +314,11 @@ def _follow(prepared: Preparation, processes: Processes) -> Begun:
 def _begin(
     prepared: Preparation, out: Path | None, config: str, files: Mapping[str, str], facts: Mapping[str, object]
 ) -> Begun:
-    facts_of_data = _facts(prepared, from_python=not config)
-    config = config or _describe(prepared)
+    told = facts_of_data(prepared, from_python=not config)
+    config = config or described(prepared)
     folder = None if out is None else RunFolder(out, config)
     if folder is not None:
-        _write_facts(folder, prepared, facts_of_data, files)
+        write_facts(folder, prepared, told, files)
     ledger = Ledger(
         prepared.plan,
         budget=prepared.budget,
@@ -347,22 +345,6 @@ def _begin(
     return Begun(prepared=prepared, folder=folder, ledger=ledger)
 
 
-def store(run: Run, prepared: Preparation, ledger: Ledger, path: Path, config: str) -> None:
-    """Writes a run that was made in memory into a new folder, with its ledger."""
-    folder = RunFolder(path, config)
-    _write_facts(folder, prepared, _facts(prepared, from_python=not config), {})
-    ledger.store(path / LEDGER_FILE)
-    folder.ledger = ledger
-    folder.write_privacy(run.privacy)
-    folder.end(run)
-
-
-def _write_facts(folder: RunFolder, prepared: Preparation, facts: str, files: Mapping[str, str]) -> None:
-    told = {} if (path := prepared.data.description) is None else {"description.toml": path.read_text("utf-8")}
-    for name, text in {"data.json": facts, **told, **files}.items():
-        folder.write_text(name, text)
-
-
 @contextlib.contextmanager
 def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTotal] | None]:
     """Within it the whole plan is reserved on a shared ledger, if any; what was never charged is then given back."""
@@ -383,33 +365,3 @@ def _shared(begun: Begun, path: Path | None) -> Iterator[Callable[[], SharedTota
             place.settle(ledger, method)
         except LedgerError as error:
             warnings.warn(f"the shared ledger keeps the whole plan reserved: {error}", stacklevel=2)
-
-
-def _facts(prepared: Preparation, *, from_python: bool) -> str:
-    """What is public about the data set, for whoever uses the model without it; of a run from Python, the model too."""
-    data = prepared.data
-    facts = {name: getattr(data, name) for name in ("name", "records", "classes", "shape", "public")}
-    if data.owners is not None:
-        facts["owner_cap"] = data.owners.cap
-    if from_python:  # built again by `make_model`, or else by the user, as their class
-        again = {} if prepared.front is not None else made_as(prepared.model)
-        facts |= {k: made for k in ("shape", "classes") if (made := again.pop(k, None)) and facts[k] is None}
-        facts["built"] = again or {"class": type(prepared.model).__qualname__}
-    return json.dumps(facts, indent=2) + "\n"
-
-
-def _describe(prepared: Preparation) -> str:
-    """The config of a run that was started from Python: a record, since a model object cannot be rerun from a file."""
-    options = {k: v for k, v in vars(prepared.options).items() if v is not None and not callable(v)}
-    said = "# started from Python: model and data were objects there\n"
-    if callable(prepared.options.optimizer):
-        said += "# the optimiser was an object too: its learning rate and momentum are not known here\n"
-        options = {k: v for k, v in options.items() if k not in ("lr", "momentum", "weight_decay", "body_lr")}
-    data, source = prepared.data, {}
-    if data.files and data.name in (data.files[0].stem, data.files[0].name):  # read again by `adadpigu evaluate`
-        source = {"dataset": data.files[0].resolve(), "records": data.records, "classes": data.classes}
-        source |= {} if data.description is None else {"describe": data.description.resolve()}
-    asked = {} if prepared.budget is None else {"epsilon": prepared.budget.epsilon}
-    method = {"name": prepared.method.name, **prepared.method.options()}
-    kept = {"dataset": data.name, **source, **asked, "delta": prepared.delta, **options, "method": method}
-    return said + to_toml(kept)

@@ -19,9 +19,10 @@ from adadpigu.runs.reading import json_of
 from adadpigu.runs.run import SUMMARY, check_free
 from adadpigu.training.configured import configured, resolved
 from adadpigu.training.distributed.job import current
-from adadpigu.training.earlier import earlier_runs
+from adadpigu.training.earlier import StartedRun, earlier_runs
 from adadpigu.training.preparation import Preparation
-from adadpigu.training.train import randomness_of, session, store
+from adadpigu.training.storing import store
+from adadpigu.training.train import randomness_of, session
 from adadpigu.tuning.draws import Draws, Terms, has_drawn
 
 WORK = ".tuning"  # what is behind the name of the folder in which a search works
@@ -77,6 +78,7 @@ def tune(search: Search, out: Path, *, resume: bool = False, told: Callable[[], 
     else:
         require(has_drawn(work), f"{where} has not begun; allowed: without --resume")
     draws = Draws.resume(work, terms) if resume else Draws.make(work, terms)
+    _note_earlier(search, data, work)
     told()
     try:
         best = _made(search, terms, draws, work, data)
@@ -86,6 +88,13 @@ def tune(search: Search, out: Path, *, resume: bool = False, told: Callable[[], 
         with writing(out):
             best.replace(out)
     return best is not None
+
+
+def _note_earlier(search: Search, data: DataSet, work: Path) -> None:
+    """A later run of this process on the same records counts all runs of the search, as one."""
+    where, spent = str(work), search.budget
+    facts = {"run": where, "preparation": where, "dataset": data.name, "records": data.records, "ledger": None}
+    earlier_runs.add(StartedRun(**facts, epsilon=spent.epsilon, delta=spent.delta))  # type: ignore[arg-type]
 
 
 def _prepared(search: Search, place: int, data: DataSet, repeats: Repeats) -> Preparation:
