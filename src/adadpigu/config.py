@@ -67,6 +67,7 @@ class CommonOptions:
         None, _PRIVACY, "Share of the records that is held out and scored once, with noise; or test.", text="SHARE|test"
     )
     validation_noise: float = option(10.0, _PRIVACY, "Noise multiplier of that one score, charged. [10]")
+    grid: float | None = option(None, _PRIVACY, "Spacing of tier exact, a power of two at or below. [C·2⁻²⁰]")
     steps: int | None = option(None, _STEPS, "T, steps of all stages of the method.")
     epochs: float | None = option(None, _STEPS, "Instead of steps: times records / batch size. [20]")
     evaluate_every: int | None = option(None, _STEPS, "Steps between looks at the test set. [20 looks a run]")
@@ -123,7 +124,9 @@ class RunConfig(CommonOptions):
     delta: float = option(1e-5, _PRIVACY, "δ of the guarantee. [1e-5]")
     ledger: str | None = option(None, _PRIVACY, "Shared by runs on one data set; see `adadpigu ledger`.", text="FILE")
     randomness: str | None = option(
-        None, _PRIVACY, "Of noise and sampling: secure (ChaCha20) or fast (torch). [secure; on a GPU fast]"
+        None,
+        _PRIVACY,
+        "Of noise and sampling: secure (ChaCha20), exact (whole numbers) or fast. [secure; on a GPU fast]",
     )
     records: int | None = option(None, _DATA, "N, the public record count of your own data.", text="int")
     classes: int | None = option(None, _DATA, "Number of classes of your own data.", text="int")

@@ -21,7 +21,7 @@ from torch import Tensor
 from adadpigu.accounting import Plan, PlannedDraw
 from adadpigu.audit.canaries import Canaries
 from adadpigu.audit.outside import Answer, RunObserver, follows, grad_differs, plainly_prepared, secret_rng
-from adadpigu.audit.p_values import FINEST, Numbers
+from adadpigu.audit.p_values import FINEST, Numbers, rare_p
 from adadpigu.audit.result import Progress
 from adadpigu.audit.subject import Attach, Subject, held, trained
 from adadpigu.core.bounding import GradientSum, Query
@@ -42,6 +42,7 @@ _SHORT_RUN = 20
 _KEPT = 4  # times as many numbers as were asked for are kept, of releases that have more
 _FINE = 2.0**-19  # of the noise, that the last digit of a weight may be, for the weight to tell it
 _LARGE = 4  # times the release is a step in runs whose weights are to tell it
+_UNLIKELY = 1e-9
 _SAMPLE = 4096  # numbers whose digits are looked at
 _HEAD = 64  # first coordinates of every tensor, which are always kept: whether tensors begin alike is looked at
 
@@ -66,7 +67,8 @@ class Parts:
         self.parts: list[Part] = []
         self.count = 0  # numbers of noise that are kept
         self.disturbed = 0  # coordinates that are frozen and not exactly 0 in a release
-        self.bare = 0  # numbers that are active and have no noise
+        self._bare = 0  # numbers that are active and have no noise
+        self._rounded_off = 0.0  # of them, how many are expected: whole multiples of a grid may be 0
         self.odd = 0  # numbers of noise that are not finite
         self._asked: dict[str, dict[tuple[object, ...], tuple[PlannedDraw, GradientSum]]] = {}
         """of each stage, draws and sums of gradients, one of those alike in these figures: with a mask, if any has"""
@@ -100,12 +102,21 @@ class Parts:
         """A release of a draw of the claim's plan, and where noise is due in it."""
         finite = torch.isfinite(value)
         self.disturbed += int((value[~due] != 0).sum())
-        self.bare += int((value[due] == 0).sum())
+        self._bare += int((value[due] == 0).sum())
+        if query.grid is not None:
+            step = query.grid / self.scale(draw, query)
+            self.finest, self._rounded_off = max(self.finest, step), self._rounded_off + step * int(due.sum())
         self.odd += int((~finite[due]).sum())
         z = torch.where(due & finite, value / self.scale(draw, query), 0.0).numpy()
         places = at if isinstance(at, np.ndarray) else None
         self.parts.append(Part(draw, query.name, query.share, z[at], due.numpy()[at], places))
         self.count += int(self.parts[-1].due.sum())
+
+    @property
+    def bare(self) -> int:
+        """Numbers that should have noise and have none, unless rounding explains them (p = 1e-9)."""
+        explained = self._rounded_off > 0 and rare_p(self._bare, self._rounded_off) > _UNLIKELY
+        return 0 if explained else self._bare
 
     @property
     def rounded(self) -> Numbers:

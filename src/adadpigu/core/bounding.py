@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from adadpigu.core import kernels
+from adadpigu.core import exact, kernels
 from adadpigu.core.perturbation import perturbed
 from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, Sensitive, unseal
 from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
@@ -50,6 +50,8 @@ class _Query:
     name: str
     clip_norm: float
     share: float = 1.0
+    grid: float | None = None
+    """of tier `exact`: contributions, sum and noise are whole multiples of it"""
     per_owner: int = 1
     """how many records of one unit of privacy a draw may hold; the run's sampler sets it"""
 
@@ -267,6 +269,19 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
     return weighted_total(z, clip_factors(torch.linalg.vector_norm(z, dim=1), clip_norm, stability, length=z.shape[1]))
 
 
+def bounded_total(z: Tensor, query: Query, present: Tensor | None = None) -> Tensor:
+    """Σ_i clip(z_i) of float64 rows as the query asks for it, over those that are `present` (None: all)."""
+    stability = None if isinstance(query, RecordSum) else query.stability
+    aim = query.clip_norm
+    if query.grid is not None:
+        aim = exact.rounded_below(query.clip_norm, query.grid, z.shape[1])
+    factors = clip_factors(torch.linalg.vector_norm(z, dim=1), aim, stability, length=z.shape[1])
+    factors = factors if present is None else where_or_zero(present, factors)
+    if query.grid is not None:
+        return exact.exact_total(z, query.clip_norm, query.grid, factors)
+    return weighted_total(z, factors)
+
+
 class Bounder:
     """Adds up one query's clipped records over the micro-batches of a draw."""
 
@@ -282,8 +297,7 @@ class Bounder:
         rows = batch.records_only().gradients
         assert isinstance(self._query, GradientSum | MappedSum)
         coins = coins if coins is None or batch.present is None else coins[batch.present]
-        total = clipped_total(self._query.rows(rows, coins), self._query.clip_norm, self._query.stability)
-        self._keep(total, rows.dtype)
+        self._keep(bounded_total(self._query.rows(rows, coins), self._query), rows.dtype)
 
     def add_clipped(self, total: BoundedSum) -> None:
         """Adds one micro-batch that an engine has clipped record by record, to the bound of this very query."""
@@ -315,7 +329,7 @@ class Bounder:
         values = _per_record(self._query, parts, count)
         if records.present is not None:
             values = values[unseal(records.present)]
-        self._keep(clipped_total(values.to(torch.float64, copy=True), self._query.clip_norm), values.dtype)
+        self._keep(bounded_total(values.to(torch.float64, copy=True), self._query), values.dtype)
 
     def _keep(self, total: Tensor, dtype: torch.dtype) -> None:
         self._dtype = dtype if dtype.is_floating_point else torch.float32

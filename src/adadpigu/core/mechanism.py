@@ -11,12 +11,13 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, final, get_args
+from typing import TYPE_CHECKING, NoReturn, cast, final, get_args
 
 import torch
 from torch import Tensor
 
 from adadpigu.core.bounding import BoundedSum, GradientSum, Query
+from adadpigu.core.exact import ExactRandomness
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Sampler
@@ -219,18 +220,23 @@ class GaussianMechanism:
         if noise_multiplier > 0 and not stddev >= sys.float_info.min:
             raise PrivacyLineError(f"noise of {noise_multiplier:g} times {total.sensitivity:g} would round to nothing")
         if self._processes.size == 1:
-            noisy = self._with_noise(content, query.active, stddev, total.dtype)
+            noisy = self._with_noise(content, query.active, stddev, total.dtype, query.grid)
         else:
             noisy = self._with_noise_of_own(total, stddev)
         active = None if query.active is None else query.active.clone()
         return Release(noisy, name=query.name, noise_stddev=stddev, active=active, mint=_MINT)
 
-    def _with_noise(self, content: Tensor, active: Tensor | None, stddev: float, dtype: torch.dtype) -> Tensor:
+    def _with_noise(
+        self, content: Tensor, active: Tensor | None, stddev: float, dtype: torch.dtype, grid: float | None = None
+    ) -> Tensor:
         noisy = torch.empty_like(content, dtype=dtype)
         for start in range(0, len(content), _AT_ONCE):  # float64 for a part at a time, for memory's sake
             place = slice(start, start + _AT_ONCE)
             value = content[place]
-            if stddev > 0:
+            if stddev > 0 and grid is not None:
+                whole = cast(ExactRandomness, self._randomness).rounded(len(value), stddev / grid)
+                value = torch.add(value, whole.to(value.device), alpha=grid)
+            elif stddev > 0:
                 value = torch.add(value, self._randomness.normal(len(value)).to(value.device), alpha=stddev)
             noisy[place] = value if active is None else where_or_zero(active[place], value)
         return noisy
@@ -242,7 +248,8 @@ class GaussianMechanism:
         for part in self._processes.own(total.size):
             self._pass_over(part.start - at, stddev)
             here = content[filled : filled + part.stop - part.start]
-            noisy.append(self._with_noise(here, None if active is None else active[part], stddev, total.dtype))
+            own = None if active is None else active[part]
+            noisy.append(self._with_noise(here, own, stddev, total.dtype, total.query.grid))
             filled, at = filled + len(here), part.stop
         self._pass_over(total.size - at, stddev)
         return self._processes.all_gather(torch.cat(noisy), total.size)

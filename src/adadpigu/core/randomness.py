@@ -2,6 +2,7 @@
 
 A user's seed never reaches it. `ReproducibleRandomness` exists for tests and for debugging; a run that used it says
 "not private" in its statement. Tier `secure` is `SystemRandomness`: ChaCha20 on the CPU, for which a device waits.
+Tier `exact` (`core.exact`) draws noise as whole numbers.
 Tier `fast` is `DeviceRandomness`: torch's own generator on the device itself, also within a recorded step.
 """
 
@@ -18,9 +19,11 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
-from adadpigu.errors import check_known
+from adadpigu.errors import check_known, require
 
-Tier = Literal["secure", "fast"]  # what a user may choose; `reproducible` is not private, so it is not among them
+Tier = Literal[
+    "secure", "fast", "exact"
+]  # what a user may choose; `reproducible` is not private, so it is not among them
 
 MT19937_WORDS = 624  # what the state of torch's (and numpy's) generator on the CPU holds
 
@@ -110,7 +113,7 @@ class SystemRandomness(_SystemKeyed):
 
     Not covered:
     - floating point: noise and sums are float64, not real numbers, and the last bits of a noisy sum can tell one sum
-      from another (Mironov 2012; Haney et al. 2022). A discrete tier would be another `Randomness`;
+      from another (Mironov 2012; Haney et al. 2022). Tier `exact` covers that (`core.exact`);
     - memory: whoever reads this process's has the key, and with it every number drawn so far;
     - timing: how long a normal number takes depends a little on its value.
     """
@@ -180,6 +183,11 @@ def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
     if tier is None:
         tier = "fast" if device.type == "cuda" else "secure"
     check_known("tier of randomness", tier, get_args(Tier))
+    if tier == "exact":
+        from adadpigu.core.exact import ExactRandomness
+
+        require(device.type == "cpu", f"randomness='exact' on {device.type}: allowed there: secure, fast")
+        return ExactRandomness()
     return SystemRandomness() if tier == "secure" else DeviceRandomness(device)
 
 

@@ -300,7 +300,7 @@ class Session:
         """Scores the weights that are kept on private records, with noise."""
         self._keep_weights()
         query = validating.validation_query()
-        release = self.draws.release_sum(query, partial(validating.validation_sum, self._p, query), validating.STAGE)
+        release = self.draws.release_sum(query, partial(validating.validation_sum, self._p), validating.STAGE)
         self.validation = validating.validation_of(release, validating.loss_bound(self._p.data))
         self._layout.write(self._p.model, self.learned.optimiser.weights)
 

@@ -134,6 +134,7 @@ class MicroBatches:
     def clipped_by_engine(self, queries: tuple[Query, ...]) -> bool:
         """Whether the engine alone looks at single records: for one sum of plain gradients, without diagnostics."""
         plain = len(queries) == 1 and isinstance(queries[0], GradientSum) and not queries[0].tosses
+        plain = plain and queries[0].grid is None
         return plain and self._diagnostics is None
 
     def size(self, queries: tuple[Query, ...]) -> int:
@@ -287,7 +288,8 @@ class MicroBatches:
             assert isinstance(queries[0], GradientSum)
             bounders[0].add_clipped(self._engine.clipped_sum(records, queries[0]))
             return
-        mapped = [q for q in queries if isinstance(q, MappedSum) or (isinstance(q, GradientSum) and q.tosses)]
+        rows = (q for q in queries if isinstance(q, MappedSum) or (isinstance(q, GradientSum) and (q.tosses or q.grid)))
+        mapped = list(rows)
         if len(mapped) == len(queries) and self._diagnostics is None:
             for bounder, total in zip(bounders, self._engine.mapped_sums(records, mapped, coins), strict=True):
                 bounder.add_clipped(total)

@@ -50,6 +50,7 @@ class TrainingOptions(CommonOptions):
         check_range("epochs", self.epochs, "a finite number above 0")
         check_range("perturbation", self.perturbation, "a finite number of at least 0")
         check_range("noise_multiplier", self.noise_multiplier, "a finite number above 0")
+        check_range("grid", self.grid, "a finite number above 0")
         check_range("validation_noise", self.validation_noise, "a finite number above 0")
         share = self.private_validation
         fits = share in (None, "test") or (isinstance(share, float) and 0 < share < 1)
@@ -138,6 +139,7 @@ _NEEDED: tuple[tuple[tuple[str, ...], str, Callable[[Any], bool], str], ...] = (
     (("body_lr",), "optimizer", lambda made: isinstance(made, str), "a name"),
     (("momentum",), "optimizer", lambda made: str(made).lower() not in _WITHOUT_MOMENTUM, "'sgd' or 'rmsprop'"),
     (("activation",), "model", lambda name: name not in ("linear", "scatter-linear"), "another, such as 'mlp'"),
+    (("grid",), "randomness", "exact".__eq__, "'exact'"),
     (("validation_noise",), "private_validation", lambda share: share is not None, "a share, or 'test'"),
     (("evaluate_every",), "test", lambda test: test is not None, "test records"),
     (("diagnostics", "checkpoint_every"), "out", lambda out: out is not None, "a run folder"),

@@ -5,6 +5,7 @@ import math
 from adadpigu.accounting import Ledger, PrivacyReport, privacy_report
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import owner_unit
+from adadpigu.core.exact import ExactRandomness, sampler_delta
 from adadpigu.core.randomness import Randomness
 from adadpigu.models.starts import started_from
 from adadpigu.training.preparation import Preparation
@@ -34,7 +35,13 @@ def report_on(
     shared: SharedTotal | None = None,
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
-    sessions = ledger.sessions()
+    sessions, drawn_by = ledger.sessions(), [randomness.description]
+    if isinstance(randomness, ExactRandomness):
+        every = [draw.noise_multiplier for stage in prepared.plan.stages for draw in stage.draws]
+        numbers = prepared.plan.steps * max(len(stage.draws) for stage in prepared.plan.stages) * _numbers(prepared)
+        finer, noise = prepared.options.grid is not None, 2 * max(every)  # a query may have a quarter of an event
+        added = sampler_delta(prepared.epsilons["pld"], numbers, noise, finer=finer)
+        drawn_by.append(f"what its sampler is off by adds at most {added:.1g} to delta")
     bounds = [release.sensitivity for release in ledger.released if release.name == "gradient"]
     return privacy_report(
         plan=prepared.plan,
@@ -48,7 +55,7 @@ def report_on(
         clip_norm=max((bound for bound in bounds if math.isfinite(bound)), default=None),
         steps_done=_steps_done(prepared, done),
         releases=ledger.released,
-        randomness="; ".join(dict.fromkeys([*(session.randomness for session in sessions), randomness.description])),
+        randomness="; ".join(dict.fromkeys([*(session.randomness for session in sessions), *drawn_by])),
         randomness_private=randomness.private and all(session.secret for session in sessions),
         diagnostics_exposed=exposed,
         interrupted=interrupted,
@@ -66,6 +73,11 @@ def report_on(
         **({} if prepared.data.owners is None else {"unit_of_privacy": owner_unit(prepared.per_owner)}),
         warnings=[*ledger.record.warnings, *prepared.warnings],
     )
+
+
+def _numbers(prepared: Preparation) -> int:
+    """Of one release, at most."""
+    return 2 * prepared.engine.layout.size
 
 
 def declared_by(prepared: Preparation) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from adadpigu.core.bounding import BoundedSum, MappedSum, Query, RecordSum
 from adadpigu.core.diagnostics import Diagnostics
+from adadpigu.core.exact import check_grid, grid_of
 from adadpigu.core.mechanism import GaussianMechanism, Receipt, Release
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
@@ -143,7 +144,7 @@ class Draws:
         self._clipping: dict[str, Any] = {name: value for name, value in how.items() if value}
         self._per_owner = prepared.per_owner
         self._denoise, self._layer_sizes = prepared.options.denoise, prepared.engine.layout.layer_sizes()
-        self._diagnostics, self._watch = diagnostics, watch
+        self._diagnostics, self._watch, self._grid = diagnostics, watch, options.grid
         self.micro_batches = MicroBatches(prepared, randomness, diagnostics=diagnostics, processes=processes)
         self._failed = False
         self._planned: dict[str, tuple[Sampler, float]] = {}
@@ -167,12 +168,13 @@ class Draws:
             self._watch.after_draw(draw, queries, releases)
         return releases
 
-    def release_sum(self, query: RecordSum, total: Callable[[], BoundedSum], draw: str) -> Release:
+    def release_sum(self, query: Query, total: Callable[[Query], BoundedSum], draw: str) -> Release:
         """One charged release of a sum over other records than those that are drawn from; nobody's are drawn."""
+        (query,) = self._as_clipped((query,))
         if self._watch is not None:
             self._watch.before_draw(draw, (query,))
         paid = self._charge_and_sample((query,), draw)
-        made = self._mechanism.release([self._withholding(total)], paid.receipt)
+        made = self._mechanism.release([self._withholding(partial(total, query))], paid.receipt)
         if self._watch is not None:
             self._watch.after_draw(draw, (query,), made)
         return made[query.name]
@@ -252,12 +254,20 @@ class Draws:
         self.micro_batches.population = ShownDraw(drawn, records)
         return records
 
+    def _on_grid(self, query: Query) -> Query:
+        """The query in whole numbers; refused before anything is charged where its grid is too coarse."""
+        grid = grid_of(query.clip_norm, self._grid)
+        check_grid(query.clip_norm, grid, self._engine.layout.size)
+        return replace(query, grid=grid)
+
     def _as_clipped(self, queries: tuple[Query, ...]) -> tuple[Query, ...]:
         """The queries under the run's way of clipping and unit of privacy, whatever the method."""
         if not queries:
             raise PrivacyLineError("a draw needs at least one query")
         if self._per_owner > 1:
             queries = tuple(replace(query, per_owner=self._per_owner) for query in queries)
+        if hasattr(self._randomness, "rounded"):
+            queries = tuple(self._on_grid(query) for query in queries)
         if not self._clipping:
             return queries
         return tuple(q if isinstance(q, RecordSum) else replace(q, **self._clipping) for q in queries)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import BoundedSum, Bounder, Part, RecordSum
+from adadpigu.core.bounding import BoundedSum, Bounder, Part, Query, RecordSum
 from adadpigu.core.mechanism import Release, require_release
 from adadpigu.core.sampling import Population
 from adadpigu.core.sensitive import PerRecordLosses, Records
@@ -90,7 +90,7 @@ def loss_bound(data: DataSet) -> float:
     return 2 * math.log(data.classes) if data.classes is not None and data.classes > 1 else _LOSS
 
 
-def validation_sum(prepared: "Preparation", query: RecordSum) -> BoundedSum:
+def validation_sum(prepared: "Preparation", query: Query) -> BoundedSum:
     """The un-noised sum over all validation records, of the model as its weights are now."""
     assert prepared.data.test is not None
     bounder = Bounder(query, _ENTRIES)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, bounded_total, record_factors
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
@@ -112,7 +112,11 @@ class GradientEngine(ABC):
                 for part, rows in self.row_slices(inputs, targets, records.copies):
                     here = None if present is None else present[part]
                     for total, query, coin in zip(totals, queries, coins, strict=True):
-                        z = Standardised(query.rows(rows.detach(), None if coin is None else coin[part]))
+                        wide = query.rows(rows.detach(), None if coin is None else coin[part])
+                        if query.grid is not None:
+                            total += bounded_total(wide, query, here)
+                            continue
+                        z = Standardised(wide)
                         total += z.total(record_factors([z.squares()], query, here, length=len(total)))
         pairs = zip(totals, queries, strict=True)
         return [BoundedSum(total, query, size=len(total), dtype=dtype) for total, query in pairs]
