@@ -44,6 +44,12 @@ def test_counts_are_the_true_ones_with_noise() -> None:
     assert sum(w * v for w, v in zip(weights, found.values, strict=True)) == pytest.approx(sum(found.values), rel=1e-6)
 
 
+def test_exact_counts_are_whole_multiples_of_their_grid() -> None:
+    found = ad.release_counts(people(), privacy=ad.Budget(epsilon=1.0), randomness="exact")
+    assert all(value * 2.0**20 == round(value * 2.0**20) for value in found.values)
+    assert any(value != round(value) for value in found.values)
+
+
 def test_a_class_without_records_has_a_finite_weight() -> None:
     found = ad.release_counts(people(), classes=6, privacy=ad.Budget(epsilon=1.0))
     assert len(found.class_weights) == 6

@@ -23,6 +23,7 @@ from adadpigu.accounting.calibration import calibrate
 from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.accounting.shared import SharedLedger
 from adadpigu.core.bounding import BoundedSum, Bounder, Part, RecordSum
+from adadpigu.core.exact import grid_of
 from adadpigu.core.mechanism import GaussianMechanism, Release
 from adadpigu.core.randomness import Randomness, Tier, choose_randomness
 from adadpigu.core.sampling import PoissonSampler, Population
@@ -163,7 +164,8 @@ def _released(
         if common is not None:
             common.reserve(found.plan.event(), charges, kind)
         needs: frozenset[Part] = frozenset({"loss"})
-        query = RecordSum(name=kind, of=lambda record: record.loss, clip_norm=bound, needs=needs)
+        grid = grid_of(bound) if hasattr(source, "rounded") else None  # of tier exact
+        query = RecordSum(name=kind, of=lambda record: record.loss, clip_norm=bound, needs=needs, grid=grid)
         mechanism = GaussianMechanism(charges, source)
         named = {"stage": NAME, "step": 0, "draw": NAME}
         receipt = mechanism.charge(
