@@ -138,8 +138,8 @@ def _halved(subject: Subject) -> tuple[int, int]:
 
 def guesses(scores: Scores, members: Coins) -> list[Trial]:
     """How guesses about each target did: "in" for its highest tenth of scores, "out" for its lowest."""
-    a_side = max(1, scores.shape[1] // _GUESSED)
-    return [guessed(torch.from_numpy(s), torch.from_numpy(m), a_side) for s, m in zip(scores, members, strict=True)]
+    count = 2 * max(1, scores.shape[1] // _GUESSED)
+    return [guessed(torch.from_numpy(s), torch.from_numpy(m), count) for s, m in zip(scores, members, strict=True)]
 
 
 def epsilon_of_guesses(trials: list[Trial], delta: float, significance: float) -> float:

@@ -241,8 +241,8 @@ def test_a_residual_without_noise_is_caught_by_replay(monkeypatch: pytest.Monkey
     """Planted: what the basis leaves is released as it is."""
     right: Any = GaussianMechanism._with_noise
 
-    def bare(self: Any, content: Tensor, active: Tensor | None, stddev: float, dtype: torch.dtype) -> Tensor:
-        return content.to(dtype) if len(content) == D else right(self, content, active, stddev, dtype)
+    def bare(self: Any, content: Tensor, active: Any, stddev: float, dtype: torch.dtype, *grid: Any) -> Tensor:
+        return content.to(dtype) if len(content) == D else right(self, content, active, stddev, dtype, *grid)
 
     monkeypatch.setattr(GaussianMechanism, "_with_noise", bare)
     data = small_digits(40)
