@@ -218,8 +218,9 @@ def test_a_grid_too_coarse_or_too_fine_for_the_bound_is_refused_before_anything_
     assert b'"charge"' not in (out / "ledger.log").read_bytes()
 
 
-def test_a_device_that_lacks_the_tier_is_refused() -> None:
-    with pytest.raises(InputError, match="randomness='exact' on cuda: allowed there: secure, fast"):
+def test_a_device_that_lacks_the_tier_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adadpigu.core.randomness.installed", lambda: False)
+    with pytest.raises(InputError, match="randomness='exact' on cuda without Triton: allowed there: secure, fast"):
         choose_randomness("exact", torch.device("cuda"))
     assert isinstance(choose_randomness("exact", torch.device("cpu")), ExactRandomness)
 

@@ -25,6 +25,7 @@ import torch
 from scipy.stats import binom, kstest, norm
 from torch import Tensor
 
+from adadpigu.core import exact
 from adadpigu.core import randomness as module
 from adadpigu.core.randomness import (
     MT19937_WORDS,
@@ -368,19 +369,23 @@ def test_seeds_of_the_user_change_nothing_and_their_streams_do_not_move(tier: Ti
 # --- tiers ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_is_secure_and_a_gpu_fast_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, made = torch.device("cuda"), list[torch.device]()
+def test_every_device_is_secure_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, made = torch.device("cuda"), list[tuple[str, torch.device]]()
 
-    def make(device: torch.device) -> DeviceRandomness:
-        made.append(device)
-        return DeviceRandomness(CPU)
+    def make(tier: str) -> Callable[[torch.device], DeviceRandomness]:
+        return lambda device: (made.append((tier, device)), DeviceRandomness(CPU))[1]  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(module, "DeviceRandomness", make)
+    monkeypatch.setattr(module, "DeviceRandomness", make("fast"))
+    monkeypatch.setattr(module, "DeviceChaCha", make("secure"))
+    monkeypatch.setattr(exact, "DeviceExact", make("exact"))
+    monkeypatch.setattr(module, "installed", lambda: True)
     assert choose_randomness(None, CPU).tier == "secure"
-    assert choose_randomness("secure", gpu).tier == "secure"
-    assert choose_randomness(None, gpu).tier == "fast"
+    for tier in (None, "secure", "fast", "exact"):
+        choose_randomness(tier, gpu)
     assert choose_randomness("fast", CPU).tier == "fast"
-    assert made == [gpu, CPU]
+    assert made == [("secure", gpu), ("secure", gpu), ("fast", gpu), ("exact", gpu), ("fast", CPU)]
+    monkeypatch.setattr(module, "installed", lambda: False)
+    assert type(choose_randomness(None, gpu)) is SystemRandomness
     with pytest.raises(InputError, match="secure"):
         choose_randomness("secur", CPU)  # type: ignore[arg-type]
 

@@ -115,13 +115,13 @@ class Witness:
     def watch(self) -> None:
         """Puts itself between the program and what it calls."""
         from adadpigu.accounting import Ledger
-        from adadpigu.core.randomness import DeviceRandomness, SystemRandomness
+        from adadpigu.core.randomness import DeviceChaCha, DeviceRandomness, SystemRandomness
         from adadpigu.training.loop import Session
 
         for name in _DISK:
             setattr(os, name, functools.partial(self.call, getattr(os, name)))
         shutil.rmtree = functools.partial(self.call, shutil.rmtree)  # type: ignore[assignment]
-        for kind in (SystemRandomness, DeviceRandomness):
+        for kind in (SystemRandomness, DeviceChaCha, DeviceRandomness):
             kind.normal = self._drawing(kind.normal)  # type: ignore[method-assign]
         self._around(Ledger, "__init__", "h")
         Ledger.resume = self._marked(Ledger.resume, "h")  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ class Witness:
         def witnessed(source: Any, count: int) -> Any:
             self.mark("n")
             drawn = self.call(normal, source, count)
-            os.write(self._noise, drawn[: BLOCK // 8].numpy().tobytes().ljust(BLOCK))
+            os.write(self._noise, drawn[: BLOCK // 8].cpu().numpy().tobytes().ljust(BLOCK))
             return drawn
 
         return witnessed

@@ -66,6 +66,10 @@ class _Query:
         """What adding or removing one unit of privacy changes in the sum, at most (L2)."""
         return self.clip_norm * self.per_owner
 
+    def aim(self, length: int) -> float:
+        """What the norm of a row of `length` entries is brought to, before the margin for rounding in float64."""
+        return self.clip_norm if self.grid is None else exact.rounded_below(self.clip_norm, self.grid, length)
+
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -254,9 +258,9 @@ def record_factors(
     if (squares[0].is_cuda or kernels.INTERPRETED) and kernels.usable(squares[0]):
         from adadpigu.core.kernels.factors import record_factors as at_once
 
-        return at_once(squares, present, aim=aimed_norm(query.clip_norm, length), stability=query.stability)
+        return at_once(squares, present, aim=aimed_norm(query.aim(length), length), stability=query.stability)
     norms = functools.reduce(torch.add, [part if part.dim() == 1 else part.sum(dim=0) for part in squares]).sqrt()
-    factors = clip_factors(norms, query.clip_norm, query.stability, length=length)
+    factors = clip_factors(norms, query.aim(length), query.stability, length=length)
     return factors if present is None else where_or_zero(present, factors)
 
 
@@ -271,11 +275,8 @@ def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -
 
 def bounded_total(z: Tensor, query: Query, present: Tensor | None = None) -> Tensor:
     """Σ_i clip(z_i) of float64 rows as the query asks for it, over those that are `present` (None: all)."""
-    stability = None if isinstance(query, RecordSum) else query.stability
-    aim = query.clip_norm
-    if query.grid is not None:
-        aim = exact.rounded_below(query.clip_norm, query.grid, z.shape[1])
-    factors = clip_factors(torch.linalg.vector_norm(z, dim=1), aim, stability, length=z.shape[1])
+    stability, length = None if isinstance(query, RecordSum) else query.stability, z.shape[1]
+    factors = clip_factors(torch.linalg.vector_norm(z, dim=1), query.aim(length), stability, length=length)
     factors = factors if present is None else where_or_zero(present, factors)
     if query.grid is not None:
         return exact.exact_total(z, query.clip_norm, query.grid, factors)

@@ -91,9 +91,9 @@ def _series(x: Pair, terms: list[tuple[float, float]]) -> Pair:
 # ln 2 and π/4 to more than 110 bits
 LN_2 = constant(Fraction("0.6931471805599453094172321214581765680755001343602552541206800094933936"))
 QUARTER = constant(Fraction("0.7853981633974483096156608458198757210492923498437764552437361480769541"))
-_ARTANH = [constant(Fraction(2, 2 * k + 1)) for k in range(24)]
-_SIN = [constant(Fraction((-1) ** k, math.factorial(2 * k + 1))) for k in range(16)]
-_COS = [constant(Fraction((-1) ** k, math.factorial(2 * k))) for k in range(16)]
+ARTANH = [constant(Fraction(2, 2 * k + 1)) for k in range(24)]
+SIN = [constant(Fraction((-1) ** k, math.factorial(2 * k + 1))) for k in range(16)]
+COS = [constant(Fraction((-1) ** k, math.factorial(2 * k))) for k in range(16)]
 
 
 def logarithm(a: Pair) -> Pair:
@@ -106,10 +106,10 @@ def logarithm(a: Pair) -> Pair:
     z = divide(add_constant(m, (-1.0, 0.0)), add_constant(m, (1.0, 0.0)))
     whole = exponent.to(torch.float64)
     power = multiply((whole, torch.zeros_like(whole)), add_constant((0 * whole, 0 * whole), LN_2))
-    return add(power, multiply(z, _series(multiply(z, z), _ARTANH)))
+    return add(power, multiply(z, _series(multiply(z, z), ARTANH)))
 
 
 def cosine_and_sine(a: Pair) -> tuple[Pair, Pair]:
     """Of angles in [0, π/4]."""
     square = multiply(a, a)
-    return _series(square, _COS), multiply(a, _series(square, _SIN))
+    return _series(square, COS), multiply(a, _series(square, SIN))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core import double_double as dd
-from adadpigu.core.randomness import SystemRandomness, Tier
+from adadpigu.core.randomness import DeviceChaCha, SystemRandomness, Tier
 from adadpigu.errors import require
 
 GRID_BITS = 20  # g is C·2⁻²⁰ or a little less, unless told otherwise
@@ -107,6 +107,20 @@ class ExactRandomness(SystemRandomness):
         draw = self._generator.integers
         high, low = draw(_TWO_53, size=(2, pairs)), draw(_TWO_52, size=(2, pairs))
         return torch.from_numpy(high), torch.from_numpy(low), torch.from_numpy(draw(8, size=pairs))
+
+
+class DeviceExact(DeviceChaCha):
+    """Tier `exact` on a device: what `ExactRandomness` makes of the same bits, by a kernel."""
+
+    description = (
+        "ChaCha20 on the GPU, 256-bit keys from the operating system; contributions, sums and rounded Gaussian noise "
+        "are whole multiples of a grid (tier exact)"
+    )
+    tier: Tier = "exact"
+
+    def rounded(self, count: int, scale: float) -> Tensor:
+        """round(scale·Z) as float64, `count` times."""
+        return self._drawn.rounded(count, scale)
 
 
 def normal_pairs(high: Tensor, low: Tensor, bits: Tensor) -> dd.Pair:

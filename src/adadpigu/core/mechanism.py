@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from adadpigu.core.bounding import BoundedSum, GradientSum, Query
-from adadpigu.core.exact import ExactRandomness
+from adadpigu.core.exact import DeviceExact, ExactRandomness
 from adadpigu.core.processes import ALONE, Processes
 from adadpigu.core.randomness import Randomness
 from adadpigu.core.sampling import Sampler
@@ -234,7 +234,7 @@ class GaussianMechanism:
             place = slice(start, start + _AT_ONCE)
             value = content[place]
             if stddev > 0 and grid is not None:
-                whole = cast(ExactRandomness, self._randomness).rounded(len(value), stddev / grid)
+                whole = cast(ExactRandomness | DeviceExact, self._randomness).rounded(len(value), stddev / grid)
                 value = torch.add(value, whole.to(value.device), alpha=grid)
             elif stddev > 0:
                 value = torch.add(value, self._randomness.normal(len(value)).to(value.device), alpha=stddev)

@@ -1,9 +1,12 @@
 """The one source of privacy randomness: inclusion coins, noise, and what a forward pass draws while it sees records.
 
 A user's seed never reaches it. `ReproducibleRandomness` exists for tests and for debugging; a run that used it says
-"not private" in its statement. Tier `secure` is `SystemRandomness`: ChaCha20 on the CPU, for which a device waits.
-Tier `exact` (`core.exact`) draws noise as whole numbers.
-Tier `fast` is `DeviceRandomness`: torch's own generator on the device itself, also within a recorded step.
+"not private" in its statement.
+
+    tier    on a CPU                                on a GPU, also within a recorded step
+    secure  `SystemRandomness`: ChaCha20            `DeviceChaCha`: ChaCha20, by a kernel
+    exact   `ExactRandomness`: and whole numbers    `DeviceExact` (both in `core.exact`)
+    fast    `DeviceRandomness`: torch's own         the same
 """
 
 import contextlib
@@ -19,11 +22,10 @@ import torch
 from randomgen import ChaCha
 from torch import Tensor
 
+from adadpigu.core.kernels import installed
 from adadpigu.errors import check_known, require
 
-Tier = Literal[
-    "secure", "fast", "exact"
-]  # what a user may choose; `reproducible` is not private, so it is not among them
+Tier = Literal["secure", "fast", "exact"]  # that a user may choose; `reproducible` is not private, so not among them
 
 MT19937_WORDS = 624  # what the state of torch's (and numpy's) generator on the CPU holds
 
@@ -122,17 +124,56 @@ class SystemRandomness(_SystemKeyed):
     tier: Tier = "secure"
 
 
-class DeviceRandomness(_SystemKeyed):
+class OnDevice(_SystemKeyed):
+    """Coins and noise are drawn on the device, so that a recorded step draws new ones at every replay.
+
+    Coins and noise have keys of their own: a GPU tosses coins while the step before still draws its noise.
+    """
+
+    noise: torch.Generator | None = None
+    coins: torch.Generator | None = None
+    """generators of torch, which a recording has to know; None: numbers are counted by what is recorded"""
+
+
+class DeviceChaCha(OnDevice):
+    """The tier `secure` on a device: ChaCha20 by a kernel, under two 256-bit keys from the operating system.
+
+    Formal guarantee: no block of a key is used twice, in replays, in resumed runs, in other processes or in forks: the
+    count of blocks goes on with every call on the device, and every process has keys of its own. Not covered: as of
+    `SystemRandomness`, and whoever reads the device's memory.
+    """
+
+    description = "ChaCha20 on the GPU, 256-bit keys from the operating system, float64 (tier secure)"
+    tier: Tier = "secure"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        super().__init__()
+
+    def _rekey(self) -> None:
+        from adadpigu.core.kernels.chacha import Stream
+
+        super()._rekey()
+        self._tossed, self._drawn = (Stream(os.urandom(32), self._device) for _ in range(2))
+
+    def uniform(self, count: int) -> Tensor:
+        return self._tossed.uniform(count)
+
+    def normal(self, count: int) -> Tensor:
+        return self._drawn.normal(count)
+
+
+class DeviceRandomness(OnDevice):
     """Coins and noise drawn on the device by torch's own generators; words by ChaCha20.
 
     Philox on a GPU takes a key of 64 bits; the Mersenne Twister on a CPU has its whole state filled. Neither withstands
-    an attacker. Coins have their own generator: a GPU tosses them while the step before still draws its noise.
+    an attacker.
     """
 
     tier: Tier = "fast"
 
     coins: torch.Generator
-    noise: torch.Generator  # which a recording has to know, so that every replay finds new numbers
+    noise: torch.Generator
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -175,20 +216,23 @@ def rekey(generator: torch.Generator) -> None:
 
 
 def choose_randomness(tier: Tier | None, device: torch.device) -> Randomness:
-    """The generator of a tier; unless one is asked for, `secure` on a CPU and `fast` on a GPU, which need not wait.
+    """The generator of a tier, on the device where that has one; unless another is asked for, `secure`.
 
     >>> choose_randomness(None, torch.device("cpu")).description
     'ChaCha20, 256-bit key from the operating system, float64 (tier secure)'
     """
-    if tier is None:
-        tier = "fast" if device.type == "cuda" else "secure"
+    tier = tier or "secure"
     check_known("tier of randomness", tier, get_args(Tier))
+    if tier == "fast":
+        return DeviceRandomness(device)
+    there = device.type == "cuda" and installed()
     if tier == "exact":
-        from adadpigu.core.exact import ExactRandomness
+        from adadpigu.core.exact import DeviceExact, ExactRandomness
 
-        require(device.type == "cpu", f"randomness='exact' on {device.type}: allowed there: secure, fast")
-        return ExactRandomness()
-    return SystemRandomness() if tier == "secure" else DeviceRandomness(device)
+        lacking = f"randomness='exact' on {device.type} without Triton: allowed there: secure, fast"
+        require(there or device.type == "cpu", lacking)
+        return DeviceExact(device) if there else ExactRandomness()
+    return DeviceChaCha(device) if there else SystemRandomness()
 
 
 _one_at_a_time = threading.RLock()

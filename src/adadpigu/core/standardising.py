@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from adadpigu.core import kernels
+from adadpigu.core.exact import exact_total, whole_bound
 from adadpigu.core.side_stream import join
 from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
-    from adadpigu.core.bounding import GradientSum
+    from adadpigu.core.bounding import GradientSum, MappedSum
 
 Numbers = npt.NDArray[Any]
 _ROWS_AT_ONCE = 8  # rows to select from at a time: more would leave the cache
@@ -106,6 +107,16 @@ class Standardised:
         """Σ_i factor_i z_i, [n]; a row whose factor is zero is left out, whatever it holds. Asked for last."""
         return weighted_total(self._z, factors)
 
+    def exact_total(self, factors: Tensor, clip_norm: float, grid: float) -> Tensor:
+        """The same with every row in whole numbers of a grid: of all coordinates, see `core.exact`. Asked for last."""
+        return exact_total(self._z, clip_norm, grid, factors)
+
+    def total_for(self, query: "GradientSum | MappedSum", factors: Tensor) -> Tensor:
+        """What a query asks for."""
+        if query.grid is None:
+            return self.total(factors)
+        return self.exact_total(factors, query.clip_norm, query.grid)
+
 
 class _Fused(Standardised):
     """Rows that are standardised, in the same way both times, by the kernels that measure them and add them up."""
@@ -127,6 +138,12 @@ class _Fused(Standardised):
         from adadpigu.core.kernels.rows import weighted_sum
 
         return weighted_sum(self._rows, factors, self._center, self._weight)
+
+    def exact_total(self, factors: Tensor, clip_norm: float, grid: float) -> Tensor:
+        from adadpigu.core.kernels.rows import whole_sum
+
+        bound = whole_bound(clip_norm, grid)
+        return whole_sum(self._rows, factors / grid, self._center, self._weight, bound=bound) * grid
 
 
 def entries_kept(share: float, count: int) -> int:

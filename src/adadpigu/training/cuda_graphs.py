@@ -18,7 +18,7 @@ import torch
 from adadpigu.core.bounding import BoundedSum, Query
 from adadpigu.core.fixed_batch import FixedBatch, GraphCapture, Work
 from adadpigu.core.mechanism import CapturedReleases, Release
-from adadpigu.core.randomness import DeviceRandomness, Randomness, default_generator, isolated, rekey
+from adadpigu.core.randomness import OnDevice, Randomness, default_generator, isolated, rekey
 from adadpigu.core.sampling import Coins, Sampler
 from adadpigu.data.datasets import TensorRecords
 from adadpigu.errors import AdaDPIGUError, first_line
@@ -34,30 +34,34 @@ _MOST_RECORDINGS = 16  # of one run: a method whose steps keep changing gains no
 class CudaGraphs:
     """Records on CUDA graphs, all in one memory pool, since no two of them run at a time.
 
-    Graphs that may run at the same time need different generators: `other` is for those made `concurrent`.
+    Graphs that may run at the same time need different generators: `other` is for those made `concurrent`. None: the
+    numbers that they draw are counted by the graphs themselves.
     """
 
     name = "one CUDA graph a step"
 
-    def __init__(self, generator: torch.Generator, other: torch.Generator | None = None) -> None:
-        self._generator, self._other = generator, other
+    def __init__(
+        self, device: torch.device, generator: torch.Generator | None, other: torch.Generator | None = None
+    ) -> None:
+        self._device, self._generator, self._other = device, generator, other
         self._pool: Any = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
     def record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self._generator)  # type: ignore[no-untyped-call, unused-ignore]
+        generators = [] if self._generator is None else [self._generator]
+        for generator in generators:
+            graph.register_generator_state(generator)  # type: ignore[no-untyped-call, unused-ignore]
         try:
             with torch.cuda.graph(graph, pool=self._pool):  # type: ignore[no-untyped-call, unused-ignore]
                 work()
         except BaseException:
-            for generator in (self._generator, default_generator(self._generator.device)):
+            for generator in (*generators, default_generator(self._device)):
                 rekey(generator)
             raise
         return graph.replay
 
     def concurrent(self) -> "CudaGraphs":
-        assert self._other is not None
-        return CudaGraphs(self._other)
+        return CudaGraphs(self._device, self._other)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ def choose_recorder(
         return None, "diagnostics or an audit of sums look at every step"
     if options.perturbation:
         return None, f"perturbation={options.perturbation:g} needs gradients and coins of single records"
-    if not isinstance(randomness, DeviceRandomness):
+    if not isinstance(randomness, OnDevice):
         return None, "noise is drawn on the CPU"
     if not isinstance(train, TensorRecords) or train.device.type != prepared.device.type:
         return None, "records do not lie on the GPU"
@@ -238,4 +242,4 @@ def choose_recorder(
         return None, f"{prepared.method.name} decides about each step after it"
     if not learned.optimiser.keep_lr_on_device() and (options.lr_schedule, options.warmup) != ("constant", 0):
         return None, "this optimiser takes a changing learning rate from the CPU"
-    return recorder or CudaGraphs(randomness.noise, randomness.coins), ""
+    return recorder or CudaGraphs(prepared.device, randomness.noise, randomness.coins), ""

@@ -134,7 +134,6 @@ class MicroBatches:
     def clipped_by_engine(self, queries: tuple[Query, ...]) -> bool:
         """Whether the engine alone looks at single records: for one sum of plain gradients, without diagnostics."""
         plain = len(queries) == 1 and isinstance(queries[0], GradientSum) and not queries[0].tosses
-        plain = plain and queries[0].grid is None
         return plain and self._diagnostics is None
 
     def size(self, queries: tuple[Query, ...]) -> int:

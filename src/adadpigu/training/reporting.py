@@ -5,7 +5,7 @@ import math
 from adadpigu.accounting import Ledger, PrivacyReport, privacy_report
 from adadpigu.accounting.shared import SharedTotal
 from adadpigu.accounting.wording import owner_unit
-from adadpigu.core.exact import ExactRandomness, sampler_delta
+from adadpigu.core.exact import sampler_delta
 from adadpigu.core.randomness import Randomness
 from adadpigu.models.starts import started_from
 from adadpigu.training.preparation import Preparation
@@ -36,7 +36,7 @@ def report_on(
 ) -> PrivacyReport:
     """The privacy report of a run after `done` of its steps."""
     sessions, drawn_by = ledger.sessions(), [randomness.description]
-    if isinstance(randomness, ExactRandomness):
+    if randomness.tier == "exact":
         every = [draw.noise_multiplier for stage in prepared.plan.stages for draw in stage.draws]
         numbers = prepared.plan.steps * max(len(stage.draws) for stage in prepared.plan.stages) * _numbers(prepared)
         finer, noise = prepared.options.grid is not None, 2 * max(every)  # a query may have a quarter of an event

@@ -28,7 +28,7 @@ from adadpigu.core.randomness import Randomness, SystemRandomness, isolated
 from adadpigu.core.sampling import Coins, Sampler, gather
 from adadpigu.core.sensitive import Records, withheld
 from adadpigu.core.side_stream import join
-from adadpigu.errors import PrivacyLineError
+from adadpigu.errors import PrivacyLineError, require
 from adadpigu.methods.base import Batches, MethodState
 from adadpigu.methods.denoising import denoised
 from adadpigu.training.learned import Learned
@@ -256,6 +256,8 @@ class Draws:
 
     def _on_grid(self, query: Query) -> Query:
         """The query in whole numbers; refused before anything is charged where its grid is too coarse."""
+        whole = self._engine.sums_whole_rows
+        require(whole, "randomness='exact' with shards: no process sees a whole gradient; allowed: secure")
         grid = grid_of(query.clip_norm, self._grid)
         check_grid(query.clip_norm, grid, self._engine.layout.size)
         return replace(query, grid=grid)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import clip_factors
-from adadpigu.core.kernels.rows import Blocks, squared_norms, weighted_sum
+from adadpigu.core.bounding import GradientSum, bounded_total, clip_factors, record_factors
+from adadpigu.core.exact import grid_of
+from adadpigu.core.kernels.rows import Blocks, squared_norms, weighted_sum, whole_sum
+from adadpigu.core.standardising import Standardiser
 from adadpigu.errors import InputError
 
 SHAPES = [(1, 1), (1, 7), (3, 64), (5, 33), (9, 130), (70, 3)]
@@ -158,3 +160,38 @@ def test_what_would_be_misread_is_refused() -> None:
             weighted_sum(rows, factors, None, part)
     with pytest.raises(InputError, match="factors"):
         weighted_sum(rows, factors[:3], None, None)
+
+
+@pytest.mark.parametrize(("b", "n"), SHAPES)
+def test_rounded_rows_are_added_exactly_and_those_beyond_the_bound_not_at_all(b: int, n: int) -> None:
+    """In Python's whole numbers; some scales are zero, some rows no numbers, and about half lie beyond the bound."""
+    rows, parts = drawn(b, n)
+    scales = torch.rand(b, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 2.0**18
+    scales[::4] = 0.0
+    rows[::4] = math.nan
+    whole = [
+        [math.floor(v + 0.5) for v in row]
+        for row in (scales[:, None] * standardised(rows, parts).nan_to_num()).tolist()
+    ]
+    squares = [sum(value * value for value in row) for row in whole]
+    bound = math.isqrt(sorted(squares)[b // 2])
+    taken = [
+        row for row, square, scale in zip(whole, squares, scales.tolist(), strict=True) if square <= bound**2 and scale
+    ]
+    expected = [sum(column) for column in zip(*taken, strict=True)] if taken else [0] * n
+    assert squared_norms(rows, *parts, scales=scales, blocks=SMALL).tolist() == squares
+    assert whole_sum(rows, scales, *parts, bound=bound).tolist() == expected
+
+
+@pytest.mark.parametrize("top_k", [1.0, 0.3])
+def test_a_clipped_sum_in_whole_numbers_is_that_of_the_tier_exact(top_k: float) -> None:
+    """As on a CPU, up to the steps of the grid by which float32 differs from float64 before the rounding."""
+    rows, (center, weight) = drawn(9, 130)
+    grid = grid_of(0.7)
+    query = GradientSum(clip_norm=0.7, grid=grid, center=center, scale=weight + 1, top_k=top_k)
+    expected = bounded_total(query.rows(rows.clone()), query)
+    z = Standardiser(query, 130, device=rows.device)(rows.clone())
+    assert type(z).__name__ == "_Fused"
+    found = z.total_for(query, record_factors([z.squares()], query, None, length=130))
+    assert torch.equal(torch.round(found / grid), found / grid)
+    torch.testing.assert_close(found, expected, rtol=0, atol=40 * grid)

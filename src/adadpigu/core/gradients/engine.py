@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, bounded_total, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, record_factors
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
@@ -42,6 +42,8 @@ class GradientEngine(ABC):
     """
 
     name: ClassVar[str]
+    sums_whole_rows: ClassVar[bool] = True
+    """whether a record's whole gradient is there when it is added, as tier `exact` needs it"""
 
     def __init__(self, model: nn.Module, loss: RecordLoss, reason: str, net: nn.Module | None = None) -> None:
         self.model = model
@@ -92,7 +94,8 @@ class GradientEngine(ABC):
         """The unsealed sum over the rows that are `present` (None: all), [d] in float64, zero where frozen."""
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
-        return standardised.total(record_factors([standardised.squares()], query, present, length=self.layout.size))
+        factors = record_factors([standardised.squares()], query, present, length=self.layout.size)
+        return standardised.total_for(query, factors)
 
     def mapped_sums(
         self, records: Records, queries: Sequence[GradientSum | MappedSum], coins: Sequence[Tensor | None] = ()
@@ -112,12 +115,9 @@ class GradientEngine(ABC):
                 for part, rows in self.row_slices(inputs, targets, records.copies):
                     here = None if present is None else present[part]
                     for total, query, coin in zip(totals, queries, coins, strict=True):
-                        wide = query.rows(rows.detach(), None if coin is None else coin[part])
-                        if query.grid is not None:
-                            total += bounded_total(wide, query, here)
-                            continue
-                        z = Standardised(wide)
-                        total += z.total(record_factors([z.squares()], query, here, length=len(total)))
+                        z = Standardised(query.rows(rows.detach(), None if coin is None else coin[part]))
+                        factors = record_factors([z.squares()], query, here, length=len(total))
+                        total += z.total_for(query, factors)
         pairs = zip(totals, queries, strict=True)
         return [BoundedSum(total, query, size=len(total), dtype=dtype) for total, query in pairs]
 

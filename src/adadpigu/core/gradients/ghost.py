@@ -39,12 +39,12 @@ FACTORS: dict[type[nn.Module], Factors] = {nn.Linear: lambda x, dy: (dy, x)}
 
 
 class GhostEngine(RuleEngine):
-    """Bounds linear layers without their gradients in memory; all others, and all for top-k, as in `RuleEngine`."""
+    """Bounds layers without their gradients; others, and all for top-k or whole numbers, as in `RuleEngine`."""
 
     name: ClassVar[str] = "ghost"
 
     def outer_layers(self, pairs: Sequence[tuple[Call, Tensor]], copies: int, wanted: Wanted) -> "list[OuterLayer]":
-        if wanted.query.top_k < 1 or not pairs:
+        if wanted.query.top_k < 1 or wanted.query.grid is not None or not pairs:
             return []
         uses = Counter([slot.name for call, _ in pairs for slot in self.slots_of[call.module].values()])
         weight, center = wanted.whole.weight, wanted.whole.center

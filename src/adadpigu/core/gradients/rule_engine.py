@@ -24,7 +24,7 @@ from adadpigu.core.gradients.unfolding import UNFOLDINGS, Part, has_rule, unfold
 from adadpigu.core.layout import Slot
 from adadpigu.core.sensitive import GradientBatch
 from adadpigu.core.side_stream import join, side_stream
-from adadpigu.core.standardising import Standardiser
+from adadpigu.core.standardising import Standardised, Standardiser
 from adadpigu.core.trees import Tree, map_tensors
 from adadpigu.errors import ModelError
 
@@ -224,7 +224,7 @@ class RuleEngine(GradientEngine):
                 every = factors[0] if len(factors) == 1 else torch.cat(factors)
                 with side_stream(built.device):
                     parts = {layer.slot.name: layer.total(every) for layer in outer}
-            here_added = z.total(factors[-1])
+            here_added = z.total_for(query, factors[-1])
             added = here_added if added is None else added.add_(here_added)
         assert added is not None
         if added.is_cuda:
@@ -237,6 +237,9 @@ class RuleEngine(GradientEngine):
         added = torch.zeros(rows.shape[1], dtype=torch.float64) if added is None else added
         for few, z, squares in built.standardised.selected(rows):
             own = record_factors([squares], built.query, None if here is None else here[few], length=self.layout.size)
+            if built.query.grid is not None:
+                added += Standardised(z).total_for(built.query, own)
+                continue
             z[own == 0] = 0.0  # whatever they hold
             added.addmv_(z.mT, own)
         return added

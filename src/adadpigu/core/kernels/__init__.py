@@ -18,9 +18,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels can run on this tensor: on a GPU, or in Triton's interpreter where TRITON_INTERPRET=1."""
-    return (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _installed()
+    return (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and installed()
 
 
 @functools.cache
-def _installed() -> bool:
+def installed() -> bool:
+    """Whether Triton is there."""
     return importlib.util.find_spec("triton") is not None

@@ -33,13 +33,16 @@ def squared_norms(
     center: Tensor | None,
     weight: Tensor | None,
     *,
+    scales: Tensor | None = None,
     blocks: Blocks = Blocks(1, 2048),  # noqa: B008
 ) -> Tensor:
     """‖z_i‖² of rows [b, n], as [b] in float64; a row that is not finite gives inf or nan.
 
-    `center` and `weight` are [n] (float64, or float32 already), None for 0 and 1.
+    `center` and `weight` are [n] (float64, or float32 already), None for 0 and 1. With `scales` [b] the squared norm of
+    round(scale_i z_i), exactly up to 2⁵³; zero for a scale of zero.
     """
     check_standardised("squared_norms", rows, center, weight)
+    check_contiguous("squared_norms: scales", scales, rows.shape[:1], torch.float64)
     b, n = rows.shape
     if not b or not n:
         return torch.zeros(b, dtype=torch.float64, device=rows.device)
@@ -48,7 +51,8 @@ def squared_norms(
     width = -(-n // (parts * blocks.columns)) * blocks.columns
     partial = torch.empty(parts, b, dtype=torch.float64, device=rows.device)
     _norms[(groups, parts)](
-        rows, center, weight, partial, b, n, rows.stride(0), width, *blocks[:2], num_warps=blocks.warps
+        *(rows, scales, center, weight, partial, b, n, rows.stride(0), width, *blocks[:2]),
+        **{"num_warps": blocks.warps, "enable_fp_fusion": scales is None},
     )
     return added(partial)
 
@@ -59,9 +63,13 @@ def weighted_sum(
     center: Tensor | None,
     weight: Tensor | None,
     *,
+    whole: bool = False,
     blocks: Blocks = Blocks(8, 128),  # noqa: B008
 ) -> Tensor:
-    """Σ_i f_i z_i of rows [b, n], as [n] in float64; a row whose factor is zero is left out, whatever it holds."""
+    """Σ_i f_i z_i of rows [b, n], as [n] in float64; a row whose factor is zero is left out, whatever it holds.
+
+    Where it is to be `whole`, Σ_i round(f_i z_i).
+    """
     check_standardised("weighted_sum", rows, center, weight)
     b, n = rows.shape
     check_contiguous("weighted_sum: factors", factors, (b,))
@@ -72,9 +80,17 @@ def weighted_sum(
     height = -(-b // (parts * blocks.rows)) * blocks.rows
     partial = torch.empty(parts, n, dtype=torch.float64, device=rows.device)
     _sums[(groups, parts)](
-        rows, factors, center, weight, partial, b, n, rows.stride(0), height, *blocks[:2], num_warps=blocks.warps
+        *(rows, factors, center, weight, partial, b, n, rows.stride(0), height, *blocks[:2]),
+        **{"WHOLE": whole, "num_warps": blocks.warps, "enable_fp_fusion": not whole},
     )
     return added(partial)
+
+
+def whole_sum(rows: Tensor, scales: Tensor, center: Tensor | None, weight: Tensor | None, *, bound: int) -> Tensor:
+    """Σ_i round(scale_i z_i) over the rows in which that has a norm of at most `bound`: all sums are exact."""
+    squares = squared_norms(rows, center, weight, scales=scales)
+    within = torch.where(squares <= bound**2, scales, torch.zeros_like(scales))
+    return weighted_sum(rows, within, center, weight, whole=True)
 
 
 def check_standardised(name: str, rows: Tensor, center: Tensor | None, weight: Tensor | None) -> None:
@@ -114,25 +130,50 @@ def standardised(g, center, weight):
     return (g.to(tl.float32) - center) * weight
 
 
+@jit()
+def _rounded(value):
+    """The nearest whole number; the upper one of two. The same in both kernels, so that what is measured is added."""
+    return tl.floor(value + 0.5)
+
+
 @jit("b", "width")
-def _norms(rows, center, weight, partial, b, n, stride, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _norms(rows, scales, center, weight, partial, b, n, stride, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """partial[part, i] = Σ z_ij² over the columns of one part, for ROWS rows that share α and w."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     first = tl.program_id(1) * width
     here = rows + row.to(tl.int64) * stride
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    inside_rows = row < b
+    if scales is not None:
+        scale = tl.load(scales + row, mask=inside_rows, other=0.0)
+        inside_rows &= scale != 0
     for start in range(first, tl.minimum(first + width, n), COLUMNS):
         columns = start + tl.arange(0, COLUMNS)[None, :]
         inside = columns < n
         alpha, w = load_column(center, columns, inside, 0.0), load_column(weight, columns, inside, 1.0)
-        g = tl.load(here + columns, mask=(row < b) & inside, other=0.0)  # beyond the row z is zero
+        g = tl.load(here + columns, mask=inside_rows & inside, other=0.0)  # beyond the row z is zero
         z = standardised(g, alpha, w).to(tl.float64)
+        if scales is not None:
+            z = tl.where(inside_rows, _rounded(scale * z), 0.0)
         total += z * z
     tl.store(partial + tl.program_id(1) * b + row, tl.sum(total, 1, keep_dims=True), mask=row < b)
 
 
 @jit("b", "height")
-def _sums(rows, factors, center, weight, partial, b, n, stride, height, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _sums(
+    rows,
+    factors,
+    center,
+    weight,
+    partial,
+    b,
+    n,
+    stride,
+    height,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """partial[part, j] = Σ f_i z_ij over the rows of one part."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = columns < n
@@ -144,6 +185,9 @@ def _sums(rows, factors, center, weight, partial, b, n, stride, height, ROWS: tl
         factor = tl.load(factors + row, mask=row < b, other=0.0).to(tl.float64)
         taken = factor != 0
         g = tl.load(rows + row.to(tl.int64) * stride + columns, mask=taken & inside, other=0.0)
-        total += tl.where(taken, factor * standardised(g, alpha, w).to(tl.float64), 0.0)
+        scaled = factor * standardised(g, alpha, w).to(tl.float64)
+        if WHOLE:
+            scaled = _rounded(scaled)
+        total += tl.where(taken, scaled, 0.0)
     part = tl.program_id(1).to(tl.int64)
     tl.store(partial + part * n + columns, tl.sum(total, 0, keep_dims=True), mask=inside)

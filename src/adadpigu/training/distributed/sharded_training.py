@@ -125,6 +125,7 @@ class ShardedEngine(RuleEngine):
     """Layer rules, one layer at a time, so that no process holds all sums. Rows are built twice: for norm and sum."""
 
     name = "sharded"
+    sums_whole_rows = False
 
     def __init__(self, engine: RuleEngine, shards: Shards) -> None:
         super().__init__(engine.model, engine.loss, f"one layer at a time, sharded; {engine.reason}", engine.net)
