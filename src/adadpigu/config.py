@@ -126,7 +126,7 @@ class RunConfig(CommonOptions):
     randomness: str | None = option(
         None,
         _PRIVACY,
-        "Of noise and sampling: secure (ChaCha20), exact (whole numbers) or fast. [secure; on a GPU fast]",
+        "Of noise and sampling: secure (ChaCha20), exact (in whole numbers) or fast. [secure]",
     )
     records: int | None = option(None, _DATA, "N, the public record count of your own data.", text="int")
     classes: int | None = option(None, _DATA, "Number of classes of your own data.", text="int")
