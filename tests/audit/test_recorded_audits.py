@@ -22,14 +22,16 @@ from adadpigu.accounting.ledger_reading import LEDGER_FILE
 from adadpigu.audit.accountant import audit_accountant
 from adadpigu.audit.noise import audit_noise
 from adadpigu.audit.result import AuditResult
+from adadpigu.audit.sampler import audit_sampler
 from adadpigu.audit.subject import Subject, subject_of, trained_through
 from adadpigu.audit.white_box import audit_white_box
 from adadpigu.config import merge, read_preset
 from adadpigu.core import mechanism, standardising
 from adadpigu.core.bounding import BoundedSum
 from adadpigu.core.fixed_batch import FixedBatch
+from adadpigu.core.kernels import chacha
 from adadpigu.core.mechanism import GaussianMechanism, Release
-from adadpigu.core.randomness import DeviceRandomness, Randomness
+from adadpigu.core.randomness import DeviceChaCha, DeviceRandomness, Randomness
 from adadpigu.runs.run import Run
 from adadpigu.training.cuda_graphs import CapturedDraw, ReplayedDraws
 from adadpigu.training.loop import Session
@@ -50,7 +52,8 @@ AUDITS: dict[str, Callable[[Subject], AuditResult]] = {
 @cache
 def subject(method: str, device: str) -> Subject:
     shared = {"noise_multiplier": 1.0, "epsilon": None, "steps": 60, "method": method, "ema": None}
-    given = {**shared, "device": device, "randomness": "fast", "physical_batch_size": None}
+    tier = "fast" if device == "cpu" else "secure"
+    given = {**shared, "device": device, "randomness": tier, "physical_batch_size": None}
     return subject_of(merge(read_preset("digits-dpsgd"), given), sample_rate=0.1)
 
 
@@ -166,6 +169,34 @@ def test_noise_that_is_bad_in_recorded_steps_alone_is_refuted(
     assert not result.passed
     if audit == "noise":
         assert any(re.search(words, finding) for finding in result.findings), result.findings
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("kept", "audit"), [("_drawn", audit_noise), ("_tossed", audit_sampler)])
+def test_numbers_that_are_not_counted_at_replays_are_found(
+    kept: str, audit: Callable[[Subject], AuditResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded step that does not count what it has drawn has the same noise, or tosses the same coins, for ever."""
+    genuine, make = chacha.Stream._made, DeviceChaCha._rekey
+
+    def uncounted(self: chacha.Stream, what: Any, size: int, scale: float = 1.0) -> Tensor:
+        if not (torch.cuda.is_current_stream_capturing() and vars(self).get("uncounted")):
+            return genuine(self, what, size, scale)
+        counted = self._next
+        self._next = counted.clone()
+        try:
+            return genuine(self, what, size, scale)
+        finally:
+            self._next = counted
+
+    def rekey(self: DeviceChaCha) -> None:
+        make(self)
+        vars(vars(self)[kept])["uncounted"] = True
+
+    monkeypatch.setattr(chacha.Stream, "_made", uncounted)
+    monkeypatch.setattr(DeviceChaCha, "_rekey", rekey)
+    assert not audit(subject("dpsgd", "cuda")).passed
 
 
 Replays = Callable[[], None]

@@ -77,8 +77,9 @@ def train(
     `front` is a frozen module before the model (`make_front`, a pretrained backbone); `run.model` then is both.
     A GPU is used if there is one, and the model put back where it was; with `device` it is trained, and stays, there.
     `seed` fixes a method's public choices, never noise. With `out`, a run folder is written there, with checkpoints;
-    `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `exact`, `fast`) or, for
-    tests, a source of one's own. `ledger` is a file that several runs on one data set share. `quiet` prints nothing.
+    `resume` goes on with the run that is there, on the same terms. `randomness` is a tier (`secure`, `exact`,
+    `fast`) or, for tests, a source of one's own. `ledger` is a file that several runs on one data set share. `quiet`
+    prints nothing.
 
     Formal guarantee: the returned model, its metrics that do not use test records, and every file written are together
     (ε, δ)-differentially private with respect to adding or removing one record of `dataset`, or one owner, as
