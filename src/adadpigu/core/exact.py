@@ -118,6 +118,10 @@ class DeviceExact(DeviceChaCha):
     )
     tier: Tier = "exact"
 
+    def _warm_up(self) -> None:
+        super()._warm_up()
+        self.rounded(1, 1.5)
+
     def rounded(self, count: int, scale: float) -> Tensor:
         """round(scale·Z) as float64, `count` times."""
         return self._drawn.rounded(count, scale)

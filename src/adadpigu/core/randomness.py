@@ -155,6 +155,11 @@ class DeviceChaCha(OnDevice):
 
         super()._rekey()
         self._tossed, self._drawn = (Stream(os.urandom(32), self._device) for _ in range(2))
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Compiles and loads what is launched later, perhaps first in a recording, which may load nothing."""
+        self.uniform(1), self.normal(1)
 
     def uniform(self, count: int) -> Tensor:
         return self._tossed.uniform(count)
