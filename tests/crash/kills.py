@@ -1,6 +1,6 @@
 """Kills real training runs with SIGKILL at random points, resumes them, and holds the ledger to what was drawn.
 
-    python tests/crash/kills.py --kills 200 [--seconds 600] [--seed S] [--json]
+    python tests/crash/kills.py --kills 200 [--seconds 600] [--seed S] [--device cuda] [--json]
 
 A run is started through the command line in a forked process, killed, resumed, killed again, and at last left to end.
 Half of the kills fall after a random time; the others at a random call to the disk or to the generator within a phase,
@@ -59,7 +59,7 @@ class Case:
     spare: int = 0
     tier: str = "secure"
 
-    def arguments(self, folder: Path) -> list[str]:
+    def arguments(self, folder: Path, device: str) -> list[str]:
         flags = {
             "method": self.method,
             "model": "mlp",
@@ -74,7 +74,7 @@ class Case:
             "reserve": self.reserve,
             "spare-steps": self.spare,
             "randomness": self.tier,
-            "device": "cpu",
+            "device": device,
             "out": folder,
         }
         return ["train", *itertools.chain(*((f"--{key}", str(value)) for key, value in flags.items())), "--json"]
@@ -124,8 +124,8 @@ class Outcome:
 class Chain:
     """One run and the processes that work on it, one after the other."""
 
-    def __init__(self, folder: Path, case: Case, tally: Tally, chance: random.Random) -> None:
-        self.folder, self.case, self.tally, self._chance = folder, case, tally, chance
+    def __init__(self, folder: Path, case: Case, tally: Tally, chance: random.Random, device: str) -> None:
+        self.folder, self.case, self.tally, self._chance, self._device = folder, case, tally, chance, device
         self.run = folder / "run"
         self.seen: list[Testimony] = []
         self._number = 0
@@ -141,7 +141,9 @@ class Chain:
         """Starts or resumes the run in a process of its own, and kills it after a time where one is given."""
         self._number += 1
         again = self.run.exists()
-        arguments = ["train", "--resume", str(self.run), "--json"] if again else self.case.arguments(self.run)
+        arguments = (
+            ["train", "--resume", str(self.run), "--json"] if again else self.case.arguments(self.run, self._device)
+        )
         witness, errors = self.folder / f"life-{self._number}", self.folder / f"errors-{self._number}"
         child = os.fork()
         if child == 0:
@@ -296,11 +298,11 @@ def _cost(steps: int) -> float:
     return epsilon(compose({draw_event(BATCH / RECORDS, [SIGMA]): steps}), DELTA) if steps else 0.0
 
 
-def _undisturbed(folder: Path, tally: Tally, chance: random.Random) -> float:
+def _undisturbed(folder: Path, tally: Tally, chance: random.Random, device: str) -> float:
     """One run of each method that nobody kills: how accurate it is, how long it takes, and what the witness counts."""
     seconds = 0.0
     for case in CASES[:2]:
-        chain = Chain(folder / f"undisturbed-{case.method}", case, tally, chance)
+        chain = Chain(folder / f"undisturbed-{case.method}", case, tally, chance, device)
         chain.folder.mkdir()
         start = time.monotonic()
         chain.end()
@@ -320,18 +322,18 @@ def _accuracy(folder: Path) -> float:
     return float(json.loads((folder / "summary.json").read_text())["test_accuracy"])
 
 
-def hunt(kills: int, seconds: float, seed: int, folder: Path) -> Tally:
+def hunt(kills: int, seconds: float, seed: int, folder: Path, device: str) -> Tally:
     """Runs until enough kills were made or the time is over; the run that is under way is brought to its end."""
     tally, chance, start = Tally(), random.Random(seed), time.monotonic()
     for number, case in enumerate(CASES[:2]):  # accountants keep what they have computed: forks then have it too
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            run(case.arguments(folder / f"first-{number}"))
+            run(case.arguments(folder / f"first-{number}", "cpu"))  # a process that has used a GPU may not be forked
         tally.undisturbed[case.method] = [_accuracy(folder / f"first-{number}")]
-    life = _undisturbed(folder, tally, chance)
+    life = _undisturbed(folder, tally, chance, device)
     for number in itertools.count():
         if tally.kills >= kills or time.monotonic() - start > seconds:
             return tally
-        chain = Chain(folder / f"run-{number:03d}", CASES[number % len(CASES)], tally, chance)
+        chain = Chain(folder / f"run-{number:03d}", CASES[number % len(CASES)], tally, chance, device)
         chain.folder.mkdir()
         wanted = min(chance.randint(2, 7), kills - tally.kills)
         if all(chain.kill(life) for _ in range(wanted)):
@@ -369,6 +371,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=600.0, help="no run is begun after so many")
     parser.add_argument("--seed", type=int, default=None, help="of what is killed when")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda: steps are replayed there")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that failed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -377,7 +380,7 @@ def main() -> int:
     sys.stderr.write(f"seed {seed}\n")
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
-        tally = hunt(options.kills, options.seconds, seed, folder)
+        tally = hunt(options.kills, options.seconds, seed, folder, options.device)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)

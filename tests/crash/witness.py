@@ -8,17 +8,20 @@ here; a letter that was written stays written when the process is killed.
     c  a checkpoint is written                    f  all is written down but the figures
 
 What counts as drawn is the number of n, all processes of a run together. It comes from the generators themselves
-(`normal` of both tiers), so it depends on neither the loop's idea of a step nor on the ledger's. DP-SGD and AdaDPIGU
+(`normal` of both tiers), or from the replay of a recorded step, of which each draws one vector on a GPU; so it depends
+on neither the loop's idea of a step nor on the ledger's. DP-SGD and AdaDPIGU
 draw one vector a step, so n counts steps; an undisturbed run proves that (n = steps = charged). A letter may be there
 for a vector that was never used: that counts against us.
 
-It also keeps the first numbers of every vector, since no two may be equal, and can be told to kill its own process
-at the k-th call to the disk or the generator of a phase: before it, after it, or in the middle of what it writes.
+It also keeps the first numbers of every vector (of a replay, a hash of what it releases), since no two may be equal,
+and can be told to kill its own process at the k-th call to the disk or the generator of a phase: before it, after it,
+or in the middle of what it writes.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shutil
 import signal
@@ -116,6 +119,7 @@ class Witness:
         """Puts itself between the program and what it calls."""
         from adadpigu.accounting import Ledger
         from adadpigu.core.randomness import DeviceChaCha, DeviceRandomness, SystemRandomness
+        from adadpigu.training.cuda_graphs import ReplayedDraws
         from adadpigu.training.loop import Session
 
         for name in _DISK:
@@ -123,6 +127,7 @@ class Witness:
         shutil.rmtree = functools.partial(self.call, shutil.rmtree)  # type: ignore[assignment]
         for kind in (SystemRandomness, DeviceChaCha, DeviceRandomness):
             kind.normal = self._drawing(kind.normal)  # type: ignore[method-assign]
+        ReplayedDraws.replay = self._replaying(ReplayedDraws.replay)  # type: ignore[method-assign]
         self._around(Ledger, "__init__", "h")
         Ledger.resume = self._marked(Ledger.resume, "h")  # type: ignore[method-assign]
         self._around(Session, "begin", "s")
@@ -130,13 +135,34 @@ class Witness:
         self._around(Session, "finish", "e", "f")
 
     def _drawing(self, normal: Callable[..., Any]) -> Callable[..., Any]:
+        from adadpigu.core.mechanism import capturing
+
         def witnessed(source: Any, count: int) -> Any:
+            if capturing():  # nothing is drawn yet
+                return normal(source, count)
             self.mark("n")
             drawn = self.call(normal, source, count)
-            os.write(self._noise, drawn[: BLOCK // 8].cpu().numpy().tobytes().ljust(BLOCK))
+            self._keep(drawn[: BLOCK // 8].cpu().numpy().tobytes())
             return drawn
 
         return witnessed
+
+    def _replaying(self, replay: Callable[..., bool]) -> Callable[..., bool]:
+        def witnessed(draws: Any, recorded: Any, run: Callable[[], None]) -> bool:
+            def drawing() -> None:
+                self.mark("n")
+                self.call(run)
+
+            fitted = replay(draws, recorded, drawing)
+            if fitted:
+                released = next(iter(recorded.recorded.releases.values())).value
+                self._keep(hashlib.sha256(released.cpu().numpy().tobytes()).digest())
+            return fitted
+
+        return witnessed
+
+    def _keep(self, block: bytes) -> None:
+        os.write(self._noise, block.ljust(BLOCK))
 
     def _marked(self, function: Callable[..., Any], before: str, after: str = "") -> Callable[..., Any]:
         def marked(*arguments: Any, **options: Any) -> Any:
