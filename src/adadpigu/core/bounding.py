@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from adadpigu.core import exact, kernels
 from adadpigu.core.perturbation import perturbed
 from adadpigu.core.sensitive import PerRecordLosses, PerSampleGradients, Records, Sensitive, unseal
-from adadpigu.core.standardising import Standardiser, weighted_total, where_or_zero
+from adadpigu.core.standardising import Standardised, Standardiser, weighted_total, where_or_zero
 from adadpigu.errors import InputError, PrivacyLineError
 
 LEAST_CLIP = 1e-30  # below it, rounding is coarser than the bound, and noise in proportion could round to nothing
@@ -260,8 +260,16 @@ def record_factors(
 
         return at_once(squares, present, aim=aimed_norm(query.aim(length), length), stability=query.stability)
     norms = functools.reduce(torch.add, [part if part.dim() == 1 else part.sum(dim=0) for part in squares]).sqrt()
-    factors = clip_factors(norms, query.aim(length), query.stability, length=length)
+    aim = query.clip_norm if query.grid is None else query.aim(length)
+    factors = clip_factors(norms, aim, query.stability, length=length)
     return factors if present is None else where_or_zero(present, factors)
+
+
+def total_of(z: Standardised, query: GradientSum | MappedSum, factors: Tensor) -> Tensor:
+    """Σ_i factor_i z_i as a query asks for it: in whole numbers, or not."""
+    if query.grid is None:
+        return z.total(factors)
+    return z.exact_total(factors, query.clip_norm, query.grid)
 
 
 def clipped_total(z: Tensor, clip_norm: float, stability: float | None = None) -> Tensor:

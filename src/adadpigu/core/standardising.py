@@ -22,7 +22,7 @@ from adadpigu.core.side_stream import join
 from adadpigu.errors import InputError
 
 if TYPE_CHECKING:
-    from adadpigu.core.bounding import GradientSum, MappedSum
+    from adadpigu.core.bounding import GradientSum
 
 Numbers = npt.NDArray[Any]
 _ROWS_AT_ONCE = 8  # rows to select from at a time: more would leave the cache
@@ -108,14 +108,8 @@ class Standardised:
         return weighted_total(self._z, factors)
 
     def exact_total(self, factors: Tensor, clip_norm: float, grid: float) -> Tensor:
-        """The same with every row in whole numbers of a grid: of all coordinates, see `core.exact`. Asked for last."""
+        """The same with every row, of all coordinates, in whole multiples of a grid (`core.exact`). Asked for last."""
         return exact_total(self._z, clip_norm, grid, factors)
-
-    def total_for(self, query: "GradientSum | MappedSum", factors: Tensor) -> Tensor:
-        """What a query asks for."""
-        if query.grid is None:
-            return self.total(factors)
-        return self.exact_total(factors, query.clip_norm, query.grid)
 
 
 class _Fused(Standardised):

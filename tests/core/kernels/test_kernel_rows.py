@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from adadpigu.core.bounding import GradientSum, bounded_total, clip_factors, record_factors
+from adadpigu.core.bounding import GradientSum, bounded_total, clip_factors, record_factors, total_of
 from adadpigu.core.exact import grid_of
 from adadpigu.core.kernels.rows import Blocks, squared_norms, weighted_sum, whole_sum
 from adadpigu.core.standardising import Standardiser
@@ -192,6 +192,6 @@ def test_a_clipped_sum_in_whole_numbers_is_that_of_the_tier_exact(top_k: float) 
     expected = bounded_total(query.rows(rows.clone()), query)
     z = Standardiser(query, 130, device=rows.device)(rows.clone())
     assert type(z).__name__ == "_Fused"
-    found = z.total_for(query, record_factors([z.squares()], query, None, length=130))
+    found = total_of(z, query, record_factors([z.squares()], query, None, length=130))
     assert torch.equal(torch.round(found / grid), found / grid)
     torch.testing.assert_close(found, expected, rtol=0, atol=40 * grid)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, record_factors
+from adadpigu.core.bounding import BoundedSum, GradientSum, MappedSum, record_factors, total_of
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.slicing import BLOCK, aligned, is_narrow, length_for_all, rounded
 from adadpigu.core.gradients.state import refuse_changes
@@ -95,7 +95,7 @@ class GradientEngine(ABC):
         rows = self.compute(inputs, targets, copies).gradients
         standardised = Standardiser(query, self.layout.size, device=rows.device)(rows)
         factors = record_factors([standardised.squares()], query, present, length=self.layout.size)
-        return standardised.total_for(query, factors)
+        return total_of(standardised, query, factors)
 
     def mapped_sums(
         self, records: Records, queries: Sequence[GradientSum | MappedSum], coins: Sequence[Tensor | None] = ()
@@ -114,10 +114,10 @@ class GradientEngine(ABC):
             with nullcontext() if self._watched else self.watched(), torch.enable_grad():
                 for part, rows in self.row_slices(inputs, targets, records.copies):
                     here = None if present is None else present[part]
-                    for total, query, coin in zip(totals, queries, coins, strict=True):
+                    for added, query, coin in zip(totals, queries, coins, strict=True):
                         z = Standardised(query.rows(rows.detach(), None if coin is None else coin[part]))
-                        factors = record_factors([z.squares()], query, here, length=len(total))
-                        total += z.total_for(query, factors)
+                        factors = record_factors([z.squares()], query, here, length=len(added))
+                        added += total_of(z, query, factors)
         pairs = zip(totals, queries, strict=True)
         return [BoundedSum(total, query, size=len(total), dtype=dtype) for total, query in pairs]
 

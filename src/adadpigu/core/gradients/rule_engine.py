@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from adadpigu.core.bounding import GradientSum, record_factors
+from adadpigu.core.bounding import GradientSum, record_factors, total_of
 from adadpigu.core.gradients.engine import LARGE, GradientEngine, repeated
 from adadpigu.core.gradients.losses import RecordLoss
 from adadpigu.core.gradients.rules import RULES, Destination, FlatGradients, Rule, bytes_at_work
@@ -224,7 +224,7 @@ class RuleEngine(GradientEngine):
                 every = factors[0] if len(factors) == 1 else torch.cat(factors)
                 with side_stream(built.device):
                     parts = {layer.slot.name: layer.total(every) for layer in outer}
-            here_added = z.total_for(query, factors[-1])
+            here_added = z.total(factors[-1]) if query.grid is None else total_of(z, query, factors[-1])
             added = here_added if added is None else added.add_(here_added)
         assert added is not None
         if added.is_cuda:
@@ -238,7 +238,7 @@ class RuleEngine(GradientEngine):
         for few, z, squares in built.standardised.selected(rows):
             own = record_factors([squares], built.query, None if here is None else here[few], length=self.layout.size)
             if built.query.grid is not None:
-                added += Standardised(z).total_for(built.query, own)
+                added += total_of(Standardised(z), built.query, own)
                 continue
             z[own == 0] = 0.0  # whatever they hold
             added.addmv_(z.mT, own)
