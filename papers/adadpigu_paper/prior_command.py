@@ -143,7 +143,7 @@ def project(
     device: Device = "auto",
     as_json: Json = False,
 ) -> int:
-    """Gives a prior another projection: more or fewer directions, weighed in another way."""
+    """Gives a prior another projection. More or fewer directions, weighed in another way."""
     from adadpigu.priors.encoder import read_weights
     from adadpigu.training.options import TrainingOptions
     from adadpigu_paper.prior_files import projected, save_prior
@@ -261,7 +261,7 @@ def _name(device: torch.device) -> str:
 
 
 add(app, train, "adadpigu prior train --steps 3 --images 8 --statistics 64 --out tiny")
-add(app, project, "adadpigu prior project tiny/prior.safetensors --keep 320 --statistics 64 --out other.safetensors")
+add(app, project, "adadpigu prior project tiny/prior.safetensors --keep 32 --out 32.safetensors")
 add(app, show, "adadpigu prior show --count 16 --out process-images.png")
 
 

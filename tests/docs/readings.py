@@ -127,7 +127,6 @@ READINGS: dict[str, Reading] = {
     "best-recipes": Reading(
         not_run={
             "python experiments/tune.py": HOURS,
-            "adadpigu reproduce accuracy-table --device": HOURS,
             "python experiments/choose_best.py": "writes presets of the package",
             "adadpigu reproduce frontier --device": HOURS,
         },

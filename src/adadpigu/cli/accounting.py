@@ -33,7 +33,7 @@ def account(
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
-    """Tells the ε of a noise multiplier, by every accountant, and the most that a guess about one record can gain.
+    """Tells the ε of a noise multiplier, by every accountant. And the most that a guess about one record can gain.
 
     For Poisson sampling, and adding or removing a record.
     """
@@ -46,8 +46,8 @@ def account(
         return
     screen().print(table(["ε", "accountant"], [[number(found[key], 6), name] for key, name in _NAMES.items()]))
     toss, advantage = percent(guesses.best_accuracy["0.5"]), percent(guesses.advantage)
-    told = "right guesses whether a record was used, from a coin toss"
-    print_line(f"\n{told}: at most {toss}, advantage {advantage} (without the model 50 %, 0)\n")
+    print_line("\nright guesses whether a record was used, from a coin toss: at most")
+    print_line(f"{toss}, advantage {advantage} (without the model 50 %, 0)\n")
     rows = [
         [percent(float(rate)), percent(share), *map(percent, guesses.precision[rate].values())]
         for rate, share in guesses.true_positive_rates.items()

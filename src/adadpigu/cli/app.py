@@ -38,7 +38,7 @@ add(
 add(
     app,
     tune,
-    "adadpigu tune --choose lr=0.5,1,2 --choose clip_norm=0.1,0.5 --epsilon 4 --steps 60 --out runs/best",
+    "adadpigu tune --choose lr=0.5,1,2 --epsilon 4 --steps 60 --out runs/best",
     extra_flags=True,
 )
 add(app, release, "adadpigu release counts --dataset digits --epsilon 0.5")

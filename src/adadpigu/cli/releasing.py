@@ -26,7 +26,7 @@ def release(
     as_json: Json = False,
     **settings: object,
 ) -> None:
-    """Releases counts or quantiles of private records, with noise, and charges for them.
+    """Releases counts or quantiles of records, with noise, charged.
 
     Class weights from noisy counts, and bounds from noisy quantiles, may be used as public constants. What they cost
     adds to what runs on the same records cost: a shared ledger (--ledger) adds it up.

@@ -54,7 +54,7 @@ def tune(
     as_json: Json = False,
     **settings: object,
 ) -> int:
-    """Tries settings at random under one budget, and keeps the best run by a private score.
+    """Tries settings under one budget. Keeps the best run by a private score.
 
     How many runs are made is drawn beforehand and told to nobody; one event covers them and the choice. Only the best
     one's folder is kept, and no score of another is shown.

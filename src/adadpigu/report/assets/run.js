@@ -49,7 +49,7 @@ function guessesOf(run) {
   };
   const rows = run.guesses.map(([words, without, within, before, after]) => [words, bar(without, before, "before"), bar(within, after, "after")]);
   return el(
-    "figure", { "data-figure": "guesses" },
+    "figure", { "data-figure": "guesses", "aria-label": "Guessing who was used" },
     el("figcaption", {}, "Guessing who was used", el("span", { class: "soft" }, "*by somebody who wrongly names 1 in 1,000 of those that were not used.")),
     plainTable("Guessing who was used: how many are right", ["of 100 …", "right without the model", "right with it, at most"], rows),
   );
