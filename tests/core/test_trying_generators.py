@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Correlated(SystemRandomness):
 
     def normal(self, count: int) -> Tensor:
         drawn = super().normal(count + 1)
-        return (drawn[1:] + 0.1 * drawn[:-1]) / 1.01**0.5
+        return (drawn[1:] + 0.1 * drawn[:-1]) / math.sqrt(1.01)
 
 
 class Narrow(SystemRandomness):
