@@ -93,6 +93,15 @@ def test_nothing_exact_is_told_of_private_validation_records(tmp_path: Path) -> 
     assert run.validation.right != round(run.validation.right)
 
 
+@pytest.mark.slow
+def test_evaluate_does_not_score_private_validation_records_exactly(call: Any) -> None:
+    flags = ("--method", "dpsgd", "--noise-multiplier", "2", "--steps", "2", "--private-validation", "test")
+    assert call("train", *flags, "--out", "run")[0] == 0
+    code, out, err = call("evaluate", "run")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "are its private validation records; allowed: their noisy score" in err
+
+
 def test_with_little_noise_the_score_is_the_models() -> None:
     run = ad.train(small_net(), small_digits(), method=DPSGD, private_validation="test", validation_noise=0.02, **SHORT)
     data = small_digits()

@@ -12,6 +12,7 @@ from adadpigu.console import notes, print_json, print_line, print_warning, scree
 from adadpigu.data.own import read_inputs
 from adadpigu.errors import InputError, check, check_known, require
 from adadpigu.runs.loading import load_run
+from adadpigu.runs.run import SUMMARY
 from adadpigu.runs.verifying import verify
 from adadpigu.training.evaluation import accuracy
 from adadpigu.training.evaluation import predict as outputs
@@ -40,6 +41,9 @@ def evaluate(run: Folder, trust_model_code: Trust = False, as_json: Json = False
         fault = f"run={str(run)!r}: its data set {data.name!r} has no test records"
         own = "for data of your own declare test = … in the description and train again"
         raise InputError(f"{fault}; allowed: one that has ({own}); `adadpigu predict RUN FILE` needs none")
+    if loaded.config.private_validation == "test":
+        fault = f"run={str(run)!r}: the test records of {data.name!r} are its private validation records"
+        raise InputError(f"{fault}; allowed: their noisy score, private_validation in {str(run / SUMMARY)!r}")
     bound = _binding(run, as_json)
     share, count = accuracy(loaded.model, data.test, device=torch.device("cpu")), len(data.test)
     if as_json:

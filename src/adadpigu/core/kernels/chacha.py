@@ -56,12 +56,14 @@ class Stream:
         dtype = torch.int64 if what == "words" else torch.float64
         out = torch.empty(count, dtype=dtype, device=self._key.device)
         blocks = -(-count // _PER_BLOCK[what])
-        if blocks:
-            arguments = self._key, self._next, self._table, out, count, scale
-            _numbers[(-(-blocks // _BLOCKS),)](
-                *arguments, WHAT=what, BLOCKS=_BLOCKS, num_warps=4, enable_fp_fusion=what != "rounded"
-            )
-            self._next += blocks
+        # Triton launches on the current device, which need not be the one where these numbers are added to a sum
+        with torch.cuda.device_of(out):
+            if blocks:
+                arguments = self._key, self._next, self._table, out, count, scale
+                _numbers[(-(-blocks // _BLOCKS),)](
+                    *arguments, WHAT=what, BLOCKS=_BLOCKS, num_warps=4, enable_fp_fusion=what != "rounded"
+                )
+                self._next += blocks
         return out
 
 
